@@ -42,9 +42,10 @@ use crate::{
     web,
 };
 
-/// Delay of the response to a wrong token or key; with the connection limit, some dozen attempts per second.
+/// Delay of the response to a wrong token or key; together with the connection limit, it allows a few dozen
+/// attempts per second.
 pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
-/// Maximum bytes of a path in a log line.
+/// Maximum length of a path in bytes in a log line.
 const LONGEST_PATH: usize = 200;
 
 /// Requests without authentication: health checks, and the static files of the page, which load before a
@@ -60,7 +61,8 @@ pub(crate) fn asks_for_credential(uri: &Uri) -> bool {
     uri.path() == "/" && uri.query().is_some_and(|query| !query.is_empty())
 }
 
-/// Requests that need full access: secrets, because a fingerprint can reveal a weak one, and credentials.
+/// Requests that need full access: those for secrets, because a fingerprint can reveal a weak secret, and
+/// those for credentials.
 fn private(uri: &Uri) -> Option<&'static str> {
     // A request through another node is treated the same.
     match path_at_node(uri.path()).unwrap_or(uri.path()) {
@@ -82,14 +84,14 @@ impl Grant {
         &self.via
     }
 
-    /// The higher of the rights of the connection and of the token.
+    /// The rights of the connection or those of the token, whichever are higher.
     pub(crate) fn access(&self, settings: &AdminSettings) -> AdminAccess {
         let shown = self.token.as_ref().and_then(|token| find(settings, token));
         shown.map_or(AdminAccess::None, |found| found.access).max(self.via.access(settings))
     }
 }
 
-/// Identifies the client in the audit log; a token by its place in the configuration.
+/// Identifies the client in the audit log; a token is identified by its position in the configuration.
 impl fmt::Display for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.via)?;
@@ -100,9 +102,9 @@ impl fmt::Display for Grant {
 #[derive(Clone)]
 pub(crate) struct Audit(pub(crate) String);
 
-/// Counters since the start.
+/// Counters since startup.
 pub(crate) struct RequestCounts {
-    /// Requests done, refused (4xx) and failed (5xx).
+    /// Requests completed, refused (4xx) and failed (5xx).
     requests: [AtomicU64; 3],
     wrong_tokens: AtomicU64,
 }
@@ -162,7 +164,7 @@ impl Guard {
             }
             return response;
         }
-        // The body arrives at the client's pace; the change starts after it.
+        // The body arrives at the client's pace; the change starts once it is complete.
         let request = match collect_body(request).await {
             Ok(request) => request,
             Err(problem) => {
@@ -191,7 +193,7 @@ impl Guard {
             AdmitError::For(problem) => problem,
             AdmitError::WrongToken => {
                 COUNTS.wrong_tokens.fetch_add(1, Ordering::Relaxed);
-                let detail = "no such token: see admin.tokens and admin.read_tokens; keys of applications (tpk_...) are accepted on credentials.listen";
+                let detail = "no such token: see admin.tokens and admin.read_tokens; application keys (tpk_...) are accepted only on the addresses in credentials.listen";
                 Problem::new(StatusCode::UNAUTHORIZED, "wrong_token", detail)
             }
         };
@@ -210,7 +212,8 @@ impl Guard {
     }
 }
 
-/// A change in progress. If it is dropped unfinished (end of the program, panic), it writes an audit line.
+/// A change in progress. If it is dropped before the change is complete (exit of the program, panic), it
+/// writes an audit line.
 struct Unfinished(Option<(String, What)>);
 
 impl Unfinished {
@@ -246,7 +249,7 @@ pub(crate) async fn admit(
     };
     COUNTS.count(response.status());
     if response.status() == StatusCode::SERVICE_UNAVAILABLE {
-        // Responses of health checks and of other nodes may lack the header.
+        // Responses of health checks and of other nodes may not have the header.
         response.headers_mut().entry(header::RETRY_AFTER).or_insert(problem::RETRY_AFTER);
     }
     set_security_headers(response.headers_mut());
@@ -337,12 +340,12 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
     Err(problem.into())
 }
 
-/// Rejects requests by pages of other origins (CSRF): a browser on this machine reaches us on loopback.
+/// Rejects requests from pages of other origins (CSRF): a browser on this machine reaches us on loopback.
 fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     if !is_of_another_page(headers) {
         return Ok(());
     }
-    let problem = "requests by web pages of other origins are refused";
+    let problem = "requests from web pages of other origins are refused";
     Err(Problem::new(StatusCode::FORBIDDEN, "foreign_origin", problem))
 }
 

@@ -38,14 +38,15 @@ const USERS: usize = 100;
 const YEAR: u32 = 31_536_000;
 /// Valid allocation limits of a realm or a user, as in the configuration.
 const ALLOCATIONS: RangeInclusive<u64> = 1..=1_000_000;
-/// Characters of a password.
+/// Maximum number of characters in a password.
 const LONGEST_PASSWORD: usize = 1024;
-/// Characters of a secret; the width of the column in coturn's tables.
+/// Maximum number of characters in a secret: the width of the column in coturn's tables.
 const LONGEST_SECRET: usize = 256;
 /// Allowance for clock differences in seconds.
 const SKEW: u32 = 60;
 
-/// Secret that signs a realm's credentials: the store's, otherwise the first of the configuration.
+/// Secret that signs a realm's credentials: the one in the store or, if there is none, the first in the
+/// configuration.
 pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: &str) -> Option<Secret> {
     let stored = store.and_then(|store| store.signing_secret(realm));
     stored.map(|secret| Secret::new(secret.as_str())).or_else(|| {
@@ -58,20 +59,20 @@ pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: 
 pub struct Accounts {
     settings: Arc<Settings>,
     store: Option<Store>,
-    /// The settings belong to the server that uses the store.
+    /// True if the settings are those of the server that uses the store.
     is_complete: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum UserCursor {
-    /// After this many users of the configuration.
+    /// After this many users in the configuration.
     Configured(usize),
     /// After this realm and name in the store.
     Stored(String, String),
 }
 
 impl UserCursor {
-    /// Letters, digits and a point.
+    /// Consists of letters, digits and a dot.
     fn to_text(&self) -> String {
         match self {
             Self::Configured(told) => told.to_string(),
@@ -89,26 +90,26 @@ impl UserCursor {
 }
 
 impl Accounts {
-    /// `settings` include those from the store.
+    /// `settings` must include those from the store.
     #[must_use]
     pub fn new(settings: Arc<Settings>, store: Option<Store>) -> Self {
         Self { settings, store, is_complete: true }
     }
 
-    /// For a store whose servers may have another configuration.
+    /// For a store whose servers may have a different configuration.
     #[must_use]
     pub fn of_store(settings: Arc<Settings>, store: Store) -> Self {
         Self { settings, store: Some(store), is_complete: false }
     }
 
-    /// Users of one realm or of all, those of the configuration first; 1 to [`PAGE`] at a time.
+    /// Users of one realm or of all, those in the configuration first; 1 to [`PAGE`] at a time.
     pub async fn users(
         &self,
         realm: Option<&str>,
         limit: Option<usize>,
         cursor: Option<&str>,
     ) -> Result<UserPage, Problem> {
-        let wrong = || Problem::bad_request("cursor must be `next` of another page");
+        let wrong = || Problem::bad_request("cursor must be the `next` of another page");
         let from = cursor.map(|cursor| UserCursor::from_text(cursor).ok_or_else(wrong)).transpose()?;
         let limit = match limit.unwrap_or(USERS) {
             limit @ 1..=PAGE => limit,
@@ -192,7 +193,7 @@ impl Accounts {
         for RealmView { name, secrets: all, .. } in realms::all(&self.settings) {
             secrets.extend(all.iter().map(|secret| shared(name, secret, AccountOrigin::Configuration, None)));
         }
-        // A secret that was cut off is not accepted and will be removed soon.
+        // A secret that was invalidated is not accepted, and will be removed soon.
         for (realm, secret) in self.stored_secrets().into_iter().filter(|(_, secret)| !secret.was_cut_off()) {
             let text = Secret::new(secret.value.as_str());
             secrets.push(shared(&realm, &text, AccountOrigin::Store, secret.until));
@@ -226,7 +227,8 @@ impl Accounts {
         self.still_configured(removed, SECRET, wanted, &realm)
     }
 
-    /// Makes another secret sign. The others stay valid until the credentials made with them have expired.
+    /// Makes another secret the one that signs. The others stay valid until the credentials made with them
+    /// have expired.
     pub async fn rotate_secret(&self, rotation: Rotation) -> Result<Rotated, Problem> {
         let Rotation { realm, secret, overlap_s } = rotation;
         let realm = self.realm(realm.as_deref())?;
@@ -249,7 +251,7 @@ impl Accounts {
         let configured =
             realms::all(&self.settings).iter().any(|view| view.name == realm && !view.secrets.is_empty());
         let of_configuration = configured.then(|| {
-            "secrets of the configuration stay valid until they are removed from it, without an expiry"
+            "secrets in the configuration do not expire: they stay valid until they are removed from it"
                 .to_owned()
         });
         let until = existed.then(|| date(end));
@@ -311,7 +313,7 @@ impl Accounts {
         Ok(row.collect())
     }
 
-    /// Adds a realm, or changes the limits of one.
+    /// Adds a realm, or changes the limits of an existing one.
     pub async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
         let NewRealm {
             name,
@@ -331,14 +333,16 @@ impl Accounts {
         {
             if limit.is_some_and(|limit| !ALLOCATIONS.contains(&limit)) {
                 let (least, most) = ALLOCATIONS.into_inner();
-                let detail = format!("{what} must be {least} to {most}; without it there is no limit");
+                let detail =
+                    format!("{what} must be {least} to {most}; without this field, there is no limit");
                 return Err(Problem::bad_request(detail));
             }
         }
         let is_known = |realm: &RealmView<'_>| realm.name == name;
         if self.settings.realms.len() >= MOST_REALMS && !realms::all(&self.settings).iter().any(is_known) {
-            let detail =
-                format!("a server has at most {MOST_REALMS} realms beside server.realm: remove another one");
+            let detail = format!(
+                "a server has at most {MOST_REALMS} realms besides server.realm: remove another one first"
+            );
             return Err(Problem::bad_request(detail));
         }
         let limit = |limit: Option<u64>| limit.unwrap_or_default();
@@ -360,7 +364,7 @@ impl Accounts {
         self.still_configured(removed, REALM, name, name)
     }
 
-    /// Configuration key that defines this item, and its place.
+    /// Configuration key that defines this item, and its position.
     fn configured_at(&self, kind: Kind, name: &str, realm: &str) -> Option<String> {
         let view = realms::all(&self.settings).into_iter().find(|view| view.name == realm)?;
         let is_main = realm == self.settings.realm;
@@ -379,13 +383,13 @@ impl Accounts {
         })
     }
 
-    /// Returns true if the configuration has this realm. Realms from a store are in the settings too.
+    /// Returns true if the configuration has this realm. The settings also include realms from a store.
     fn configures_realm(&self, realm: &str) -> bool {
         let mut realms = self.settings.realms.iter();
         realm == self.settings.realm || realms.any(|own| own.name == realm && own.is_configured())
     }
 
-    /// Rejects changes of items in the configuration, which overrides the store.
+    /// Rejects changes to items in the configuration, which overrides the store.
     fn not_configured(&self, kind: Kind, name: &str, realm: &str) -> Result<(), Problem> {
         let Some(place) = self.configured_at(kind, name, realm) else { return Ok(()) };
         let detail = format!(
@@ -416,7 +420,7 @@ impl Accounts {
         Err(Problem::new(StatusCode::CONFLICT, "realm_configured", detail))
     }
 
-    /// Checks that the servers of this store serve the realm; a note if that is unknown.
+    /// Checks that the servers of this store serve the realm; returns a note if that is unknown.
     async fn check_served(&self, store: &Store, realm: &str) -> Result<Option<String>, Problem> {
         let names_it = |store: &Store| {
             store.rules().is_some_and(|rules| rules.realms.get(realm).is_some_and(|realm| realm.named))
@@ -450,7 +454,7 @@ impl Accounts {
         let Some(place) = self.configured_at(kind, name, realm) else { return removed };
         match removed {
             Ok(change) => {
-                let note = format!("{} {name:?} is still in force: it is in {place}", kind.what);
+                let note = format!("{} {name:?} is still valid: it is in {place}", kind.what);
                 Ok(Change { note: Some(note), ..change })
             }
             Err(problem) if problem.status == StatusCode::NOT_FOUND.as_u16() => {
@@ -464,7 +468,7 @@ impl Accounts {
     fn store(&self) -> Result<&Store, Problem> {
         self.store.as_ref().ok_or_else(|| {
             let detail =
-                "there is no store: set store.url, or a directory for the embedded store in store.state";
+                "there is no store: set store.url, or set store.state to a directory for the embedded store";
             Problem::new(StatusCode::CONFLICT, "no_store", detail)
         })
     }
@@ -502,7 +506,7 @@ impl Accounts {
         realm: String,
     ) -> Result<Change, Problem> {
         let store = self.store()?;
-        // Reports an invalid store before anything is written.
+        // If the store is invalid, reports that before anything is written.
         if store.rules().is_none() {
             store.read().await.map_err(told)?;
         }
@@ -529,7 +533,7 @@ impl Accounts {
     }
 }
 
-/// A kind of item, with its codes for a missing and for an existing one.
+/// A kind of item, with its error codes for missing and for existing items.
 #[derive(Clone, Copy, PartialEq)]
 struct Kind {
     what: &'static str,
@@ -546,7 +550,7 @@ fn existing(only_new: bool) -> Existing {
     if only_new { Existing::Keep } else { Existing::Replace }
 }
 
-/// Leading and trailing blanks are not allowed, because a store may pad its columns (char(n) of SQL).
+/// Leading and trailing whitespace is not allowed, because a store may pad its columns (char(n) of SQL).
 fn has_no_blanks_around(text: &str) -> bool {
     text.trim() == text
 }
@@ -555,7 +559,7 @@ pub(crate) fn check_realm(realm: &str) -> Result<(), Problem> {
     if is_realm(realm) && has_no_blanks_around(realm) {
         return Ok(());
     }
-    let why = "realm must have 1 to 127 characters, no leading or trailing blanks, no control characters, no \" and no \\";
+    let why = "realm must have 1 to 127 characters, no leading or trailing whitespace, no control characters, no \" and no \\";
     Err(Problem::bad_request(why))
 }
 
@@ -566,7 +570,7 @@ fn check_secret(secret: &Secret) -> Result<(), Problem> {
     }
     if !has_no_blanks_around(secret.reveal()) {
         return Err(Problem::bad_request(
-            "the secret has leading or trailing blanks, which a store does not keep",
+            "the secret has leading or trailing whitespace, which a store does not preserve",
         ));
     }
     Ok(())
@@ -578,7 +582,7 @@ fn missing(store: &Store, kind: Kind, name: &str, realm: &str) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, kind.missing, detail)
 }
 
-/// Users of the configuration, realm by realm.
+/// Users in the configuration, realm by realm.
 fn configured<'a>(settings: &'a Settings, realm: Option<&'a str>) -> impl Iterator<Item = UserInfo> {
     let of = realms::all(settings).into_iter().filter(move |of| realm.is_none_or(|realm| realm == of.name));
     of.flat_map(|of| {
@@ -609,7 +613,7 @@ fn date(unix: u64) -> String {
     Timestamp::from_second(second).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Converts an error of the store. It contains no password.
+/// Converts a store error, which never contains a password.
 fn told(error: StoreError) -> Problem {
     let (status, code) = if error.may_pass() {
         (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")

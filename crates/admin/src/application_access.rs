@@ -1,4 +1,4 @@
-//! Access control of applications: API keys, host names, and origins of web pages (CORS).
+//! Access control for applications: API keys, host names, and origins of web pages (CORS).
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ fn preflight() -> Response {
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
     let allowed = HeaderValue::from_static("authorization, content-type");
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-    // Seconds that a browser may cache this.
+    // Seconds for which a browser may cache this.
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     response
 }
@@ -136,7 +136,7 @@ impl ApplicationGate {
     }
 }
 
-/// Rates of keys, and the log of wrong ones.
+/// Request rates of keys, and the log of wrong keys.
 #[derive(Default)]
 pub(crate) struct ApplicationKeys {
     rates: KeyRates,
@@ -152,7 +152,7 @@ impl ApplicationKeys {
         shown: Option<Secret>,
     ) -> Result<ApiKey, CredentialRefusal> {
         let Some(shown) = shown else {
-            let detail = "this request needs a key: Authorization: Bearer KEY, or key=KEY in the form of the TURN REST API draft";
+            let detail = "this request needs a key: Authorization: Bearer KEY, or key=KEY as in the TURN REST API draft";
             return Err(CredentialRefusal::new(
                 RefusalReason::NoKey,
                 StatusCode::UNAUTHORIZED,

@@ -15,14 +15,15 @@ use crate::{
     tls::ListenerTls,
 };
 
-/// Bound listeners that do not answer yet.
+/// Bound listeners that do not answer requests yet.
 pub struct Applications {
     bound: Vec<Bound>,
     tls: Option<Arc<ListenerTls>>,
 }
 
 impl Applications {
-    /// Listens, within a runtime; nowhere if not configured. Sockets in `lent` come from another process.
+    /// Listens on the configured addresses, if any. Must be called within a runtime. Sockets in `lent`
+    /// come from another process.
     pub fn listen(settings: &Settings, mut lent: Vec<LentSocket>) -> Result<Self, ListenError> {
         let addresses = &settings.credentials.listen;
         let certificate = settings.credentials_certificate().filter(|_| !addresses.is_empty());
@@ -39,7 +40,7 @@ impl Applications {
         Ok(Self { bound, tls })
     }
 
-    /// Addresses with actual ports.
+    /// Addresses with the actual ports.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.bound.iter().filter_map(Bound::address).collect()
@@ -48,7 +49,7 @@ impl Applications {
     /// Logs the addresses.
     pub fn say_where(&self) {
         for Bound { listener, shown, .. } in &self.bound {
-            let how = if matches!(listener, HttpListener::Tcp(_, Some(_))) { "" } else { ", in the clear" };
+            let how = if matches!(listener, HttpListener::Tcp(_, Some(_))) { "" } else { ", without TLS" };
             tracing::info!("credentials for applications on {shown}, with a key{how}");
         }
     }

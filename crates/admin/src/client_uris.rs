@@ -1,4 +1,4 @@
-//! TURN URIs (RFC 7065) for clients, made from the listeners and the public names.
+//! TURN URIs (RFC 7065) for clients, derived from the listeners and the public names.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,16 +9,16 @@ use turnpike_turn::server::Transport;
 
 pub(crate) struct ClientUris<'a> {
     pub(crate) settings: &'a Settings,
-    /// Ports are the actual ones.
+    /// Contains the actual ports.
     pub(crate) listeners: &'a Listeners,
     pub(crate) certificates: &'a [Certificate],
-    /// Relay addresses. Their external addresses are taken as those of the listeners.
+    /// Relay addresses. Their external addresses are assumed to be those of the listeners too.
     pub(crate) addresses: &'a [RelayAddress],
 }
 
 impl ClientUris<'_> {
-    /// URIs for clients of a realm. Preferred are listeners that challenge with this realm, for clients that
-    /// only know the URI; otherwise all that serve it.
+    /// URIs for clients of a realm. Prefers listeners that challenge with this realm, for clients that
+    /// know only the URI; if there are none, uses all listeners that serve it.
     pub(crate) fn to(&self, realm: &str) -> Vec<String> {
         if !self.settings.credentials.uris.is_empty() {
             return self.settings.credentials.uris.clone();
@@ -64,7 +64,7 @@ impl ClientUris<'_> {
         all
     }
 
-    /// External names of a listener for this realm.
+    /// External names of a listener in this realm.
     fn hosts(&self, transport: Transport, address: SocketAddr, realm: &str) -> Vec<String> {
         let own = self.settings.realms.iter().find(|own| own.name == realm);
         if let Some(own) = own.filter(|own| is_secure(transport) && !own.server_names.is_empty()) {
@@ -79,7 +79,7 @@ impl ClientUris<'_> {
         let certified = || self.certificates.iter().flat_map(|certificate| certificate.identity.names());
         match certified().find(|name| !name.starts_with("*.")) {
             Some(name) => vec![name.clone()],
-            // A certificate with names does not cover an address.
+            // A certificate that has names does not cover an address.
             None if is_secure(transport) && certified().next().is_some() => Vec::new(),
             None => self.public(address).iter().map(ToString::to_string).collect(),
         }
@@ -95,7 +95,7 @@ impl ClientUris<'_> {
         vec![self.addresses.iter().find(|relay| relay.bind == ip).map_or(ip, outside)]
     }
 
-    /// Configured address of a listener, whose port the kernel may have chosen.
+    /// Configured address of a listener; the kernel may have chosen the actual port.
     fn configured(&self, transport: Transport, address: SocketAddr) -> SocketAddr {
         let settings = self.settings;
         let configured = match transport {
@@ -112,7 +112,7 @@ fn is_secure(transport: Transport) -> bool {
     matches!(transport, Transport::Tls | Transport::Dtls)
 }
 
-/// Includes all parts with a default, because the defaults of programs differ.
+/// Includes even parts that have a default, because programs differ in their defaults.
 fn uri(transport: Transport, host: String, port: u16) -> String {
     let scheme = if is_secure(transport) { Scheme::Turns } else { Scheme::Turn };
     let tcp = Some(matches!(transport, Transport::Tcp | Transport::Tls));
@@ -208,14 +208,14 @@ mod tests {
                 "turns:turn.example.org:443?transport=tcp",
             ]
         );
-        // A wildcard name covers neither an address nor a host to connect to.
+        // A wildcard name covers no address, and is not a host that clients can connect to.
         assert_eq!(told(&certificate(&["*.example.org"])), by_address);
         let with_address = certificate(&["10.0.0.6"]);
         assert_eq!(told(&with_address), [&by_address[..], &["turns:10.0.0.6:443?transport=tcp"]].concat());
     }
 
     #[test]
-    fn address_names_apply_to_listeners_of_their_family() {
+    fn addresses_in_names_apply_to_listeners_of_their_family() {
         let mut settings = settings();
         settings.credentials.names =
             ["203.0.113.5", "2001:db8::5", "turn.example.org"].map(str::to_owned).into();

@@ -42,17 +42,18 @@ pub(crate) use progress::Progress;
 use room::{ConnectionRoom, Place};
 use wire::Wire;
 
-/// Maximum connections of all listeners of the admin interface.
+/// Maximum number of connections of all listeners of the admin interface.
 const MOST_ADMIN: usize = 32;
-/// Maximum connections of all listeners for applications. A wrong key holds its slot for a second.
+/// Maximum number of connections of all listeners for applications. A wrong key occupies its slot for a
+/// second.
 const MOST_OF_APPLICATIONS: usize = 128;
 
 /// Descriptors for the admin interface: one per open or closing connection, and some for files.
 pub const DESCRIPTORS: u64 = 48;
-/// Further descriptors of a program with listeners for applications.
+/// Additional descriptors for a program that has listeners for applications.
 pub const CREDENTIALS_DESCRIPTORS: u64 = 144;
 
-/// Pause after a failed accept, usually for lack of descriptors.
+/// Pause after a failed accept, usually because of a lack of descriptors.
 const REST: Duration = Duration::from_millis(100);
 /// Time for a client to receive the response that its request was too slow.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -61,18 +62,20 @@ const REFUSAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
-    /// Per listener. Another connection replaces the oldest idle one; if all are busy, it gets 503.
+    /// Maximum number per listener. Another connection replaces the oldest idle one; if all are busy,
+    /// it gets 503.
     pub(crate) connections: usize,
-    /// For the head of the request.
+    /// Time limit for the request headers.
     pub(crate) head: Duration,
-    /// For everything, until the last byte of the response is received.
+    /// Time limit for everything, until the last byte of the response has been received.
     pub(crate) whole: Duration,
-    /// Bytes of the head of a request.
+    /// Maximum size of the request headers in bytes.
     pub(crate) head_bytes: usize,
 }
 
 impl ConnectionLimits {
-    /// Each listener has its own share, so that a flood on one does not affect the others.
+    /// Limits of one of several listeners. Each listener has its own share, so that a flood on one does
+    /// not affect the others.
     pub(crate) fn of_one(listeners: usize) -> Self {
         Self::share(MOST_ADMIN, listeners)
     }
@@ -89,19 +92,20 @@ impl ConnectionLimits {
     }
 }
 
-/// Reasons for refusing a connection, or for closing one without a complete response.
+/// Reasons for refusing a connection, or for closing it without a complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// An idle connection was closed for a new one, or a new one could not even be refused.
+    /// An idle connection was closed to make room for a new one, or a new one could not even be
+    /// refused.
     Crowded,
     /// All connections were busy, and the new one got 503.
     Busy,
-    /// No request in time.
+    /// The request did not arrive in time.
     NoRequest,
     Slow,
-    /// Invalid HTTP, or too long a head.
+    /// The HTTP is invalid, or the headers are too long.
     Malformed,
-    /// No TLS handshake, or an unknown client certificate.
+    /// The TLS handshake failed, or the client certificate is unknown.
     Tls,
 }
 
@@ -185,7 +189,7 @@ pub(crate) async fn serve(
             }
             None => close_reasons.count(Closed::Crowded),
         }
-        // Gives each connection a turn before the next is accepted, and lets aborted ones end.
+        // Gives each connection a turn before the next one is accepted, and lets aborted ones end.
         task::yield_now().await;
     }
 }
@@ -289,7 +293,7 @@ async fn speak<S>(
             {
                 let _ = time::timeout(limits.head, wire.refuse(problem)).await;
             }
-            // Other errors mean that the client has left.
+            // Other errors mean that the client has disconnected.
             if error.is_timeout() {
                 close_reasons.count(Closed::NoRequest);
             } else if error.is_parse() {
@@ -297,7 +301,7 @@ async fn speak<S>(
             }
         }
         Err(closed) => {
-            // Without its body, a request is not being processed and has no response yet.
+            // A request without its body is not being processed yet, and has no response.
             if wire.has_request() && is_waiting {
                 let _ = time::timeout(LAST_WORD, wire.refuse(wire::body_overdue())).await;
                 close_reasons.count(Closed::NoRequest);
@@ -311,13 +315,13 @@ async fn speak<S>(
     wire.close().await;
 }
 
-/// Returns when the response has timed out, including an endless one after its end.
+/// Returns when the response has timed out; for an endless response, the time starts at its end.
 async fn overdue(limits: ConnectionLimits, progress: &Progress) -> Closed {
     let in_time = async {
         time::sleep(limits.whole).await;
         if progress.streams() {
             progress.streamed().await;
-            // The rest of the response must be received, too.
+            // The rest of the response must be received too.
             time::sleep(limits.head).await;
         }
     };

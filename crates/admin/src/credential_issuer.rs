@@ -25,14 +25,14 @@ use crate::{
     program::ServerView,
 };
 
-/// USERNAME also holds the time and a colon, in 508 bytes (RFC 8489 section 14.3).
+/// USERNAME also contains the time and a colon, and has at most 508 bytes (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 256;
 
 pub(crate) struct Issued {
     pub(crate) realm: String,
     /// Seconds.
     pub(crate) ttl: u32,
-    /// Last Unix second of its validity.
+    /// Last Unix second in which it is valid.
     pub(crate) expiry: u64,
     pub(crate) uris: Vec<String>,
     pub(crate) grant: Grant,
@@ -46,7 +46,7 @@ pub(crate) enum Grant {
 }
 
 impl Issued {
-    /// Audit text with owner and key, without secrets.
+    /// Audit text with the owner and the key's name, but no secrets.
     pub(crate) fn audit(&self, key: Option<&ApiKey>) -> Audit {
         let Self { realm, ttl, user, .. } = self;
         let what = match &self.grant {
@@ -160,7 +160,7 @@ impl From<Problem> for CredentialRefusal {
     }
 }
 
-/// Issues a credential at `unix` seconds, for an application with a key or for an administrator.
+/// Issues a credential at `unix` seconds, for an application with a key, or for an administrator.
 pub(crate) fn issue(
     server: &ServerView,
     key: Option<&ApiKey>,
@@ -176,7 +176,7 @@ pub(crate) fn issue(
         let why = format!("user must have 1 to {LONGEST_USER} bytes and no control characters");
         return Err(CredentialRefusal::bad_request(why));
     }
-    // A random name, so that each anonymous owner has its own quota.
+    // A random name, so that each anonymous owner has a separate quota.
     let user =
         user.unwrap_or_else(|| restapi_credentials::new_secret(rand::random()).reveal()[..16].to_owned());
     let token_key = kid.map(|kid| token_key(settings, &realm, kid)).transpose()?;
@@ -263,7 +263,7 @@ fn token_key<'a>(
     })
 }
 
-/// Lifetime in seconds, within the smallest of all limits.
+/// Lifetime in seconds, at most the smallest of all limits.
 fn ttl_of(
     settings: &Settings,
     key: Option<&ApiKey>,
@@ -288,7 +288,7 @@ fn no_secret(realm: &str, store: Option<&Store>) -> CredentialRefusal {
         );
     }
     let why =
-        format!("realm {realm:?} has no secret to make credentials with: run turnpike secret rotate {realm}");
+        format!("realm {realm:?} has no secret to sign credentials with: run turnpike secret rotate {realm}");
     CredentialRefusal::new(RefusalReason::NoSecret, StatusCode::CONFLICT, "no_secret", why)
 }
 
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn credential_realm_is_the_keys_own_or_a_served_one() {
+    fn credential_realm_is_the_realm_of_the_key_or_a_served_one() {
         let settings = settings();
         let of = |key: Option<&ApiKey>, wanted: Option<&str>| {
             realm_of(&settings, key, wanted.map(str::to_owned)).map_err(|refusal| refusal.problem.code)

@@ -1,4 +1,4 @@
-//! Checks `Host` against DNS rebinding: a page whose domain is pointed to our address still sends its domain.
+//! Checks `Host` against DNS rebinding: a page whose domain resolves to our address still sends that domain.
 
 use std::net::IpAddr;
 
@@ -6,8 +6,8 @@ use axum::http::{HeaderMap, StatusCode, Uri, Version, header, uri::Authority};
 
 use crate::problem::Problem;
 
-/// Checks the target of a request. `names` are allowed beside addresses and `localhost`; `key` is their
-/// configuration key. `*.` covers one label, as in certificates.
+/// Checks the target of a request. `names` are allowed besides addresses and `localhost`; `key` is their
+/// configuration key. `*.` matches one label, as in certificates.
 pub(crate) fn check(
     names: &[String],
     (section, key): (&str, &str),
@@ -20,8 +20,8 @@ pub(crate) fn check(
     let host = match (named.next(), named.next()) {
         (Some(host), None) => host,
         (None, _) if version == Version::HTTP_10 => return Ok(()),
-        (None, _) => return Err(Problem::bad_request("a request of HTTP/1.1 needs a Host header")),
-        (Some(_), Some(_)) => return Err(Problem::bad_request("a request has one Host header")),
+        (None, _) => return Err(Problem::bad_request("an HTTP/1.1 request needs a Host header")),
+        (Some(_), Some(_)) => return Err(Problem::bad_request("a request must have only one Host header")),
     };
     let Ok(host) = Authority::try_from(host.as_bytes()) else {
         return Err(Problem::bad_request("the Host header is not HOST or HOST:PORT"));
@@ -40,7 +40,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Every address is allowed, not only ours: rebinding needs a name, and a NAT in front has another address.
+/// Every address is allowed, not only ours: rebinding needs a name, and a NAT in front of us has a different
+/// address.
 fn allows(names: &[String], host: &str) -> bool {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if bare.parse::<IpAddr>().is_ok() {

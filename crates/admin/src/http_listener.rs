@@ -7,8 +7,8 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::tls::ListenerTls;
 
-/// Send buffer for a client that does not read. The kernel's own limit is megabytes, which would hide that
-/// the client has stopped.
+/// Send buffer for a client that does not read. The kernel's own limit is several megabytes, which would
+/// hide the fact that the client has stopped reading.
 pub(crate) const UNSENT: u32 = 4096;
 
 pub(crate) enum HttpListener {

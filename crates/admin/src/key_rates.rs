@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Maximum keys with a bucket that is not full; further keys would have to wait.
+/// Maximum number of keys whose bucket is not full; further keys have to wait.
 const MOST: usize = 65_536;
 
 /// The buckets. Full ones are removed when space is needed.
@@ -25,7 +25,8 @@ impl Default for KeyRates {
 }
 
 impl KeyRates {
-    /// Takes one token of this key, which gets `rate` per second; otherwise the wait until the next one.
+    /// Takes a token from this key's bucket, which gets `rate` tokens per second. If there is none,
+    /// returns the wait until the next one.
     pub(crate) fn spend(&self, key: &str, rate: u32) -> Result<(), Duration> {
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.spend_at(now, key, rate)
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn key_has_its_rate_and_a_burst_of_one_second() {
+    fn key_is_limited_to_its_rate_and_a_burst_of_one_second() {
         let rates = KeyRates::default();
         assert_eq!(granted(&rates, 0, "shop", 10), 10);
         assert_eq!(rates.spend_at(0, "shop", 10), Err(Duration::from_millis(100)));

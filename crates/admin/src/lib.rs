@@ -1,4 +1,4 @@
-//! The admin interface: an HTTP API over a Unix socket and TCP, the page for browsers, and credentials for
+//! The admin interface: an HTTP API over a Unix socket and TCP, the web page, and credentials for
 //! applications.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!    Unix socket, loopback, TLS                                                                                 │
 //!                                                          relay::allocations: workers, queried slice by slice ◀───┤
 //!                                                               accounts: users, secrets, realms of a store ◀─────┘
-//!  other nodes of a fleet ─▶ peer_requests ─▶ (access, as any request)
+//!  other nodes of a fleet ─▶ peer_requests ─▶ (access, like any request)
 //!  a new process ─▶ predecessor ─▶ peer_requests
 //! ```
 //!

@@ -35,7 +35,7 @@ use crate::{
     tls::{ListenerTls, TlsError},
 };
 
-/// This user and root.
+/// Accessible to this user and root.
 const MODE: u32 = 0o600;
 
 /// Reason why an explicitly configured interface is missing; each message includes the remedy.
@@ -46,9 +46,9 @@ pub enum ListenError {
         "cannot serve the admin interface on {address}: {source}; choose another with --admin ADDRESS, or --admin off"
     )]
     Address { address: String, source: io::Error },
-    /// A draining process still has the address.
+    /// A draining process is still using the address.
     #[error(
-        "cannot serve the admin interface on {address}: another turnpike is still draining here; wait for its end, end it, or choose another \
+        "cannot serve the admin interface on {address}: another turnpike is still draining here; wait until it exits, stop it, or choose another \
          address with --admin ADDRESS"
     )]
     Draining { address: String },
@@ -58,7 +58,7 @@ pub enum ListenError {
     ApplicationsTls(TlsError),
     /// The directory for the socket cannot be used.
     #[error(
-        "no admin socket, which reload, drain and other commands need: {} cannot be used ({source}); set RUNTIME_DIRECTORY, or name a \
+        "no admin socket, which reload, drain and other commands need: {} cannot be used ({source}); set RUNTIME_DIRECTORY, or set a \
          socket with --admin unix:/PATH",
         directory.display()
     )]
@@ -68,7 +68,7 @@ pub enum ListenError {
     Tls(#[from] TlsError),
 }
 
-/// Mistakes in certificates and CAs of both interfaces. Opens no socket.
+/// Errors in certificates and CAs of both interfaces. Opens no socket.
 pub fn check(settings: &Settings) -> Vec<Mistake> {
     let applications = settings.credentials_certificate().filter(|_| !settings.credentials.listen.is_empty());
     let found = [
@@ -88,7 +88,7 @@ pub fn check(settings: &Settings) -> Vec<Mistake> {
 /// A listening socket for another process, with its configured address.
 pub type LentSocket = (String, OwnedFd);
 
-/// A bound interface that does not answer yet.
+/// A bound interface that does not answer requests yet.
 pub struct AdminInterface {
     bound: Vec<Bound>,
     loopback: AdminAccess,
@@ -103,7 +103,7 @@ pub(crate) struct Bound {
     file: SocketOwner,
 }
 
-/// File of a Unix socket.
+/// Owner of a Unix socket's file.
 enum SocketOwner {
     None,
     /// Removed on drop.
@@ -148,7 +148,7 @@ impl Serving {
             let file = match file {
                 SocketOwner::None => None,
                 SocketOwner::Own(file) => Some(file),
-                // A missing file does not have to be removed.
+                // If the file is missing, it does not have to be removed.
                 SocketOwner::Another(name) => name.address().and_then(|at| SocketFile::take_over(&at)).ok(),
             };
             Kept { configured, left, socket: Mutex::new(Some((socket, file))) }
@@ -179,8 +179,8 @@ impl Serving {
         }
     }
 
-    /// Hands over to another process that has the sockets; earlier requests and those of that process are
-    /// still answered. Must be called within a runtime.
+    /// Hands over to another process that has the sockets; earlier requests, and requests from that
+    /// process, are still answered. Must be called within a runtime.
     pub fn leave(&self) {
         self.successor.iter().for_each(SuccessorLink::answer);
         for Kept { left, socket, .. } in &self.kept {
@@ -217,7 +217,7 @@ impl AdminInterface {
         Ok(Self { bound, loopback: settings.loopback, predecessor })
     }
 
-    /// TCP addresses with actual ports.
+    /// TCP addresses with the actual ports.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.bound.iter().filter_map(Bound::address).collect()
@@ -241,7 +241,7 @@ impl AdminInterface {
 
     #[must_use = "it removes the files of its sockets when it is dropped"]
     pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
-        // Other nodes of a fleet send requests even without a listener here.
+        // Other nodes of a fleet send requests even if there is no listener here.
         let is_asked = |fleet: &Arc<dyn FleetAdmin>| !self.bound.is_empty() || fleet.node().is_some();
         let others = program.fleet().filter(is_asked);
         if self.bound.is_empty() && others.is_none() {
@@ -355,7 +355,7 @@ impl Bound {
     }
 }
 
-/// Binds an address even if this machine does not have it yet (DHCP, VRRP, address detection).
+/// Binds an address, even if this machine does not have it yet (DHCP, VRRP, address detection).
 fn bind(address: SocketAddr) -> io::Result<turnpike_net::TcpListener> {
     // IPV6_V6ONLY, so that 0.0.0.0 and [::] can use the same port.
     let options = ListenOptions { unsent_limit: Some(UNSENT), ..ListenOptions::default() };
@@ -377,7 +377,7 @@ fn default_socket(job: Job, directory: &RuntimeDirectory) -> PathBuf {
     })
 }
 
-/// Paths where the commands look for a program's socket, in this order.
+/// Paths where turnpike's commands look for a program's socket, in this order.
 #[must_use]
 pub fn candidates(job: Job) -> Vec<PathBuf> {
     runtime_directory::all().iter().map(|directory| default_socket(job, directory)).collect()
@@ -389,14 +389,14 @@ mod tests {
 
     use super::*;
 
-    /// Like the listeners of `serve`.
+    /// As for the listeners of `serve`.
     #[tokio::test]
     async fn both_families_can_listen_on_one_port() {
         let any = |ip: &str, port| SocketAddr::new(ip.parse().expect("an address"), port);
         if let Err(error) = Bound::tcp(any("::", 0), None, None) {
             return println!("SKIPPED: no IPv6: {error}");
         }
-        // Another program may have the port on IPv4.
+        // Another program may be using the port on IPv4.
         let both = || {
             let v6 = Bound::tcp(any("::", 0), None, None).ok()?;
             let port = v6.address()?.port();

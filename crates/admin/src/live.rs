@@ -6,8 +6,8 @@
 //!  while watched  talkers: allocations, slice by slice
 //! ```
 //!
-//! A slow watcher skips readings; one that does not read at all is disconnected. No worker waits for any of
-//! this.
+//! A slow watcher skips readings; a watcher that does not read at all is disconnected. No worker waits for
+//! any of this.
 
 mod history;
 mod reading;
@@ -42,13 +42,13 @@ use reading::Reading;
 
 /// Interval of readings.
 const TICK: Duration = Duration::from_secs(1);
-/// Timeout of a worker's answer; after it, the worker counts as not answering.
+/// Timeout for a worker's answer, after which the worker is reported as not answering.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Maximum watchers over all listeners; each uses a connection.
+/// Maximum number of watchers on all listeners together; each uses a connection.
 pub(crate) const WATCHERS: usize = 8;
 /// Time for a watcher to receive sent events.
 const SLOW: Duration = Duration::from_secs(10);
-/// Time after a request for which the program counts as watched.
+/// Time after a request during which the program is considered watched.
 const WATCHED_MS: u64 = 15_000;
 const MINUTE: usize = 60;
 
@@ -56,13 +56,13 @@ type AllocationTimes = [u64; ALLOCATION_MS.len() + 1];
 
 pub(crate) struct Feed {
     program: Arc<dyn Owner>,
-    /// Wall clock and monotonic clock: one for the time of day, the other for the uptime.
+    /// By the wall clock for the time of day, and by the monotonic clock for the uptime.
     started: (Timestamp, Instant),
     newest: watch::Sender<Option<Arc<Frame>>>,
     minutes: Mutex<Minutes>,
     talkers: Mutex<Option<Arc<Talkers>>>,
     watchers: Arc<Semaphore>,
-    /// Time of the last request in milliseconds since the start.
+    /// Time of the last request in milliseconds since startup.
     asked_ms: AtomicU64,
 }
 
@@ -194,7 +194,7 @@ impl Feed {
     }
 }
 
-/// End of a watcher's events.
+/// Reason why a watcher's events ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
     Ended,
@@ -249,7 +249,7 @@ mod tests {
         frame.into_data().expect("no trailers")
     }
 
-    /// tokio's time is paused, and advances when all tasks are idle.
+    /// tokio's clock is paused, and advances when all tasks are idle.
     #[tokio::test(start_paused = true)]
     async fn watchers_get_the_same_events_and_stalled_ones_are_dropped() {
         let feed = Feed::start(Arc::new(IdleProgram::default()));
@@ -268,7 +268,7 @@ mod tests {
             assert!(one.starts_with(b"event: live\n"));
             assert_eq!(one.as_ptr(), other.as_ptr(), "written once");
         }
-        // The others continue while the one that does not read times out.
+        // The other watchers continue while the one that does not read times out.
         while !deaf.is_finished() {
             heard(&mut first).await;
             heard(&mut second).await;
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watchers_and_recent_requests_count_as_watching() {
+    async fn watchers_and_recent_requests_are_considered_watching() {
         let feed = Feed::start(Arc::new(IdleProgram::default()));
         assert!(!feed.is_watched());
         let watcher = feed.watcher();

@@ -1,4 +1,4 @@
-//! Checks if the process at an occupied address is a draining turnpike.
+//! Checks whether the process at an occupied address is a draining turnpike.
 
 use std::{
     io::{self, Read, Write},
@@ -9,9 +9,9 @@ use std::{
 
 use turnpike_wire::address::UnixName;
 
-/// Timeout of the local answer.
+/// Timeout for the local response.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Above the length of any `/readyz` response.
+/// Longer than any `/readyz` response.
 const LONGEST: u64 = 4096;
 
 pub(crate) fn drains_at_unix(name: &UnixName) -> bool {
@@ -78,7 +78,7 @@ mod tests {
         }
         let dir = turnpike_testkit::Dir::new();
         let path = dir.at("admin.sock");
-        let listener = UnixListener::bind(&path).expect("the test's own directory");
+        let listener = UnixListener::bind(&path).expect("the directory is writable");
         let server = thread::spawn(move || answer(listener.accept().expect("a client").0, DRAINING));
         assert!(drains_at_unix(&path.to_str().expect("UTF-8").parse::<UnixName>().expect("a path")));
         server.join().expect("no panic");

@@ -1,4 +1,4 @@
-//! Requests from other nodes of a fleet, with the rights of the client there.
+//! Requests from other nodes of a fleet, with the rights that the client has there.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -24,12 +24,12 @@ use crate::{
 
 /// Maximum concurrent requests.
 const MOST: usize = 8;
-/// Maximum bytes of a response. A page of allocations has a few hundred thousand.
+/// Maximum length of a response in bytes. A page of allocations has a few hundred thousand.
 const LONGEST: usize = 2 << 20;
 /// Headers that are forwarded with the status of a response.
 pub(crate) const HEADERS: [HeaderName; 4] =
     [header::ALLOW, header::RETRY_AFTER, header::WWW_AUTHENTICATE, DEPRECATION];
-/// Timeout; the other node does not wait longer.
+/// Timeout for a response; the other node does not wait longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Path of a request to another node, as that node sees it.
@@ -39,7 +39,7 @@ pub(crate) fn path_at_node(path: &str) -> Option<&str> {
     inner.starts_with("/v1/").then_some(inner)
 }
 
-/// Answers requests until the fleet ends.
+/// Answers requests until the fleet membership ends.
 pub(crate) async fn answer(fleet: Arc<dyn FleetAdmin>, router: Router) {
     let room = Arc::new(Semaphore::new(MOST));
     while let Some((question, reply)) = fleet.next_question().await {
@@ -70,7 +70,7 @@ pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, bo
     }
     let request = request.body(Body::from(body));
     let Ok(request) = request else {
-        return problem(&Problem::bad_request("the request of the other node is invalid"));
+        return problem(&Problem::bad_request("the request from the other node is invalid"));
     };
     let service = TowerToHyperService::new(router.layer(Extension(via)));
     let response: Result<Response, Infallible> = service.call(request).await;

@@ -1,4 +1,4 @@
-//! Converts metrics to the Prometheus text format from before OpenMetrics.
+//! Converts metrics to the Prometheus text format that preceded OpenMetrics.
 
 use std::collections::HashMap;
 

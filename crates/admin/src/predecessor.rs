@@ -1,4 +1,4 @@
-//! The previous process: after an upgrade in place it still serves its clients over streams and DTLS, and
+//! The previous process: after an upgrade in place, it still serves its clients over streams and DTLS, and
 //! answers requests about their allocations from here.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!     leave: Successor::answer ◀── PredecessorRequest, PredecessorAnswer ──▶ ask: /v1/sessions, /v1/bans
 //! ```
 //!
-//! The socket is passed under a name that is not an address. A version that does not know it closes it, and a
-//! version that does not offer one is not queried.
+//! The socket is passed under a name that is not an address. A version that does not know the name closes the
+//! socket, and a version that does not offer one is not queried.
 
 use std::{
     io,
@@ -36,7 +36,7 @@ struct PredecessorRequest {
     id: u64,
     method: String,
     path: String,
-    /// JSON; empty without a body.
+    /// JSON; empty if there is no body.
     #[serde(default)]
     body: String,
     /// Client of the new process, for the audit log.
@@ -61,14 +61,14 @@ impl SuccessorLink {
         Self { router, channel: Mutex::default() }
     }
 
-    /// Makes the socket for the new process, and closes that of an earlier failed upgrade.
+    /// Creates the socket for the new process, and closes that of an earlier failed upgrade.
     pub(crate) fn lend(&self) -> io::Result<OwnedFd> {
         let (here, there) = Channel::pair()?;
         *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = Some(here);
         Ok(there.into())
     }
 
-    /// Answers from now on, until the new process ends. Must be called within a runtime.
+    /// Answers from now on, until the new process exits. Must be called within a runtime.
     pub(crate) fn answer(&self) {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(channel) = channel else { return };
@@ -89,7 +89,7 @@ impl SuccessorLink {
             }
         };
         if let Err(error) = thread::Builder::new().name("successor".to_owned()).spawn(answer) {
-            tracing::warn!("the new process cannot list the allocations that stay here: {error}");
+            tracing::warn!("the new process cannot list the allocations that stay in this process: {error}");
         }
     }
 }
@@ -108,7 +108,7 @@ impl Predecessor {
         Ok(Self(Arc::new(tokio::sync::Mutex::new(Some(Link { channel, asked: 0 })))))
     }
 
-    /// Sends a request. Returns the answer with the process ID, or `None` if the process has ended.
+    /// Sends a request. Returns the answer with the process ID, or `None` if the process has exited.
     pub(crate) async fn ask(
         &self,
         method: &Method,
@@ -118,7 +118,8 @@ impl Predecessor {
     ) -> Result<Option<(u32, PeerAnswer)>, String> {
         let silent = || "the previous process does not answer".to_owned();
         let link = timeout(PATIENCE, Arc::clone(&self.0).lock_owned()).await.map_err(|_| silent())?;
-        // Runs to completion even if the client leaves, so that the next request does not read this answer.
+        // Runs to completion even if the client disconnects, so that the next request does not read this
+        // answer.
         let asked = PredecessorRequest { id: 0, method: method.to_string(), path, body, by };
         let asking = task::spawn_blocking(move || exchange(link, asked));
         match asking.await {
@@ -148,7 +149,7 @@ fn exchange(
     if error.kind() == io::ErrorKind::TimedOut {
         return Err(error);
     }
-    // It has ended, or its version does not answer.
+    // The process has exited, or its version does not answer.
     *link = None;
     Ok(None)
 }

@@ -1,4 +1,4 @@
-//! Errors as problem details (RFC 9457), with the remedy.
+//! Errors as problem details (RFC 9457), including the remedy.
 
 use axum::{
     http::{HeaderValue, StatusCode, header},
@@ -15,7 +15,7 @@ pub struct Problem {
     #[serde(rename = "type")]
     #[schema(value_type = String)]
     pub kind: Box<str>,
-    /// The phrase of the status.
+    /// The reason phrase of the status.
     #[schema(value_type = String)]
     pub title: Box<str>,
     /// The HTTP status.
@@ -26,7 +26,7 @@ pub struct Problem {
     /// Kind of problem, for programs.
     #[schema(value_type = String, example = "no_such_allocation")]
     pub code: Box<str>,
-    /// One line for each mistake, if there may be several.
+    /// One line for each error, if there can be several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
 }
@@ -48,37 +48,37 @@ pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "bad_request",
         statuses: &[400],
-        meaning: "The request is wrong; `detail` names the parameter, member or header.",
+        meaning: "The request is invalid; `detail` names the parameter, field or header.",
     },
     Code {
         name: "body",
         statuses: &[413],
-        meaning: "The body has more than 4096 bytes, or the method takes none.",
+        meaning: "The body is longer than 4096 bytes, or the method accepts no body.",
     },
     Code { name: "busy", statuses: &[503], meaning: "All connections of this listener are busy." },
     Code {
         name: "draining",
         statuses: &[409, 503],
-        meaning: "The program drains: it takes no new clients and does not reload.",
+        meaning: "The program is draining: it accepts no new clients and does not reload.",
     },
-    Code { name: "failed", statuses: &[500], meaning: "The change failed; the log has the reason." },
+    Code { name: "failed", statuses: &[500], meaning: "The change failed; the log says why." },
     Code { name: "fleet_store_unavailable", statuses: &[503], meaning: "The fleet's store does not answer." },
     Code { name: "foreign_origin", statuses: &[403], meaning: "A page of another origin sent the request." },
     Code {
         name: "head_too_large",
         statuses: &[431],
-        meaning: "The head of the request has more than 8 KiB or 100 headers.",
+        meaning: "The request has more than 8 KiB of headers, or more than 100 of them.",
     },
     Code {
         name: "incomplete_body",
         statuses: &[400],
-        meaning: "The body ended early, or has broken chunks.",
+        meaning: "The body ended early or has invalid chunks.",
     },
-    Code { name: "key_exists", statuses: &[409], meaning: "The store has a key of this name." },
+    Code { name: "key_exists", statuses: &[409], meaning: "The store already has a key with this name." },
     Code {
         name: "no_events",
         statuses: &[404],
-        meaning: "Events come from the node itself, not through another node.",
+        meaning: "Events are available only from the node itself, not through another node.",
     },
     Code { name: "no_fleet", statuses: &[404], meaning: "The server is not in a fleet." },
     Code { name: "no_form", statuses: &[415], meaning: "The body is not a form." },
@@ -87,16 +87,16 @@ pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "no_secret",
         statuses: &[409],
-        meaning: "The realm has no secret that could make credentials.",
+        meaning: "The realm has no secret to sign credentials with.",
     },
     Code { name: "no_server", statuses: &[404], meaning: "The program is a forwarder." },
     Code { name: "no_store", statuses: &[409, 503], meaning: "No store is configured." },
     Code { name: "no_such_ban", statuses: &[404], meaning: "The user or client is not banned." },
-    Code { name: "no_such_key", statuses: &[404], meaning: "The store has no key of this name." },
+    Code { name: "no_such_key", statuses: &[404], meaning: "The store has no key with this name." },
     Code { name: "no_such_method", statuses: &[405], meaning: "The path does not support this method." },
-    Code { name: "no_such_node", statuses: &[404], meaning: "The fleet has no node of this name." },
+    Code { name: "no_such_node", statuses: &[404], meaning: "The fleet has no node with this name." },
     Code { name: "no_such_path", statuses: &[404], meaning: "The path does not exist." },
-    Code { name: "no_such_realm", statuses: &[404], meaning: "The store has no realm of this name." },
+    Code { name: "no_such_realm", statuses: &[404], meaning: "The store has no realm with this name." },
     Code {
         name: "no_such_secret",
         statuses: &[404],
@@ -107,7 +107,7 @@ pub(crate) const CODES: [Code; 56] = [
         statuses: &[404],
         meaning: "The allocation does not exist; it may have ended.",
     },
-    Code { name: "no_such_user", statuses: &[404], meaning: "The store has no user of this name." },
+    Code { name: "no_such_user", statuses: &[404], meaning: "The store has no user with this name." },
     Code {
         name: "no_token",
         statuses: &[401],
@@ -116,16 +116,16 @@ pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "node_not_understood",
         statuses: &[502],
-        meaning: "Another node sent an answer that this one cannot read.",
+        meaning: "Another node sent an answer that this node cannot parse.",
     },
     Code { name: "node_silent", statuses: &[504], meaning: "Another node does not answer." },
     Code {
         name: "not_http",
         statuses: &[400],
-        meaning: "The request is not HTTP/1.1, or ended in its head.",
+        meaning: "The request is not HTTP/1.1, or ended within its headers.",
     },
     Code { name: "not_json", statuses: &[415], meaning: "The body is not JSON." },
-    Code { name: "not_written", statuses: &[500], meaning: "The answer could not be written." },
+    Code { name: "not_written", statuses: &[500], meaning: "The response could not be serialized." },
     Code { name: "other_realm", statuses: &[403], meaning: "The key is valid for another realm." },
     Code { name: "predecessor_silent", statuses: &[504], meaning: "The previous process does not answer." },
     Code { name: "rate_exceeded", statuses: &[429], meaning: "The key exceeds its request rate." },
@@ -133,27 +133,23 @@ pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "realm_configured",
         statuses: &[409],
-        meaning: "The configuration has this limit of the realm, and overrides the store.",
+        meaning: "The configuration sets this limit of the realm and overrides the store.",
     },
-    Code { name: "realm_exists", statuses: &[409], meaning: "The store has a realm of this name." },
-    Code { name: "realm_not_served", statuses: &[409], meaning: "No realm of this name is served." },
-    Code { name: "secret_exists", statuses: &[409], meaning: "The store has this secret." },
-    Code { name: "stopping", statuses: &[503], meaning: "The program is about to end." },
-    Code { name: "store_refuses", statuses: &[502], meaning: "The store refuses the operation." },
+    Code { name: "realm_exists", statuses: &[409], meaning: "The store already has a realm with this name." },
+    Code { name: "realm_not_served", statuses: &[409], meaning: "No realm with this name is served." },
+    Code { name: "secret_exists", statuses: &[409], meaning: "The store already has this secret." },
+    Code { name: "stopping", statuses: &[503], meaning: "The program is about to exit." },
+    Code { name: "store_refuses", statuses: &[502], meaning: "The store refused the operation." },
     Code { name: "store_unavailable", statuses: &[503], meaning: "The store does not answer." },
     Code { name: "timeout", statuses: &[408], meaning: "The request did not arrive in time." },
     Code {
         name: "too_long",
         statuses: &[507],
-        meaning: "The answer is too long to pass through another node.",
+        meaning: "The response is too long to be passed on by another node.",
     },
     Code { name: "too_many_watchers", statuses: &[503], meaning: "There already are eight subscribers." },
-    Code {
-        name: "unknown_host",
-        statuses: &[421],
-        meaning: "The Host header has the name of another server.",
-    },
-    Code { name: "unknown_kid", statuses: &[400], meaning: "The realm has no token key of this name." },
+    Code { name: "unknown_host", statuses: &[421], meaning: "The Host header names another server." },
+    Code { name: "unknown_kid", statuses: &[400], meaning: "The realm has no token key with this name." },
     Code { name: "unknown_realm", statuses: &[400], meaning: "The realm is not served." },
     Code {
         name: "upgrade",
@@ -163,13 +159,13 @@ pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "user_configured",
         statuses: &[409],
-        meaning: "The configuration defines this user, and overrides the store.",
+        meaning: "The configuration defines this user and overrides the store.",
     },
-    Code { name: "user_exists", statuses: &[409], meaning: "The store has a user of this name." },
+    Code { name: "user_exists", statuses: &[409], meaning: "The store already has a user with this name." },
     Code {
         name: "wrong_configuration",
         statuses: &[422],
-        meaning: "The configuration has the mistakes in `errors`; the old one stays in force.",
+        meaning: "The configuration has the errors listed in `errors`; the old one stays in effect.",
     },
     Code { name: "wrong_key", statuses: &[401], meaning: "The key does not exist." },
     Code { name: "wrong_token", statuses: &[401], meaning: "The token does not exist." },
@@ -183,7 +179,7 @@ impl Code {
 }
 
 impl Problem {
-    /// `code` is for programs, `detail` for people.
+    /// `code` is for programs, `detail` is for people.
     pub(crate) fn new(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
         let is_known = |known: &Code| known.name == code && known.statuses.contains(&status.as_u16());
         debug_assert!(CODES.iter().any(is_known), "{code} with {status} is not in CODES");
@@ -201,16 +197,16 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)
     }
 
-    /// The program ends before it can answer.
+    /// The program will exit before it can answer.
     pub(crate) fn stopping() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the program is about to end")
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the program is about to exit")
     }
 
     pub(crate) fn no_server() -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
             "no_server",
-            "this program forwards, and has no allocations of a TURN server",
+            "this program is a forwarder, and has no TURN allocations",
         )
     }
 

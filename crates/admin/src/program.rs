@@ -1,4 +1,4 @@
-//! Access of the interface to its own program, beyond the public [`turnpike_api::Program`].
+//! Access to the interface's own program, beyond the public [`turnpike_api::Program`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,8 @@ pub trait Owner: Program {
     fn server(&self) -> Option<ServerView>;
 }
 
-/// The TURN server at this moment. The server cannot stop while this exists, so drop it before any wait.
+/// The TURN server at this moment. The server cannot stop while this exists, so drop it before waiting
+/// for anything.
 pub struct ServerView {
     pub relay: Arc<Relay>,
     /// Includes settings from the store.

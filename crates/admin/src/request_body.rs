@@ -1,4 +1,4 @@
-//! Bodies of requests, read whole before a change starts.
+//! Bodies of requests, read completely before a change starts.
 
 use axum::{
     body::{Body, HttpBody as _},
@@ -9,13 +9,13 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use crate::problem::Problem;
 
-/// Maximum bytes of a body; above the longest valid one.
+/// Maximum length of a body in bytes; longer than any valid one.
 const MOST_BODY: usize = 4096;
 
 pub(crate) async fn collect_body(request: Request) -> Result<Request, Problem> {
     let (head, body) = request.into_parts();
     let too_long = || {
-        let detail = format!("the body has more than {MOST_BODY} bytes");
+        let detail = format!("the body is longer than {MOST_BODY} bytes");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", detail)
     };
     // Content-Length, if present.
@@ -26,7 +26,7 @@ pub(crate) async fn collect_body(request: Request) -> Result<Request, Problem> {
         if error.is::<LengthLimitError>() {
             return too_long();
         }
-        let detail = "the body is incomplete, or has broken chunks";
+        let detail = "the body is incomplete or has invalid chunks";
         Problem::new(StatusCode::BAD_REQUEST, "incomplete_body", detail)
     })?;
     Ok(Request::from_parts(head, Body::from(bytes.to_bytes())))

@@ -56,7 +56,7 @@ pub(crate) struct App {
     program: Arc<dyn Owner>,
     threads: Arc<Threads>,
     live: Arc<Feed>,
-    /// After an upgrade, until the previous process ends.
+    /// Set after an upgrade, until the previous process exits.
     predecessor: Option<Arc<Predecessor>>,
 }
 
@@ -140,9 +140,9 @@ fn old_paths() -> Router<App> {
 #[openapi(
     info(
         title = "turnpike",
-        description = "The admin interface of `turnpike serve` and `turnpike forward`. The Unix socket needs no token. A request has at most \
-                       8 KiB of head and 4 KiB of body. Errors are problem details (RFC 9457). Listeners for applications (`credentials.listen`) only have `/`, \
-                       `/v1/credentials` and `/livez`, with a key of `/v1/keys` instead of a token."
+        description = "The admin interface of `turnpike serve` and `turnpike forward`. The Unix socket needs no token. A request may have at most \
+                       8 KiB of headers and 4 KiB of body. Errors are problem details (RFC 9457). Listeners for applications (`credentials.listen`) only have `/`, \
+                       `/v1/credentials` and `/livez`, with a key from `/v1/keys` instead of a token."
     ),
     paths(
         credentials::front,
@@ -208,7 +208,7 @@ impl Modify for Token {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let scheme = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("One of admin.tokens, or of admin.read_tokens for read access."))
+            .description(Some("A token from admin.tokens, or from admin.read_tokens for read access."))
             .build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("token", SecurityScheme::Http(scheme));

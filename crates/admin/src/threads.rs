@@ -1,4 +1,4 @@
-//! CPU use of the worker threads, from the kernel's accounting: the data path measures nothing.
+//! CPU use of the worker threads, from the kernel's accounting: nothing is measured on the data path.
 
 use std::{
     collections::HashMap,
@@ -9,9 +9,9 @@ use std::{
 use procfs::process::{Process, Task};
 use tokio::time::sleep;
 
-/// Minimum interval of a measurement.
+/// Minimum interval between measurements.
 const SHORTEST: Duration = Duration::from_millis(200);
-/// Older samples are not current enough.
+/// Maximum age of a sample; older ones are not current enough.
 const LONGEST: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(crate) struct Threads(Mutex<Option<ThreadSample>>);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
     pub(crate) ran: f64,
-    /// Ready to run, but another thread had the core.
+    /// Share of time in which it was ready to run but another thread had the core.
     pub(crate) waited: f64,
 }
 
@@ -47,12 +47,12 @@ impl Threads {
 #[derive(Debug)]
 struct ThreadSample {
     at: Instant,
-    /// Nanoseconds running and waiting for a core, by name.
+    /// Nanoseconds spent running, and waiting for a core, by thread name.
     threads: HashMap<String, (u64, u64)>,
 }
 
 impl ThreadSample {
-    /// Empty without /proc.
+    /// Empty if there is no /proc.
     fn take() -> Self {
         let tasks = Process::myself().and_then(|process| process.tasks()).into_iter().flatten().flatten();
         let thread = |task: Task| {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_share_is_of_the_interval_and_at_most_one() {
+    fn cpu_share_is_relative_to_the_interval_and_at_most_one() {
         let at = Instant::now();
         let sample = |seconds, ran, waited| ThreadSample {
             at: at + Duration::from_secs(seconds),

@@ -1,4 +1,5 @@
-//! TLS of both interfaces: certificates that are reloaded when changed, and rights of client certificates.
+//! TLS of both interfaces: certificates that are reloaded when they change, and rights of client
+//! certificates.
 
 use std::{
     fs, io,
@@ -24,7 +25,7 @@ use x509_cert::der::Decode as _;
 
 use crate::via::ClientCertificate;
 
-/// An unusable certificate or CA; the message includes the file.
+/// An unusable certificate or CA; the message names the file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", file.display())]
 pub struct TlsError {
@@ -38,7 +39,7 @@ impl TlsError {
     }
 }
 
-/// Shared by all listeners of a kind.
+/// Shared by all listeners of the same kind.
 pub(crate) struct ListenerTls {
     acceptor: TlsAcceptor,
     shown: Arc<ServedCertificate>,
@@ -47,7 +48,7 @@ pub(crate) struct ListenerTls {
 }
 
 impl ListenerTls {
-    /// For the admin interface; `None` without a certificate.
+    /// For the admin interface; `None` if it has no certificate.
     pub(crate) fn new(settings: &AdminSettings) -> Result<Option<Self>, TlsError> {
         let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) else { return Ok(None) };
         let files = CertificateFiles { cert: cert.clone(), key: key.clone() };
@@ -61,7 +62,8 @@ impl ListenerTls {
         Self::with(files, "the API for credentials", None, None)
     }
 
-    /// Clients of the CAs `full` have full access, those of `read` have read access.
+    /// Clients with certificates from the CAs in `full` have full access, those with certificates from
+    /// `read` have read access.
     fn with(
         files: CertificateFiles,
         whose: &'static str,
@@ -114,7 +116,7 @@ impl ListenerTls {
 
 /// Subject, serial number and issuer; the latter two are unique together (RFC 5280 section 4.1.2.2).
 fn certificate_name(certificate: &CertificateDer<'_>) -> String {
-    let Ok(read) = x509_cert::Certificate::from_der(certificate) else { return "without a name".to_owned() };
+    let Ok(read) = x509_cert::Certificate::from_der(certificate) else { return "(no name)".to_owned() };
     let content = read.tbs_certificate();
     format!("{} (serial {} of {})", content.subject(), content.serial_number(), content.issuer())
 }
@@ -158,14 +160,14 @@ struct LoadedCertificate {
     stamp: PairStamp,
     key: Arc<CertifiedKey>,
     names: Vec<String>,
-    /// Time of the last attempt to read an unusable pair: it may become valid without a change of the files.
+    /// Time of the last attempt to read an unusable pair: it may become valid without a change to the files.
     refused: Option<Instant>,
 }
 
-/// Interval of attempts to read an unusable pair.
+/// Interval between attempts to read an unusable pair.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Length, ctime and inode of both files; ctime covers content, owner and mode.
+/// Length, ctime and inode of both files; ctime reflects changes to content, owner and mode.
 type PairStamp = [Option<(u64, i64, i64, u64)>; 2];
 
 impl ServedCertificate {

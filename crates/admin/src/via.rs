@@ -1,4 +1,4 @@
-//! The connection that a request arrived over, and the rights that it gives.
+//! The connection that a request arrived over, and the rights that it grants.
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
@@ -11,7 +11,7 @@ pub(crate) enum Via {
     Loopback(SocketAddr),
     /// TLS, with the client certificate, if any.
     Tls(SocketAddr, Option<ClientCertificate>),
-    /// Another node, with the rights and the name of the client there.
+    /// Another node, with the rights and the name of the client that connected to that node.
     Node(AdminAccess, String),
 }
 

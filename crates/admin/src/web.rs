@@ -1,4 +1,4 @@
-//! Embedded files of the page for browsers. The page uses the API and loads nothing from elsewhere.
+//! Embedded files of the web page. The page uses the API and loads nothing from elsewhere.
 
 use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
@@ -12,11 +12,11 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-/// Allows only files of this server, no inline scripts or styles, and no text as a script.
+/// Allows only files of this server, no inline scripts or styles, and no text used as a script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
                       form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// Page for browsers that open the interface.
+/// Page shown to browsers that open the interface.
 const FRONT: &str = include_str!("web/index.html");
 
 /// All other files, by their names under `/web/`.
@@ -68,7 +68,7 @@ fn shown(kind: &'static str, text: &'static str) -> Response {
     let headers = [
         (header::CONTENT_TYPE.as_str(), kind),
         (header::CONTENT_SECURITY_POLICY.as_str(), POLICY),
-        // For browsers without support for the policy's equivalent.
+        // For browsers that do not support the equivalent directive in the policy.
         (header::X_FRAME_OPTIONS.as_str(), "DENY"),
         ("cross-origin-opener-policy", "same-origin"),
         ("cross-origin-resource-policy", "same-origin"),
@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Violations of the policy would only show in a browser's console.
+    /// Violations of the policy would only be visible in a browser's console.
     #[test]
     fn page_complies_with_its_content_security_policy() {
         for (name, text) in FILES.iter().map(|(name, _, text)| (*name, *text)).chain([("index.html", FRONT)])

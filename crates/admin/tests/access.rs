@@ -18,7 +18,7 @@ fn try_out(running: &Running, change: bool, token: Option<&str>) -> Answer {
 }
 
 #[test]
-fn unix_socket_has_full_access_and_loopback_the_configured() {
+fn unix_socket_has_full_access_and_loopback_the_configured_access() {
     let running = Running::server(1);
     assert_eq!(running.ask("PUT", "/v1/log", Some("{\"level\":\"info\"}")).status, 200);
     for (access, look, change) in
@@ -104,7 +104,7 @@ fn foreign_origin_can_neither_change_nor_read() {
             }
         }
     }
-    // Also over the socket, in case a proxy is in front of it.
+    // Refused over the socket as well, in case a proxy is in front of it.
     let mut stream = std::os::unix::net::UnixStream::connect(running.dir.path("a.sock")).unwrap();
     let foreign = request("POST", "/v1/reload", "localhost", &[("Origin", "http://evil.example")], None);
     assert_eq!(crate::support::exchange(&mut stream, &foreign).problem(403), "foreign_origin");

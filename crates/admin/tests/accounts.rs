@@ -1,4 +1,4 @@
-//! Users, secrets, realms and keys of a store, over the interface and by commands without a server.
+//! Users, secrets, realms and keys of a store, through the interface, and by commands without a server.
 
 use crate::prelude::*;
 use std::io;
@@ -110,7 +110,7 @@ fn invalid_names_are_refused_without_a_change() {
         assert_eq!(post("/v1/users", body.clone()), "bad_request", "{body}");
     }
     assert_eq!(post("/v1/secrets", json!({ "secret": "" })), "bad_request");
-    // A store may pad its columns, and such blanks are removed when reading.
+    // A store may pad its columns, and such whitespace is removed when reading.
     for path in ["/v1/secrets", "/v1/secrets/rotation"] {
         assert_eq!(post(path, json!({ "secret": "north " })), "bad_request");
         assert_eq!(post(path, json!({ "secret": "north", "realm": " blue" })), "bad_request");
@@ -140,12 +140,13 @@ fn configured_items_cannot_be_changed_in_the_store() {
         assert!(text.starts_with("user \"alice\"") && text.contains("auth.users"), "{text}");
         refused(backend.remove_user("alice", None, false, &mut Vec::new()).expect_err("configured"));
         refused(backend.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("configured"));
-        // An item in both is removed from the store, with a note about the other one.
+        // An item that is in both is removed from the store, with a note that the configuration still
+        // has it.
         let both = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
         backend.add_secret(both, None, false, &mut Vec::new()).expect("one more");
         let text = shown(|out| backend.remove_secret(&mark, None, false, out));
         assert!(
-            text.contains("note: secret") && text.contains("is still in force: it is in auth.secrets"),
+            text.contains("note: secret") && text.contains("is still valid: it is in auth.secrets"),
             "{text}"
         );
     }

@@ -100,7 +100,7 @@ fn allocation_details_include_permissions_and_channels() {
     let found = &listed(&running, &format!("?client={}", client.local_addr().unwrap()))[0];
     assert!(found.get("permissions").is_none() && found.get("channels").is_none(), "{found}");
     let path = format!("/v1/allocations/{}", found["id"].as_str().unwrap());
-    let allocation = turnpike_testkit::eventually("its datagram is counted", || {
+    let allocation = turnpike_testkit::eventually("the datagram is counted", || {
         let allocation = running.get(&path).ok();
         (allocation["to_peer"]["datagrams"] == 1).then_some(allocation)
     });

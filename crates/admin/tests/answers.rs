@@ -32,7 +32,7 @@ impl Document {
         }
     }
 
-    /// Strict: undocumented members are errors.
+    /// Strict: undocumented fields are errors.
     fn validator(&self, schema: &Value) -> Validator {
         let mut components = self.0["components"].clone();
         for schema in components["schemas"].as_object_mut().expect("schemas").values_mut() {
@@ -205,7 +205,7 @@ fn every_path_answers_as_described() {
     let described = described.flat_map(|(path, item)| {
         item.as_object().unwrap().keys().map(move |method| format!("{method} {path}"))
     });
-    // Endless: see `live`.
+    // An endless response: see the module `live`.
     asked.insert("get /v1/live/events".to_owned());
     assert_eq!(described.collect::<BTreeSet<_>>(), asked, "all documented operations were tested");
 }
@@ -350,7 +350,7 @@ fn certificates_are_listed_with_names_and_expiry() {
 }
 
 #[test]
-fn reload_response_lists_changes_or_mistakes() {
+fn reload_response_lists_changes_or_errors() {
     let running = Running::server(1);
     let lines = |text: &str| vec![text.to_owned()];
     *running.program.reload.lock().unwrap() = Ok(Reloaded {

@@ -32,7 +32,7 @@ impl Case<'_> {
     #[track_caller]
     fn takes(&self, value: &Value) {
         let answer = self.ask(value);
-        // The user, realm or allocation need not exist.
+        // The user, realm or allocation does not have to exist.
         let is_taken = answer.status < 300 || [404, 409].contains(&answer.status);
         assert!(is_taken, "{} {} with {} = {value}: {answer:?}", self.method, self.path, self.name);
     }
@@ -83,14 +83,14 @@ impl Case<'_> {
         match self.name {
             "sha256" => "a".repeat(length),
             "level" if length > 5 => format!("{}=info", "t".repeat(length - 5)),
-            // No level has one letter.
+            // There is no level with only one letter.
             "level" if length == 1 => "0".to_owned(),
             _ => "x".repeat(length),
         }
     }
 }
 
-/// A server whose realms and token key have names of minimum and maximum length.
+/// A server whose realms and token keys have names of minimum and maximum length.
 fn server() -> Running {
     let running = Running::server(1);
     let mut settings = running.program.settings();
@@ -117,7 +117,7 @@ fn server() -> Running {
 fn needs_no_bounds(method: &str, path: &str, name: &str) -> bool {
     let is_filter = method == "get" && ["user", "realm", "client", "relayed"].contains(&name);
     let is_address = name == "client";
-    // A wrong key is 401, and the end of a cursor is arbitrary.
+    // A wrong key gets 401, and the last part of a cursor is arbitrary.
     let is_opaque = ["key", "api", "cursor"].contains(&name);
     (is_filter && path != "/" && path != "/v1/users" && path != "/v1/secrets") || is_address || is_opaque
 }

@@ -17,14 +17,14 @@ fn users(running: &Running, prefix: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn change_of_a_departed_client_is_audited_and_announced() {
+fn change_of_a_disconnected_client_is_audited_and_announced() {
     log::keep();
     let running = Running::server(1);
     let bearer = format!("Bearer {FULL}");
     let names: BTreeSet<String> = (0..30).map(|number| format!("leaver-{number:02}")).collect();
     for (number, name) in names.iter().enumerate() {
         let body = user(name);
-        // The first one is zero.
+        // The first pause is zero.
         let pause = Duration::from_micros(100 * (number as u64 / 2 % 6));
         if number % 2 == 0 {
             let mut stream = UnixStream::connect(running.dir.path("a.sock")).unwrap();
@@ -115,7 +115,7 @@ fn audit_log_has_tokens_and_refused_changes() {
     assert!(refused("read_only").len() < 30, "{:?}", refused("read_only"));
 }
 
-/// Eight concurrent clients: the number of successes, and of conflicts.
+/// Runs eight concurrent clients; returns the numbers of successes and of conflicts.
 fn race(running: &Running, path: &str, body: impl Fn(usize) -> serde_json::Value) -> (usize, usize) {
     let statuses: Vec<u16> = thread::scope(|scope| {
         let ask = |number: usize| {
@@ -132,7 +132,7 @@ fn race(running: &Running, path: &str, body: impl Fn(usize) -> serde_json::Value
 #[test]
 fn exactly_one_of_concurrent_clients_adds_a_name() {
     let running = Running::server(1);
-    // `races` of the stores has more rounds.
+    // The test `races` of the stores runs more rounds.
     for round in 0..20 {
         let name = format!("race-{round}");
         let key = |number: usize| json!({ "name": name, "sha256": format!("{number:064x}"), "max_ttl": 60 + number });

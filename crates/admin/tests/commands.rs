@@ -106,7 +106,7 @@ fn allocation_is_shown_and_ended_by_its_id() {
 }
 
 #[test]
-fn reload_prints_one_line_per_change_or_mistake() {
+fn reload_prints_one_line_per_change_or_error() {
     let running = Running::server(1);
     let client = client(&running);
     let reload = |json| shown(|out| commands::reload(&client, json, out));
@@ -125,7 +125,7 @@ fn reload_prints_one_line_per_change_or_mistake() {
     assert_eq!(json["changed"][1], "realm a: removed");
     *running.program.reload.lock().unwrap() = Err(NotReloaded::Refused(lines(&["line 1", "line 2"])));
     let error = commands::reload(&client, false, &mut Vec::new()).expect_err("an error").to_string();
-    assert_eq!(error, "the configuration is wrong, and the old one stays in force\nline 1\nline 2");
+    assert_eq!(error, "the configuration is invalid, and the old one stays in effect\nline 1\nline 2");
 }
 
 #[test]

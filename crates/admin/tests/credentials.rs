@@ -1,4 +1,4 @@
-//! Credentials for applications: responses, refusals with their reason, and access for web pages by origin.
+//! Credentials for applications: responses, refusals with reasons, and access for web pages by origin.
 
 use crate::prelude::*;
 
@@ -43,7 +43,7 @@ fn fits(username: &str, password: &Value, secret: &str) -> bool {
 }
 
 fn parts(username: &str) -> (u64, &str) {
-    restapi_credentials::parse(username).unwrap_or_else(|| panic!("{username} has no time"))
+    restapi_credentials::parse(username).unwrap_or_else(|| panic!("{username} contains no time"))
 }
 
 fn uris(running: &Running) -> Value {
@@ -101,7 +101,7 @@ fn rest_api_draft_works_with_get_and_post() {
             vec![("Content-Type", form.to_owned())],
             Some(format!("service=turn&username=alice&key={key}")),
         ),
-        // Janus sends the same parameters in the URI and the body.
+        // Janus sends the same parameters in both the URI and the body.
         ("POST", both.clone(), vec![("Content-Type", form.to_owned())], Some(both[2..].to_owned())),
     ] {
         let headers: Vec<(&str, &str)> =
@@ -282,7 +282,7 @@ fn rate_limited_key_gets_retry_after_and_others_are_served() {
     assert_eq!(answer.header("retry-after"), "1");
     assert!(refused(&running, "rate") > before);
     assert_eq!(ask(&running, &fast, &json!({})).status, 200);
-    // Requests that are refused for another reason count too.
+    // Requests that are refused for another reason are counted too.
     running.program.settings().credentials.rate = 1;
     let answers = (0..100).map(|_| ask(&running, &fast, &json!({ "ttl": 0 })).status);
     assert!(answers.into_iter().any(|status| status == 429));
@@ -358,7 +358,7 @@ fn only_listed_origins_may_request_credentials() {
     let headers = [("Authorization", authorization.as_str()), ("Sec-Fetch-Site", "cross-site")];
     let silent = running.apply("GET", "/?service=turn", &headers, None);
     assert_eq!(silent.problem(403), "foreign_origin");
-    // Our own page, and programs that are not browsers.
+    // Our own page and programs that are not browsers are allowed.
     let own = format!("http://{}", running.applications[0]);
     assert_eq!(from(&own).status, 200);
     assert_eq!(ask(&running, &key, &json!({})).status, 200);
@@ -492,7 +492,7 @@ fn rotation_changes_the_signing_secret_immediately() {
         (&Value::Null, &json!("turnpike")),
         "the store's first secret"
     );
-    assert!(first["note"].as_str().unwrap().contains("secrets of the configuration"), "{first}");
+    assert!(first["note"].as_str().unwrap().contains("secrets in the configuration"), "{first}");
     assert!(signs("first"), "the store's secret takes precedence");
     let second = rotate(json!({ "secret": "second", "overlap_s": 60 })).ok();
     let until: jiff::Timestamp = second["until"].as_str().unwrap().parse().unwrap();
@@ -508,13 +508,13 @@ fn rotation_changes_the_signing_secret_immediately() {
     let old = of(&first["fingerprint"]);
     assert_eq!((&old["signs"], &old["until"]), (&json!(false), &second["until"]));
     assert_eq!(listed["secrets"].as_array().unwrap().iter().filter(|one| one["signs"] == true).count(), 2);
-    // A secret that is cut off is no longer accepted or listed.
+    // A secret that has been invalidated is no longer accepted or listed.
     let third = rotate(json!({ "secret": "third", "overlap_s": 0 })).ok();
     assert!(third["until"].is_string() && signs("third"), "{third}");
     let listed = running.get("/v1/secrets").ok();
     let all = listed["secrets"].as_array().unwrap();
     assert!(all.iter().all(|one| one["fingerprint"] != second["fingerprint"]), "{listed}");
-    // The default is the maximum lifetime of credentials and a margin.
+    // The default is the maximum lifetime of credentials plus a margin.
     let made_up = rotate(json!({}));
     assert!(!made_up.body.contains("secret\""), "{made_up:?}");
     let until: jiff::Timestamp = made_up.ok()["until"].as_str().unwrap().parse().unwrap();

@@ -1,4 +1,4 @@
-//! The committed OpenAPI document equals the one served by the program.
+//! The committed OpenAPI document is the one that the program serves.
 
 use crate::prelude::*;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn committed_document_matches_the_program() {
     assert_eq!(given["openapi"], "3.1.0");
 }
 
-/// Users who try an operation start with its example.
+/// Users who try out an operation start with its example.
 #[test]
 fn each_request_body_has_a_working_example() {
     let running = Running::server(1);
@@ -71,7 +71,7 @@ fn each_body_has_an_example_that_matches_its_schema() {
             let bodies = bodies.map(|(status, response)| (status.as_str(), resolved(response)));
             for (status, body) in bodies.chain([("request", operation["requestBody"].clone())]) {
                 for (media, content) in body["content"].as_object().into_iter().flatten() {
-                    // Documents of their own.
+                    // These are documents of their own.
                     if path == "/openapi.json" && status == "200"
                         || media == "text/html"
                         || media.contains("openmetrics")

@@ -1,4 +1,4 @@
-//! Several servers of a fleet: requests to any of them, without a store between them.
+//! Several servers of a fleet: requests to any of them, without a real store.
 
 use crate::prelude::*;
 
@@ -56,7 +56,7 @@ fn silent_node_is_named_and_the_others_are_listed() {
     assert!(silent.starts_with("b: "), "{silent}");
     let nobody = nodes[0].get(&format!("/v1/allocations/{}", "0".repeat(32)));
     assert_eq!(nobody.problem(404), "no_such_allocation");
-    assert!(nobody.body.contains("nodes without an answer: 1"), "{nobody:?}");
+    assert!(nobody.body.contains("nodes that did not answer: 1"), "{nobody:?}");
     assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/status").problem(504), "node_silent");
     assert_eq!(nodes[0].get("/v1/fleet/nodes/x/v1/status").problem(404), "no_such_node");
 }
@@ -69,7 +69,7 @@ fn forwarded_response_equals_the_nodes_own() {
     assert_eq!(config.body, nodes[1].get("/v1/config").body);
     let problem = nodes[0].get("/v1/fleet/nodes/b/v1/allocations?limit=0").problem(400);
     assert_eq!(problem, nodes[1].get("/v1/allocations?limit=0").problem(400));
-    // A stream is endless, but responses of another node are not.
+    // A stream is endless, but a response from another node must end.
     assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/live/events").problem(404), "no_events");
 }
 
@@ -244,15 +244,15 @@ fn fleet_commands_show_and_control_nodes() {
     assert!(lines[1].starts_with("NODE ") && lines[3].starts_with("b "), "{text}");
     assert!(lines[3].contains("3 of 100") && lines[3].contains("8.00 Mbit/s"), "{text}");
     assert!(
-        lines[5].starts_with("node b takes no new clients") && lines[6] == "node b takes clients again",
+        lines[5].starts_with("node b accepts no new clients") && lines[6] == "node b accepts clients again",
         "{text}"
     );
     commands::order_node(&client, None, false, false, &mut out).unwrap();
-    assert_eq!(String::from_utf8(std::mem::take(&mut out)).unwrap(), "node a takes clients again\n");
+    assert_eq!(String::from_utf8(std::mem::take(&mut out)).unwrap(), "node a accepts clients again\n");
     *nodes[0].member().health.lock().unwrap() = FleetHealth::Recovering;
     commands::show_fleet(&client, OutputFormat::Text(None), &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
-    assert!(text.contains("\nthe store does not know the use of all nodes yet; "), "{text}");
+    assert!(text.contains("\nthe store does not know the usage of all nodes yet; "), "{text}");
     together.silence("c");
     commands::list_fleet_allocations(
         &client,

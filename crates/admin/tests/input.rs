@@ -1,4 +1,5 @@
-//! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages name the mistake.
+//! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages say what is
+//! wrong.
 
 use crate::prelude::*;
 
@@ -62,14 +63,14 @@ fn repeated_and_non_utf8_parameters_are_refused() {
 }
 
 #[test]
-fn wrong_members_are_named_without_rust_types() {
+fn invalid_fields_are_named_without_rust_types() {
     let running = Running::server(1);
     for (path, body, told) in [
         ("/v1/users", "{\"name\":\"a\",\"password\":5}", "password: expected a string, found an integer"),
         (
             "/v1/users",
             "{\"name\":\"a\",\"name\":\"b\",\"password\":\"c\"}",
-            "the member \"name\" appears twice",
+            "the field \"name\" appears twice",
         ),
         ("/v1/users", "{\"name\":\"a\"}", "password is missing"),
         ("/v1/users", "[\"a\",null,\"b\"]", "expected an object"),
@@ -94,7 +95,7 @@ fn wrong_members_are_named_without_rust_types() {
             assert!(!detail.contains(word), "{body}: {detail}");
         }
     }
-    // An optional body is still an object, as documented.
+    // An optional body must still be an object, as documented.
     assert_eq!(running.ask("POST", "/v1/secrets/rotation", Some("null")).problem(400), "bad_request");
 }
 
@@ -137,7 +138,7 @@ fn unexpected_body_is_refused() {
             }
             let told =
                 detail(&running, &method.to_uppercase(), &path.replace("{node}", "x"), Some("{\"x\":1}"));
-            assert!(told.contains("takes no body"), "{told}");
+            assert!(told.contains("accepts no body"), "{told}");
             asked += 1;
         }
     }
@@ -145,7 +146,7 @@ fn unexpected_body_is_refused() {
 }
 
 #[test]
-fn page_files_refuse_parameters_and_odd_paths_get_problems() {
+fn page_files_refuse_parameters_and_invalid_paths_get_problem_details() {
     let running = Running::server(1);
     assert_eq!(running.get("/web/main.js").status, 200);
     assert_eq!(running.get("/web/main.js?x=1").problem(400), "bad_request");

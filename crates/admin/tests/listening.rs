@@ -45,7 +45,7 @@ fn stale_socket_file_is_replaced_but_not_a_live_one() {
     let error = listen(&settings, true).expect_err("a live program").to_string();
     assert!(error.contains("a.sock") && error.contains("--admin"), "{error}");
     fs::write(dir.path("b.sock"), "precious").unwrap();
-    listen(&on(vec![dir.socket("b.sock")]), true).expect_err("a file that is no socket");
+    listen(&on(vec![dir.socket("b.sock")]), true).expect_err("a file that is not a socket");
     assert_eq!(fs::read_to_string(dir.path("b.sock")).unwrap(), "precious");
 }
 
@@ -71,7 +71,7 @@ struct Secured {
     read: Certificate,
 }
 
-/// A local address other than loopback represents all addresses.
+/// A local address other than loopback stands in for all other addresses.
 fn secured() -> Secured {
     let own = Certificate::new(&["admin.example.org"]);
     let (full, full_ca) = Certificate::of_client("operator");
@@ -182,7 +182,7 @@ fn stopping_program_accepts_no_more_connections() {
     assert!(std::net::TcpStream::connect(running.tcp[0]).is_ok() && socket.exists());
     running.close();
     let is_refused = |at: SocketAddr| std::net::TcpStream::connect(at).is_err();
-    turnpike_testkit::eventually("its listeners are closed", || {
+    turnpike_testkit::eventually("the listeners are closed", || {
         is_refused(running.tcp[0]) && is_refused(running.applications[0]) && !socket.exists()
     });
 }

@@ -50,7 +50,8 @@ impl Events {
         self.head.split(' ').nth(1).unwrap()
     }
 
-    /// The next event; `None` at the end. Lines between events are chunk framing.
+    /// Returns the next event, or `None` at the end of the stream. Lines between events are chunk
+    /// framing.
     fn next(&mut self) -> Option<(String, Value)> {
         let mut name = None;
         loop {
@@ -117,7 +118,7 @@ fn relaying_allocation_is_a_talker_while_watched() {
     let mut answer = [0; 1500];
     client.recv(&mut answer).unwrap();
     let address = client.local_addr().unwrap().to_string();
-    let talkers = eventually("it is found", || {
+    let talkers = eventually("the talker is found", || {
         client.send(&[[0x40, 1, 0, 4].as_slice(), b"data"].concat()).unwrap();
         let live = running.get("/v1/live").ok();
         let talkers = live["server"]["talkers"].clone();
@@ -165,7 +166,7 @@ fn counted_event_stream_ends() {
 }
 
 #[test]
-fn watchers_are_limited_and_their_places_are_reused() {
+fn watchers_are_limited_and_their_slots_are_reused() {
     let running = Running::server(1);
     let mut watching: Vec<Events> = (0..8).map(|_| Events::open(&running, "", &[])).collect();
     assert!(watching.iter().all(|events| events.status() == "200"));
@@ -201,7 +202,7 @@ fn watching_ends_when_the_token_is_removed() {
 }
 
 #[test]
-fn access_response_shows_if_changes_are_allowed() {
+fn access_response_shows_whether_changes_are_allowed() {
     let running = Running::server(1);
     let asked = |token: Option<&str>| {
         let bearer = token.map(|token| format!("Bearer {token}"));
@@ -280,7 +281,7 @@ fn forwarder_live_data_lists_its_rules() {
         ends: vec![("denied", 2), ("idle", 0)],
         ..RuleStatus::default()
     }];
-    let live = eventually("it is read", || {
+    let live = eventually("the rules are read", || {
         let live = running.get("/v1/live").ok();
         live.get("rules").is_some().then_some(live)
     });

@@ -1,4 +1,4 @@
-//! The interface over real sockets, in front of a real relay.
+//! Tests of the interface over real sockets, in front of a real relay.
 #![forbid(unsafe_code)]
 #![cfg(test)]
 

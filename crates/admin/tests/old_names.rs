@@ -3,7 +3,7 @@
 use crate::prelude::*;
 
 #[test]
-fn old_paths_answer_with_the_old_list_and_a_deprecation_header() {
+fn old_paths_return_the_old_list_and_a_deprecation_header() {
     let together = Together::default();
     let running = Running::node(&together, "one", 1);
     let _client = running.allocated();
@@ -39,7 +39,7 @@ fn old_paths_check_their_parameters() {
 }
 
 #[test]
-fn an_older_node_can_ask_a_newer_one() {
+fn an_older_node_can_query_a_newer_one() {
     let together = Together::default();
     let nodes = ["a", "b"].map(|name| Running::node(&together, name, 1));
     let _client = nodes[1].allocated();

@@ -1,4 +1,4 @@
-//! The page for browsers: access, and its restrictions for the browser.
+//! The web page: access to it, and the restrictions that it imposes on browsers.
 
 use crate::prelude::*;
 
@@ -51,7 +51,7 @@ fn page_and_its_files_need_no_token() {
     for path in ["/v1/status", "/v1/live", "/v1/access", "/v1/refusals", "/v1/config", "/web/none.js"] {
         assert_eq!(running.ask_tcp("GET", path, &[]).problem(401), "no_token", "{path}");
     }
-    // Credentials are at the same path and stay protected.
+    // Credentials are issued at the same path, which stays protected.
     for (method, path) in [("POST", "/"), ("GET", "/?service=turn&username=alice")] {
         assert_eq!(running.ask_tcp(method, path, &[]).problem(401), "no_token", "{method} {path}");
     }

@@ -1,4 +1,4 @@
-//! Users, secrets, realms and API keys, as the configuration and the store have them.
+//! Users, secrets, realms and API keys, in the configuration and in the store.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -9,13 +9,13 @@ use utoipa::{IntoParams, ToSchema};
 pub struct UserList {
     /// Users that have an allocation.
     pub with_allocations: u64,
-    /// Users of the configuration, over all realms.
+    /// Users in the configuration, in all realms.
     pub configured: u64,
-    /// Secrets of time-limited credentials in the configuration, over all realms.
+    /// Secrets for time-limited credentials in the configuration, in all realms.
     pub secrets: u64,
-    /// Keys of access tokens (RFC 7635), those of a store included.
+    /// Keys for access tokens (RFC 7635), including those in a store.
     pub token_keys: u64,
-    /// One page: users of the configuration first, then those of the store by realm and name.
+    /// One page: users in the configuration first, then those in the store by realm and name.
     #[schema(max_items = 1000)]
     pub users: Vec<UserInfo>,
     /// The `cursor` of the next page; null on the last one.
@@ -25,7 +25,7 @@ pub struct UserList {
 /// The part of [`UserList`] without counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct UserPage {
-    /// Users of the configuration first, then those of the store by realm and name.
+    /// Users in the configuration first, then those in the store by realm and name.
     pub users: Vec<UserInfo>,
     /// The cursor of the next page.
     pub next: Option<String>,
@@ -50,7 +50,7 @@ pub struct UserInfo {
 #[schema(as = Origin)]
 #[serde(rename_all = "lowercase")]
 pub enum AccountOrigin {
-    /// The configuration file, which is the only place to change it.
+    /// The configuration file; it can only be changed there.
     Configuration,
     /// The store.
     Store,
@@ -76,7 +76,7 @@ pub struct NewUser {
     pub only_new: bool,
 }
 
-/// Secrets of time-limited credentials.
+/// Secrets for time-limited credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Secrets)]
 pub struct SecretList {
@@ -84,7 +84,7 @@ pub struct SecretList {
     pub secrets: Vec<SharedSecret>,
 }
 
-/// A secret of time-limited credentials, identified by its fingerprint.
+/// A secret for time-limited credentials, identified by its fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct SharedSecret {
     /// The realm.
@@ -94,7 +94,7 @@ pub struct SharedSecret {
     pub fingerprint: String,
     /// Its origin.
     pub from: AccountOrigin,
-    /// Makes new credentials.
+    /// True if it signs new credentials.
     pub signs: bool,
     /// The last second in which it is accepted, after a rotation (RFC 3339).
     pub until: Option<String>,
@@ -105,14 +105,14 @@ pub struct SharedSecret {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "secret": "b835b34458676107ba09b78bc9a22be5" }))]
 pub struct NewSecret {
-    /// The secret, without leading or trailing blanks.
+    /// The secret, without leading or trailing whitespace.
     #[schema(min_length = 1, max_length = 256)]
     pub secret: String,
     /// The realm; default `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// Answers 409 if the store has this secret.
+    /// Responds with 409 if the store already has this secret.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
 }
@@ -126,11 +126,12 @@ pub struct Rotation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// The secret that signs new credentials; default a random one, which no response shows.
+    /// The secret that signs new credentials; default a random one, which no response includes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub secret: Option<String>,
-    /// Seconds for which the other secrets are still accepted; default at least a minute more than `credentials.max_ttl`. 0 ends them immediately.
+    /// Seconds for which the other secrets are still accepted; default at least a minute more than
+    /// `credentials.max_ttl`. 0 invalidates them immediately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 31536000)]
     pub overlap_s: Option<u32>,
@@ -145,7 +146,7 @@ pub struct Rotated {
     pub fingerprint: String,
     /// The store, without its password.
     pub store: String,
-    /// The last second in which the others are accepted (RFC 3339); none if there were no others.
+    /// The last second in which the other secrets are accepted (RFC 3339); null if there are none.
     pub until: Option<String>,
     /// Note about the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -173,7 +174,7 @@ pub struct Key {
     pub rate: Option<u32>,
 }
 
-/// A key to be added. Its owner keeps the key and sends only the hash.
+/// A key to be added. Its owner keeps the key itself and sends only the hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "shop", "sha256": "4355a46b19d348dc2f57c046f8ef63d4538ebb936000f3c9ee954a27460dd865", "max_ttl": 3600 }))]
@@ -207,7 +208,7 @@ pub struct Change {
     pub realm: String,
     /// The store, without its password.
     pub store: String,
-    /// It existed before.
+    /// True if it existed before.
     pub existed: bool,
     /// Note about the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -218,9 +219,9 @@ pub struct Change {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Realms)]
 pub struct RealmList {
-    /// Realms that clients are served in.
+    /// Realms in which clients are served.
     pub realms: Vec<RealmInfo>,
-    /// Realms of the store.
+    /// Realms in the store.
     pub stored: Vec<StoredRealm>,
 }
 
@@ -228,13 +229,13 @@ pub struct RealmList {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Realm)]
 pub struct RealmInfo {
-    /// REALM.
+    /// The name, as in the REALM attribute.
     pub name: String,
     /// Its allocations.
     pub allocations: u64,
-    /// Limit of its allocations; null if only `limits.allocations` applies.
+    /// Limit on its allocations; null if only `limits.allocations` applies.
     pub max_allocations: Option<u64>,
-    /// Limit of each of its users.
+    /// Limit on the allocations of each of its users.
     pub max_allocations_per_user: u64,
     /// Bits per second of all its allocations together, in each direction.
     pub bits_per_second: Option<u64>,
@@ -246,9 +247,9 @@ pub struct RealmInfo {
     pub max_allocation_duration: Option<u32>,
     /// The ports of its relayed transport addresses, such as `50000-50999`, if it has ports of its own.
     pub relay_ports: Option<String>,
-    /// Users of the configuration.
+    /// Users in the configuration.
     pub users: u64,
-    /// Secrets of time-limited credentials in the configuration.
+    /// Secrets for time-limited credentials in the configuration.
     pub secrets: u64,
     /// Listeners that serve it; empty for all listeners that no realm names.
     pub listen: Vec<String>,
@@ -256,14 +257,14 @@ pub struct RealmInfo {
     pub server_names: Vec<String>,
 }
 
-/// Realm of a store. A limit in the configuration takes precedence.
+/// A realm in a store. A limit in the configuration takes precedence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoredRealm {
-    /// REALM.
+    /// The name, as in the REALM attribute.
     pub name: String,
-    /// Limit of its allocations.
+    /// Limit on its allocations.
     pub max_allocations: Option<u64>,
-    /// Limit of each of its users.
+    /// Limit on the allocations of each of its users.
     pub max_allocations_per_user: Option<u64>,
     /// Bits per second of each of its allocations, in each direction.
     pub bits_per_second_per_allocation: Option<u64>,
@@ -271,19 +272,20 @@ pub struct StoredRealm {
     pub origins: Vec<String>,
 }
 
-/// A realm to be served in addition to those of the configuration, or new limits for one.
+/// A realm to be served in addition to those in the configuration, or new limits for a realm.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "blue.example", "max_allocations": 100 }))]
 pub struct NewRealm {
-    /// REALM, without control characters, `"`, `\`, and leading or trailing blanks.
+    /// The name, as in the REALM attribute, without control characters, `"`, `\`, and leading or
+    /// trailing whitespace.
     #[schema(min_length = 1, max_length = 127)]
     pub name: String,
-    /// Limit of its allocations; default none of its own.
+    /// Limit on its allocations; default none.
     #[serde(alias = "max_sessions", default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1000000)]
     pub max_allocations: Option<u64>,
-    /// Limit of each of its users; default none of its own.
+    /// Limit on the allocations of each of its users; default none.
     #[serde(alias = "max_sessions_per_user", default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1000000)]
     pub max_allocations_per_user: Option<u64>,
@@ -291,7 +293,7 @@ pub struct NewRealm {
     #[serde(alias = "bits_per_second_per_session", default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1000, maximum = 1000000000000u64)]
     pub bits_per_second_per_allocation: Option<u64>,
-    /// Answers 409 if the store has this realm.
+    /// Responds with 409 if the store already has this realm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
 }
@@ -309,7 +311,7 @@ pub struct UserQuery {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,
-    /// `next` of the previous page.
+    /// The `next` of the previous page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }

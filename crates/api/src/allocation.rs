@@ -5,7 +5,7 @@ use utoipa::{IntoParams, ToSchema, openapi::Object};
 
 use crate::{one_of, transport};
 
-/// Some allocations.
+/// A page of allocations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AllocationPage {
     /// Allocations in an arbitrary but stable order.
@@ -21,10 +21,10 @@ pub struct AllocationPage {
 /// Allocations of all nodes of a fleet.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FleetAllocations {
-    /// Each with its `node`.
+    /// The allocations, each with its `node`.
     #[schema(max_items = 1000)]
     pub allocations: Vec<Allocation>,
-    /// Nodes that did not answer, with the reason; their allocations are missing.
+    /// Nodes that did not answer, and why; their allocations are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,
     /// The `cursor` of the next page; null on the last one.
@@ -47,19 +47,19 @@ pub struct Allocation {
     pub client: String,
     /// The address of the server that the client sends to.
     pub server: String,
-    /// Between client and server.
+    /// Transport between client and server.
     #[schema(schema_with = transport)]
     pub transport: String,
     /// Relayed transport addresses: one, or one of each family.
     pub relayed: Vec<RelayedAddress>,
-    /// Between the server and peers.
+    /// Transport between server and peers.
     #[schema(schema_with = relayed_transport)]
     pub relayed_transport: String,
-    /// Follows its client to another address (RFC 8016).
+    /// True if it can follow its client to another address (RFC 8016).
     pub mobile: bool,
-    /// Its client is disconnected and may return.
+    /// True if its client is disconnected but may return.
     pub away: bool,
-    /// Seconds since it began.
+    /// Seconds since it was created.
     pub age_s: f64,
     /// Traffic relayed to peers.
     pub to_peer: Traffic,
@@ -72,7 +72,7 @@ pub struct Allocation {
     /// PID of the previous process, if it still serves the allocation after an upgrade in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
-    /// Its node in the fleet; absent if only the queried node is possible.
+    /// Its node in the fleet; absent if it can only be the queried node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// Peers that may send to it; absent in lists.
@@ -103,7 +103,7 @@ impl Allocation {
 pub struct RelayedAddress {
     /// Address and port, as the client sees them.
     pub address: String,
-    /// Seconds until it ends, unless the client renews it.
+    /// Seconds until it expires unless the client refreshes it.
     pub expires_in_s: u64,
 }
 
@@ -121,7 +121,7 @@ pub struct Traffic {
 pub struct Permission {
     /// Its address, on any port.
     pub peer: String,
-    /// Seconds until it ends, unless the client renews it.
+    /// Seconds until it expires unless the client refreshes it.
     pub expires_in_s: u64,
 }
 
@@ -133,7 +133,7 @@ pub struct Channel {
     pub number: u16,
     /// Address and port.
     pub peer: String,
-    /// Seconds until it ends, unless the client renews it.
+    /// Seconds until it expires unless the client refreshes it.
     pub expires_in_s: u64,
 }
 
@@ -141,12 +141,12 @@ fn relayed_transport() -> Object {
     one_of("Transport between server and peers.", &["udp", "tcp"])
 }
 
-/// Filter of allocations: all conditions must hold.
+/// Filter of allocations: all conditions must be met.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AllocationQuery {
-    /// The username, or the id of a time-limited one.
+    /// The username, or the id of a time-limited username.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// The realm.
@@ -155,7 +155,7 @@ pub struct AllocationQuery {
     /// The client: `ADDR:PORT`, an address, or a prefix such as `192.0.2.0/24`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Between client and server.
+    /// Transport between client and server.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(schema_with = transport)]
     pub transport: Option<String>,
@@ -166,7 +166,7 @@ pub struct AllocationQuery {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,
-    /// `next` of the previous page.
+    /// The `next` of the previous page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }

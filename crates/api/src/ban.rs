@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Bans in force.
+/// Active bans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Bans)]
 pub struct BanList {
-    /// Sorted by their end.
+    /// Sorted by expiry.
     pub bans: Vec<BanEntry>,
 }
 
@@ -15,28 +15,28 @@ pub struct BanList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Ban)]
 pub struct BanEntry {
-    /// The username, or the id of a time-limited one.
+    /// The username, or the id of a time-limited username.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// The realm of that user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub realm: Option<String>,
-    /// A prefix.
+    /// An address prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Its end (RFC 3339).
+    /// Its expiry (RFC 3339).
     pub until: String,
     /// Free text; may be empty.
     #[schema(max_length = 200)]
     pub reason: String,
 }
 
-/// A ban to be made.
+/// A ban to be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "user": "alice", "seconds": 3600, "reason": "abuse" }))]
 pub struct NewBan {
-    /// The username, or the id of a time-limited one: 1 to 508 bytes without control characters.
+    /// The username, or the id of a time-limited username: 1 to 508 bytes without control characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 508)]
     pub user: Option<String>,
@@ -47,7 +47,7 @@ pub struct NewBan {
     /// Address or prefix such as `192.0.2.0/24`, instead of a user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Length of the ban, at most 31 days.
+    /// Duration of the ban, at most 31 days.
     #[schema(minimum = 1, maximum = 2_678_400)]
     pub seconds: u64,
     /// Free text for lists of bans, without control characters.
@@ -56,24 +56,27 @@ pub struct NewBan {
     pub reason: String,
 }
 
-/// A ban that is in force now.
+/// A ban that is now active.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Banned)]
 pub struct BanResult {
     /// The ban.
     pub ban: BanEntry,
-    /// Allocations that it ended on the queried node, including its previous process.
+    /// Number of allocations that it ended on the queried node, including those in the node's previous
+    /// process.
     pub ended: u64,
-    /// True if the other nodes of the fleet know. Otherwise they are informed when the store answers again.
+    /// True if the other nodes of the fleet have been informed. Otherwise they will be once the store
+    /// answers again.
     pub announced: bool,
 }
 
-/// A ban that was ended.
+/// A ban that was lifted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Unbanned)]
 pub struct UnbanResult {
-    /// Remaining bans, sorted by their end.
+    /// Remaining bans, sorted by expiry.
     pub bans: Vec<BanEntry>,
-    /// True if the other nodes of the fleet know. Otherwise they are informed when the store answers again.
+    /// True if the other nodes of the fleet have been informed. Otherwise they will be once the store
+    /// answers again.
     pub announced: bool,
 }

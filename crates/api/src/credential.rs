@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Request for a credential. Each member has a default.
+/// Request for a credential. Each field has a default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "user": "alice", "ttl": 600 }))]
@@ -30,14 +30,14 @@ pub struct CredentialsRequest {
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Credentials)]
 pub struct IssuedCredential {
-    /// This server.
+    /// The ICE servers: only this server.
     #[serde(rename = "iceServers")]
     pub ice_servers: Vec<IceServer>,
-    /// REALM, for clients that do not take it from the server.
+    /// The realm, for clients that do not learn it from the server.
     pub realm: String,
     /// Lifetime in seconds.
     pub ttl: u32,
-    /// Its end (RFC 3339).
+    /// Its expiry (RFC 3339).
     pub expires_at: String,
 }
 
@@ -46,7 +46,7 @@ pub struct IssuedCredential {
 pub struct IceServer {
     /// `turn:` and `turns:` URIs (RFC 7065), one for each transport, port and name.
     pub urls: Vec<String>,
-    /// USERNAME; the kid of a token.
+    /// The username; for a token, its kid.
     pub username: String,
     /// Password or token.
     pub credential: IceCredential,
@@ -79,11 +79,11 @@ pub struct IceToken {
 /// Credential in the form of the TURN REST API draft (draft-uberti-behave-turn-rest).
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct RestCredentials {
-    /// USERNAME: its end and its owner.
+    /// The username, which contains the expiry and the owner.
     pub username: String,
     /// The password.
     pub password: String,
-    /// Lifetime of both in seconds.
+    /// Lifetime of the credential in seconds.
     pub ttl: u32,
     /// `turn:` and `turns:` URIs (RFC 7065).
     pub uris: Vec<String>,

@@ -8,27 +8,29 @@ use utoipa::ToSchema;
 
 use crate::Later;
 
-/// Administers a fleet at one of its nodes; bans work without a fleet, too.
+/// Administers a fleet from one of its nodes; bans work even without a fleet.
 pub trait FleetAdmin: Send + Sync + 'static {
-    /// `None` without a fleet.
+    /// Name of this node; `None` without a fleet.
     fn node(&self) -> Option<String>;
-    /// The fleet as seen by this node; `None` without one.
+    /// The fleet as seen by this node; `None` without a fleet.
     fn status(&self) -> Option<FleetStatus>;
     fn health(&self) -> FleetHealth;
-    /// Redirects new clients of a node to others, or lets it take clients again. Its allocations continue.
+    /// Redirects new clients of a node to others, or lets it accept clients again. Its allocations
+    /// continue.
     fn set_draining<'a>(&'a self, node: &'a str, drains: bool) -> Later<'a, Result<(), FleetError>>;
     fn ask(&self, request: PeerRequest) -> Later<'_, Result<PeerAnswer, FleetError>>;
-    /// Next request of another node; `None` when the server ends.
+    /// Next request of another node; `None` when the server stops.
     fn next_question(&self) -> Later<'_, Option<(Question, Reply)>>;
-    /// Bans in force, sorted by their end.
+    /// Active bans, sorted by expiry.
     fn bans(&self) -> Vec<Ban>;
-    /// Bans a subject on all nodes, and ends its allocations here. Without a fleet the ban lasts as long as this process.
+    /// Bans a subject on all nodes, and ends its allocations here. Without a fleet, the ban lasts only as
+    /// long as this process.
     fn ban(&self, ban: Ban) -> Later<'_, Result<Ordered, FleetError>>;
-    /// Lifts a ban that this node or the store knows.
+    /// Lifts a ban that this node or the store knows of.
     fn unban(&self, subject: Subject) -> Later<'_, Result<Unbanned, FleetError>>;
     /// Announces to all nodes that a user's credential was changed or removed.
     fn revoked(&self, realm: String, name: String) -> Later<'_, ()>;
-    /// Makes all nodes read secrets, realms and limits of the store again.
+    /// Makes all nodes read the secrets, realms and limits in the store again.
     fn rules_changed(&self) -> Later<'_, ()>;
 }
 
@@ -45,17 +47,17 @@ pub struct PeerRequest {
     pub by: String,
 }
 
-/// Sends the answer to the asking node.
+/// Sends the answer to the requesting node.
 pub type Reply = Box<dyn FnOnce(PeerAnswer) + Send>;
 
 /// State of a node with respect to its fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FleetHealth {
-    /// Serving, without a fleet or with current data of the others.
+    /// Serving; in no fleet, or with current data from the other nodes.
     Healthy,
-    /// Serving, without current data of the others.
+    /// Serving, but without current data from the other nodes.
     Isolated,
-    /// Serving; until the store knows the use of all nodes, each serves its equal share of quotas.
+    /// Serving; until the store knows the usage of all nodes, each node grants its equal share of quotas.
     Recovering,
     /// An administrator redirects its new clients elsewhere.
     Cordoned,
@@ -68,7 +70,7 @@ pub enum FleetError {
     NoFleet,
     #[error("there is no node {0:?} in the fleet; `turnpike fleet status` lists them")]
     NoSuchNode(String),
-    #[error("node {0} does not answer: it may have ended, or have a different fleet.secret")]
+    #[error("node {0} does not answer: it may have stopped, or have a different fleet.secret")]
     Silent(NodeName),
     /// The fleet's store does not answer.
     #[error("{0}")]
@@ -88,9 +90,11 @@ pub struct FleetStatus {
     pub node: String,
     /// Address of the fleet's store, without its password.
     pub store: String,
-    /// Reason why the queried node has no recent data of the others; null if it has. If set, the rest is outdated.
+    /// Reason why the queried node has no recent data from the others; null if it has. If set, the other
+    /// fields are outdated.
     pub alone: Option<String>,
-    /// The store is new, was emptied or is another server. Until it knows the use of all nodes, each serves its equal share of quotas.
+    /// True if the store is new, was emptied or was replaced. Until it knows the usage of all nodes, each
+    /// node grants its equal share of quotas.
     #[serde(default)]
     pub recovering: bool,
     /// The version of the keys that all nodes share.
@@ -111,15 +115,15 @@ pub struct FleetNode {
     pub state: NodeState,
     /// Seconds since its last heartbeat.
     pub silent_s: f64,
-    /// `fleet.zone`; empty if that is not set.
+    /// `fleet.zone`; empty if not set.
     pub zone: String,
     /// Version of the program; null before it is known.
     pub version: Option<String>,
-    /// The largest of its loads: 0 is idle, 1 is full.
+    /// The highest of its load figures: 0 is idle, 1 is full.
     pub busy: f64,
     /// Its current allocations.
     pub allocations: u64,
-    /// Limit of its allocations.
+    /// Limit on its allocations.
     pub max_allocations: u64,
     /// Relayed payload in bits per second, both directions together.
     pub bits_per_second: u64,
@@ -139,11 +143,11 @@ pub struct FleetNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
-    /// It takes new clients.
+    /// It accepts new clients.
     Serving,
     /// It is full.
     Full,
-    /// It takes no new clients.
+    /// It accepts no new clients.
     Draining,
     /// Its heartbeats are missing.
     Silent,
@@ -154,6 +158,6 @@ pub enum NodeState {
 pub struct NodeOrder {
     /// Its name.
     pub node: String,
-    /// The node takes no new clients.
+    /// True if the node accepts no new clients.
     pub drains: bool,
 }

@@ -1,4 +1,4 @@
-//! Current activity, and that of the last minutes.
+//! Current activity, and activity in the last minutes.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,9 +9,9 @@ use crate::{Status, transport};
 #[derive(ToSchema)]
 #[serde(tag = "event", content = "data", rename_all = "lowercase")]
 pub enum LiveEvent {
-    /// The first one: the last minutes.
+    /// The first event: the last minutes.
     History(Box<History>),
-    /// One each second.
+    /// An event each second.
     Live(Box<Live>),
 }
 
@@ -41,7 +41,7 @@ pub struct LiveServer {
     pub to_peer: Rate,
     /// Payload relayed to clients, per second.
     pub to_client: Rate,
-    /// The part of both that the kernel relayed without waking a worker, per second.
+    /// The part of both directions that the kernel relayed without waking a worker, per second.
     pub across: Rate,
     /// Datagrams received by workers, per second.
     pub received: f64,
@@ -53,11 +53,11 @@ pub struct LiveServer {
     pub opened: f64,
     /// Ended allocations per second.
     pub closed: f64,
-    /// Duration of allocations in the last minute; null without any.
+    /// Time from request to allocation in the last minute; null if there were no allocations.
     pub opening: Option<Quantiles>,
-    /// Losses and drops since the start, by reason; reasons that have not happened are left out.
+    /// Losses and drops since startup, by reason; reasons that have not occurred are omitted.
     pub drops: Vec<ReasonCount>,
-    /// Refusals since the start, by reason; reasons that have not happened are left out.
+    /// Refusals since startup, by reason; reasons that have not occurred are omitted.
     pub refusals: Vec<ReasonCount>,
     /// Workers by number.
     pub workers: Vec<LiveWorker>,
@@ -65,9 +65,10 @@ pub struct LiveServer {
     pub batches: Vec<Batch>,
     /// Allocations by listener.
     pub listeners: Vec<LiveListener>,
-    /// Allocations by realm; realms without any are left out.
+    /// Allocations by realm; realms without any are omitted.
     pub realms: Vec<LiveRealm>,
-    /// Allocations that relay the most; null for some seconds after the first request, until they have been compared.
+    /// Allocations with the most traffic; null for a few seconds after the first request, until their rates
+    /// have been measured.
     pub talkers: Option<Talkers>,
 }
 
@@ -91,7 +92,7 @@ pub struct Quantiles {
     pub p99_s: Option<f64>,
 }
 
-/// Count of one reason.
+/// Count for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Reason)]
 pub struct ReasonCount {
@@ -99,11 +100,11 @@ pub struct ReasonCount {
     pub kind: String,
     /// Reason, as in `/metrics`.
     pub reason: String,
-    /// Since the start.
+    /// Number since startup.
     pub total: u64,
-    /// Per second.
+    /// Number per second.
     pub rate: f64,
-    /// Configuration keys that control it, such as `limits.allocations_per_user`.
+    /// Configuration keys that control this reason, such as `limits.allocations_per_user`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
 }
@@ -119,7 +120,8 @@ pub struct LiveWorker {
     pub load: Option<f64>,
     /// Share of time in which it was ready to run but another thread had its core.
     pub waiting: Option<f64>,
-    /// Event loop latency in microseconds: the time that a datagram would currently wait; null without an answer.
+    /// Event loop latency in microseconds: the time that a datagram would currently wait; null if the worker
+    /// did not answer.
     pub event_loop_us: Option<u64>,
     /// Wake-ups per second.
     pub wakeups: f64,
@@ -127,20 +129,20 @@ pub struct LiveWorker {
     pub received: f64,
     /// Datagrams sent per second.
     pub sent: f64,
-    /// Mean datagrams per receive call, without empty calls.
+    /// Mean number of datagrams per receive call, not counting empty calls.
     pub receive_batch: Option<f64>,
-    /// Mean datagrams per send call.
+    /// Mean number of datagrams per send call.
     pub send_batch: Option<f64>,
     /// Datagrams dropped by the kernel or the server, per second.
     pub dropped: f64,
 }
 
-/// Rate of receive calls with this many datagrams.
+/// Rate of receive calls that returned this many datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Batch {
     /// Lower bound.
     pub from: u64,
-    /// Upper bound; null for the last.
+    /// Upper bound; null for the last one.
     pub to: Option<u64>,
     /// Calls per second.
     pub rate: f64,
@@ -163,28 +165,28 @@ pub struct LiveListener {
 /// Allocations of a realm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveRealm {
-    /// REALM.
+    /// The name, as in the REALM attribute.
     pub name: String,
     /// Allocations.
     pub allocations: u64,
 }
 
-/// Allocations that relay the most.
+/// Allocations with the most traffic.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Talkers {
     /// Seconds over which their rates are measured.
     pub interval_s: f64,
-    /// Allocations that relayed anything in that time.
+    /// Number of allocations that relayed anything in that time.
     pub active: u64,
     /// Sorted by bytes, the largest first.
     #[schema(max_items = 20)]
     pub talkers: Vec<Talker>,
 }
 
-/// One of the allocations that relay the most.
+/// One of the allocations with the most traffic.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Talker {
-    /// Its name.
+    /// Its identifier.
     pub id: String,
     /// The realm of its user.
     pub realm: String,
@@ -192,7 +194,7 @@ pub struct Talker {
     pub user: String,
     /// The client's address.
     pub client: String,
-    /// Between client and server.
+    /// Transport between client and server.
     #[schema(schema_with = transport)]
     pub transport: String,
     /// Payload to peers, per second.
@@ -219,7 +221,7 @@ pub struct LiveRule {
     pub to_target: Rate,
     /// Traffic to clients per second; datagrams only for UDP.
     pub to_client: Rate,
-    /// Ended connections and UDP sessions and dropped datagrams since the start, by reason.
+    /// Ended connections and UDP sessions and dropped datagrams since startup, by reason.
     pub ends: Vec<ReasonCount>,
 }
 
@@ -232,7 +234,7 @@ pub enum RuleState {
     Listening,
     /// It cannot be bound yet and is retried (`forward.keep_going`).
     Waiting,
-    /// It takes no new clients, and its last connections end.
+    /// It accepts no new clients, and waits for its last connections to end.
     Closed,
 }
 
@@ -247,10 +249,10 @@ impl RuleState {
     }
 }
 
-/// The last minutes in steps of a second, as lists of equal length; null is an unknown value.
+/// The last minutes in steps of one second, as lists of equal length; null is an unknown value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct History {
-    /// Time of the last point (RFC 3339); null without points.
+    /// Time of the last point (RFC 3339); null if there are no points.
     pub ends_at: Option<String>,
     /// Seconds between two points.
     pub step_s: f64,
@@ -283,14 +285,15 @@ pub struct History {
     pub event_loop_us: Vec<Option<f64>>,
 }
 
-/// Refusals per second, each counted once: refusals by a limit, a peer rule or a drain are among the answers.
+/// Refusals per second, each counted once: those by a limit, a peer rule or a drain are already included in
+/// the error responses.
 #[must_use]
 pub fn refused(refusals: &[ReasonCount]) -> f64 {
     let counts_once = |kind: &str| matches!(kind, "answer" | "credentials" | "connection" | "tls" | "dtls");
     total(refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate))
 }
 
-/// Sum that is 0 without items; the standard library returns -0, which would be displayed.
+/// Sum that is 0 if there are no items; the standard library would return -0, which would be displayed.
 pub fn total(rates: impl Iterator<Item = f64>) -> f64 {
     rates.fold(0.0, |sum, rate| sum + rate)
 }

@@ -11,14 +11,14 @@ use crate::{ClientRefusals, FleetAdmin, Later, RefusalFilter, RelayRange, RuleSt
 pub trait Process: Send + Sync {
     fn is_draining(&self) -> bool;
     fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>>;
-    /// Stops taking new clients, and ends after `patience` at the latest; `None` uses the configured deadline. Returns
-    /// `None` if the program is already ending.
+    /// Stops accepting new clients, and stops the program after `patience` at the latest; `None` uses the
+    /// configured deadline. Returns `None` if the program is already stopping.
     fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>>;
     fn log_level(&self) -> String;
     /// Replaces the filter of log lines.
     ///
     /// # Errors
-    /// The mistake in the filter.
+    /// The error in the filter.
     fn set_log_level(&self, level: &str) -> Result<(), String>;
     /// `None` without a sandbox.
     fn sandbox(&self) -> Option<Sandbox> {
@@ -36,7 +36,7 @@ pub trait Program: Send + Sync + 'static {
     fn open(&self) -> u64;
     /// OpenMetrics text.
     fn metrics(&self) -> String;
-    /// Recent refusals of the TURN server, the latest first; `None` without a server.
+    /// Recent refusals of the TURN server, most recent first; `None` for a forwarder.
     fn refusals(&self, _wanted: &RefusalFilter, _most: usize) -> Option<Vec<ClientRefusals>> {
         None
     }
@@ -57,7 +57,7 @@ pub trait Program: Send + Sync + 'static {
 /// Reason why a reload changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotReloaded {
-    /// The configuration is wrong; one line per mistake.
+    /// The configuration is invalid; one line per error.
     Refused(Vec<String>),
     Draining,
     /// An upgrade is in progress or finished.
@@ -104,15 +104,15 @@ pub struct Status {
     pub version: String,
     /// Process ID.
     pub pid: u32,
-    /// Time of its start (RFC 3339).
+    /// Start time (RFC 3339).
     pub started_at: String,
-    /// Seconds since then.
+    /// Seconds since the start.
     pub uptime_s: u64,
-    /// It takes no new clients and ends with the last allocation or connection.
+    /// True if it accepts no new clients and exits when the last allocation or connection ends.
     pub draining: bool,
     /// Allocations of a server or connections of a forwarder, including those of a previous process. At most 1 s old.
     pub open: u64,
-    /// I/O path for datagrams, of a server.
+    /// I/O path of a server for datagrams.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datapath: Option<DatapathStatus>,
     /// Relay addresses of a server.
@@ -121,19 +121,20 @@ pub struct Status {
     /// Name in its fleet; absent outside a fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Remaining rights of the process; absent without a sandbox (`sandbox.mode`).
+    /// Remaining rights of the process; absent if there is no sandbox (`sandbox.mode`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Sandbox>,
 }
 
-/// Remaining rights of a process in its sandbox. A part that is null is not restricted, for a reason in `missing`.
+/// Remaining rights of a process in its sandbox. If a part is null, it is not restricted, and `missing`
+/// says why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sandbox {
     /// Number of system calls that can be made.
     pub system_calls: Option<u64>,
     /// Directories and files that can be read.
     pub read: Option<Vec<String>>,
-    /// Directories that can be written.
+    /// Directories whose files can be written.
     pub written: Option<Vec<String>>,
     /// Capabilities as in capabilities(7), without `CAP_`.
     pub capabilities: Option<Vec<String>>,
@@ -169,7 +170,7 @@ pub struct Build {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Access)]
 pub struct ClientRights {
-    /// Changes are allowed: ending allocations, reload, drain, log level.
+    /// True if changes are allowed: ending allocations, reload, drain, log level.
     pub may_change: bool,
 }
 
@@ -183,12 +184,13 @@ pub struct LogLevel {
     pub level: String,
 }
 
-/// Limit of a drain.
+/// Time limit for a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "deadline_s": 300 }))]
 pub struct Drain {
-    /// Seconds that allocations or connections may continue, at most a day; default `shutdown.deadline`. 0 ends them immediately.
+    /// Seconds for which allocations or connections may continue, at most a day; default
+    /// `shutdown.deadline`. 0 ends them immediately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 86400)]
     pub deadline_s: Option<u32>,
@@ -199,7 +201,7 @@ pub struct Drain {
 pub struct Draining {
     /// Remaining allocations or connections.
     pub open: u64,
-    /// Seconds that they may continue.
+    /// Seconds for which they may continue.
     pub deadline_s: f64,
 }
 
@@ -208,7 +210,7 @@ pub struct Draining {
 pub struct Reloaded {
     /// One line for each key, realm, rule or certificate, such as `auth.users: 1 added`.
     pub changed: Vec<String>,
-    /// Keys that have changed, and take effect only after a restart.
+    /// Changed keys that take effect only after a restart.
     pub after_restart: Vec<String>,
     /// Warnings, including parts that could not be applied although the rest was.
     pub warnings: Vec<String>,

@@ -1,5 +1,5 @@
-//! Fields with a new name. For one version, answers have scalars under both names, and answers of older programs
-//! are understood.
+//! Fields with a new name. For one version, answers from older programs are understood, and old paths answer with the
+//! old name of their list.
 
 use std::borrow::Cow;
 
@@ -29,44 +29,8 @@ pub fn with_new_fields(json: &str) -> Cow<'_, str> {
 
 /// Gives the list in an answer its old name, for clients that use an old path.
 #[must_use]
-pub fn with_old_list(json: &str) -> Cow<'_, str> {
-    edit(Cow::Borrowed(json), "allocations", |_, separator, value| {
-        value.is_empty().then(|| format!("\"sessions\"{separator}"))
-    })
-}
-
-/// Replaces each field `name`. `write` gets the white space before it, the colon with the white space after it,
-/// and the value if it is a number, a boolean or null (otherwise ""). Within a JSON string a quote has a
-/// backslash before it, so that `"name":` is a field wherever it occurs.
-fn edit<'t>(
-    text: Cow<'t, str>,
-    name: &str,
-    write: impl Fn(&str, &str, &str) -> Option<String>,
-) -> Cow<'t, str> {
-    let key = format!("\"{name}\":");
-    if !text.contains(&key) {
-        return text;
-    }
-    let (mut edited, mut rest) = (String::with_capacity(text.len() * 5 / 4), &*text);
-    while let Some(at) = rest.find(&key) {
-        let (before, field) = rest.split_at(at);
-        let after = &field[key.len()..];
-        let blanks = after.len() - after.trim_start().len();
-        let separator = &field[key.len() - 1..key.len() + blanks];
-        let value = &after[blanks..];
-        let end = value.find(|c: char| !matches!(c, '0'..='9' | 'a'..='z' | 'E' | '+' | '-' | '.'));
-        let value = &value[..end.unwrap_or(value.len())];
-        let gap = &before[before.trim_end().len()..];
-        edited.push_str(before);
-        let length = key.len() + blanks + value.len();
-        match write(gap, separator, value) {
-            Some(field) => edited.push_str(&field),
-            None => edited.push_str(&field[..length]),
-        }
-        rest = &field[length..];
-    }
-    edited.push_str(rest);
-    edited.into()
+pub fn with_old_list(json: &str) -> String {
+    json.replace("\"allocations\":[", "\"sessions\":[")
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{Traffic, transport};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Limits)]
 pub struct LimitList {
-    /// One for each key of the configuration.
+    /// One for each configuration key.
     pub limits: Vec<LimitInfo>,
 }
 
@@ -43,7 +43,7 @@ pub struct Listener {
     pub transport: String,
     /// Address and port.
     pub address: String,
-    /// A reload has removed it: it takes no new clients and is listed while it has allocations.
+    /// A reload has removed it: it accepts no new clients, and is listed as long as it has allocations.
     pub closing: bool,
     /// Current allocations of clients that connected here.
     pub allocations: u64,
@@ -92,7 +92,7 @@ pub struct CertificateInfo {
     pub not_after: String,
     /// Seconds until then; negative afterwards.
     pub expires_in_s: i64,
-    /// DTLS can use it too.
+    /// True if DTLS can use it too.
     pub dtls: bool,
 }
 
@@ -104,7 +104,7 @@ pub struct WorkerList {
     pub workers: Vec<Worker>,
 }
 
-/// A worker: one thread. Counts are since the start, and at most 100 ms old.
+/// A worker: one thread. Counts are since startup and at most 100 ms old.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Worker {
     /// Its number, from 0.
@@ -115,13 +115,14 @@ pub struct Worker {
     pub load: Option<f64>,
     /// Recent share of time in which it was ready to run but another thread had its core.
     pub waiting: Option<f64>,
-    /// Event loop latency in microseconds: the time that a datagram would currently wait; null without an answer.
+    /// Event loop latency in microseconds: the time that a datagram would currently wait; null if the
+    /// worker did not answer.
     pub event_loop_us: Option<u64>,
     /// Wake-ups.
     pub wakeups: u64,
     /// Receive calls.
     pub receive_calls: u64,
-    /// Datagrams received; divided by the receive calls, the mean batch size.
+    /// Datagrams received; divided by the receive calls, this is the mean batch size.
     pub received: u64,
     /// Send calls.
     pub send_calls: u64,

@@ -49,7 +49,7 @@ const SECRET: &str = "a secret of the realm";
 /// Never part of a response.
 const PRIVATE: [&str; 5] = [FULL, READ, KEY, PASSWORD, SECRET];
 
-/// Maximum bytes of a response; above a page of allocations or users.
+/// Maximum length of a response in bytes; longer than a page of allocations or users.
 const LONGEST: u64 = 1 << 20;
 
 const METHODS: [&str; 8] = ["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "FETCH"];
@@ -287,7 +287,7 @@ struct Bench {
     program: Arc<Double>,
     routers: [Router; 2],
     stores: AtomicUsize,
-    /// Content of an unchanged store.
+    /// Contents of an unchanged store.
     pristine: String,
     dir: Dir,
 }
@@ -369,7 +369,7 @@ impl Bench {
         let (mut client, server) = duplex(1 << 16);
         let asks = async {
             let mut answer = Vec::new();
-            // The server may have closed already.
+            // The server may have closed the connection already.
             let _ = client.write_all(request).await;
             let _ = client.shutdown().await;
             let _ = (&mut client).take(LONGEST + 1).read_to_end(&mut answer).await;
@@ -428,7 +428,7 @@ async fn store_of(dir: &Dir, number: usize) -> Store {
     let database = Database::new(&address, 1, SqliteUse::Own, &limits);
     let store = Directory::new(database, "memory".to_owned(), limits);
     let (name, hash) = ("shop".to_owned(), api_keys::hash(&Secret::new(KEY)));
-    // No effective rate limit.
+    // So high that it is never reached.
     let key = ApiKey { name, hash, realm: None, max_ttl: None, rate: Some(1_000_000) };
     store.edit(&Edit::PutApiKey(key)).await.expect("writable");
     store
@@ -485,7 +485,7 @@ fn waits(way: Way, request: &[u8]) -> bool {
     wrong_token || wrong_key || ["/v1/live", "/v1/workers"].iter().any(|path| text.contains(path))
 }
 
-/// Checks format and length of a response, and that errors have the documented form.
+/// Checks the format and length of a response, and that errors have the documented form.
 fn is_described(way: Way, request: &[u8], answer: &[u8]) {
     assert!(answer.len() as u64 <= LONGEST);
     if answer.is_empty() {
@@ -496,7 +496,7 @@ fn is_described(way: Way, request: &[u8], answer: &[u8]) {
     let text = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(text);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { panic!("{}", told()) };
     let status: u16 = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-    // Possible on a busy machine.
+    // This is possible on a busy machine.
     let is_slow = status == 503 && body.contains("store_unavailable");
     assert!((200..500).contains(&status) || is_slow, "{}", told());
     let header = |wanted: &str| {
@@ -523,7 +523,7 @@ fn is_described(way: Way, request: &[u8], answer: &[u8]) {
         assert!(problem.detail.len() > 10 && !problem.code.is_empty(), "{}", told());
         return;
     }
-    // Without a token, a client only learns that the program exists.
+    // Without a token, a client learns only that the program exists.
     let knows = match way {
         Way::Unix | Way::Loopback(AdminAccess::Read | AdminAccess::Full) => true,
         Way::Loopback(AdminAccess::None) | Way::Tls => has(request, FULL) || has(request, READ),
@@ -534,7 +534,7 @@ fn is_described(way: Way, request: &[u8], answer: &[u8]) {
     assert!(knows || !tells, "{}", told());
 }
 
-/// A request, mostly of meaningful parts.
+/// A request, mostly made of meaningful parts.
 fn request(input: &mut Input<'_>) -> Vec<u8> {
     let mut request = Vec::new();
     let text = |input: &mut Input<'_>, among: &[&str]| -> Vec<u8> {
@@ -586,7 +586,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
     request
 }
 
-/// Each path with each method, with full access; changes with valid bodies; and each kind of connection once.
+/// Each path with each method and full access, changes with valid bodies, and each kind of connection once.
 fn seeds() -> Vec<Vec<u8>> {
     let whole = |way: u8, text: &str| [&[way, 0][..], text.as_bytes()].concat();
     let asked = |way: u8, method: &str, path: &str, more: &str, body: &str| {

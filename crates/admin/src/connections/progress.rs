@@ -1,4 +1,4 @@
-//! Progress of one connection, which decides if it may be closed for a new one.
+//! Progress of one connection, which decides whether it may be closed to make room for a new one.
 
 use std::sync::Arc;
 
@@ -6,19 +6,20 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// No complete request yet, or a delayed refusal. May be closed for a new connection.
+    /// No complete request yet, or a delayed refusal. May be closed to make room for a new connection.
     Waiting,
     /// A request is being processed, or its response is being sent.
     Working,
-    /// An endless response.
+    /// An endless response is being sent.
     Streaming,
     /// An endless response whose client has stopped reading.
     Stalled,
-    /// The client may still be reading the response. May be closed for a new connection.
+    /// The client may still be reading the response. May be closed to make room for a new connection.
     Answered,
 }
 
-/// Progress of a connection, and its slot in the limit. A change that outlives the connection keeps the slot.
+/// Progress of a connection, and its slot within the connection limit. A change that outlives the connection
+/// keeps the slot.
 #[derive(Clone)]
 pub(crate) struct Progress {
     stage: Arc<watch::Sender<Stage>>,
@@ -30,7 +31,7 @@ impl Progress {
         Self { stage: Arc::new(watch::Sender::new(Stage::Waiting)), _place: Arc::new(place) }
     }
 
-    /// Starts processing a request: from now on the connection is not closed for a new one.
+    /// Starts processing a request: from now on, the connection is not closed to make room for a new one.
     pub(crate) fn work(&self) {
         self.stage.send_if_modified(|stage| {
             let waits = *stage == Stage::Waiting;

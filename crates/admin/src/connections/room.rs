@@ -1,4 +1,4 @@
-//! Limit of the connections of one listener.
+//! Limit on the connections of one listener.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -10,11 +10,11 @@ use tokio::{
 
 use super::{CloseReasons, Closed, Progress};
 
-/// Minimum time that an idle connection keeps its slot: honest clients send their requests sooner.
+/// Minimum time that an idle connection keeps its slot: well-behaved clients send their requests sooner.
 const GRACE: Duration = Duration::from_millis(100);
 /// Time that a new connection waits for a slot before it gets 503. Later ones wait in the listen backlog.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Maximum concurrent 503 responses; further connections are closed without one.
+/// Maximum concurrent 503 responses; further connections are closed without a response.
 const REFUSED: usize = 8;
 /// Interval of log lines about a full listener.
 const LOG_PAUSE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ struct OpenConnection {
 
 pub(super) enum Place {
     Free(OwnedSemaphorePermit),
-    /// All connections are busy, so it gets 503.
+    /// All connections are busy, so the new one gets 503.
     Busy(OwnedSemaphorePermit),
 }
 
@@ -49,7 +49,8 @@ impl ConnectionRoom {
         self.open.push_back(OpenConnection { task, progress, since: Instant::now() });
     }
 
-    /// Slot for a new connection, taken from an idle one if necessary. `None` if it cannot even be refused.
+    /// Slot for a new connection, taken from an idle one if necessary. `None` if the new connection cannot
+    /// even be refused.
     pub(super) async fn place(&mut self) -> Option<Place> {
         let deadline = Instant::now() + PATIENCE;
         self.open.retain(|open| !open.task.is_finished());
@@ -75,7 +76,7 @@ impl ConnectionRoom {
         place.map(Place::Free).or_else(busy)
     }
 
-    /// Closes a connection that has its response, otherwise the oldest idle one.
+    /// Closes a connection whose response has been sent or, if there is none, the oldest idle one.
     fn close_idle(&mut self) -> bool {
         if let Some(index) = self.open.iter().position(|open| open.progress.is_answered())
             && let Some(OpenConnection { task, .. }) = self.open.remove(index)
@@ -94,7 +95,7 @@ impl ConnectionRoom {
     fn log(&mut self) {
         if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_PAUSE) {
             self.logged = Some(Instant::now());
-            tracing::warn!("all connections of {} are busy: new ones get 503", self.close_reasons.of);
+            tracing::warn!("all connections of {} are busy: new connections get 503", self.close_reasons.of);
         }
     }
 }

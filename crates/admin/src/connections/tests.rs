@@ -1,4 +1,4 @@
-//! Well-behaved and other clients over real sockets, with requests for the health of a stub program.
+//! Well-behaved and misbehaving clients over real sockets, which request the health of a stub program.
 
 use std::{
     net::SocketAddr,
@@ -119,10 +119,10 @@ async fn start(program: IdleProgram, limits: ConnectionLimits) -> SocketAddr {
     address
 }
 
-/// Everything received until the end of the connection, including a reset.
+/// Returns everything received until the connection is closed or reset.
 async fn answer_to(address: SocketAddr, said: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.expect("listening");
-    // The server may have closed already.
+    // The server may have closed the connection already.
     let _ = stream.write_all(said).await;
     hear_out(&mut stream).await
 }
@@ -186,7 +186,7 @@ async fn slow_request_is_closed_and_counted() {
 }
 
 #[tokio::test]
-async fn trickling_head_is_cut_off() {
+async fn slowly_arriving_headers_are_cut_off() {
     let page = start(IdleProgram::default(), QUICK).await;
     let (mut hears, mut says) = TcpStream::connect(page).await.expect("listening").into_split();
     let trickle = tokio::spawn(async move {
@@ -202,7 +202,7 @@ async fn trickling_head_is_cut_off() {
 }
 
 #[tokio::test]
-async fn late_body_gets_408() {
+async fn delayed_body_gets_408() {
     let page = start(IdleProgram { loopback: AdminAccess::Full, ..IdleProgram::default() }, QUICK).await;
     let before = closed_for("no_request");
     let head = "POST /v1/drain HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{";
@@ -241,7 +241,7 @@ async fn excess_connection_replaces_the_oldest_idle_one() {
         let answer = get_page(page, "/healthz").await;
         assert!(is_ok(&answer), "{answer}");
     }
-    // The oldest are closed; of the youngest, all but one are still open.
+    // The oldest connections are closed; of the newest, all but one are still open.
     let (gone, there) = idle.split_at_mut(2 * patient.connections + 1);
     for stream in gone {
         assert_eq!(hear_out(stream).await, "");
@@ -293,7 +293,7 @@ async fn new_connection_gets_503_while_all_are_busy() {
 }
 
 #[tokio::test]
-async fn change_outlives_its_timeout_and_keeps_its_place() {
+async fn change_outlives_its_timeout_and_keeps_its_slot() {
     let (program, may_reload, reloaded) = reloading();
     let page = start(program, ConnectionLimits { connections: 1, ..QUICK }).await;
     assert_eq!(answer_to(page, RELOAD).await, "", "timed out");
@@ -348,7 +348,7 @@ async fn oversized_body_is_refused_by_its_length_header() {
     let head = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
     let answer = answer_to(page, head).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    // Also to a client that sends everything before it reads.
+    // The same response reaches a client that sends everything before it reads.
     let whole = [&head[..], &[b'x'; 100_000]].concat();
     let answer = answer_to(page, &whole).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
@@ -368,13 +368,13 @@ async fn hear_until(stream: &mut TcpStream, wanted: &str) {
     let mut piece = [0; 4096];
     while !heard.contains(wanted) {
         let length = timeout(SOON, stream.read(&mut piece)).await.expect("more").expect("open");
-        assert!(length > 0, "it ended after {heard:?}");
+        assert!(length > 0, "the stream ended after {heard:?}");
         heard += &String::from_utf8_lossy(&piece[..length]);
     }
 }
 
 #[tokio::test]
-async fn place_of_a_departed_watcher_is_free_immediately() {
+async fn slot_of_a_disconnected_watcher_is_free_immediately() {
     let page = start(IdleProgram::default(), ConnectionLimits { connections: 9, ..QUICK }).await;
     // The maximum number of watchers, repeatedly, without reading in between.
     for _ in 0..5 {
@@ -420,14 +420,14 @@ async fn unknown_host_name_is_refused_with_the_remedy() {
         let answer = answer_to(page, &ask(&host)).await;
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("turnpike_allocations"), "{answer}");
     }
-    // Requests written by hand, and old monitoring programs.
+    // Used for requests written by hand, and by old monitoring programs.
     let old = answer_to(page, b"GET /metrics HTTP/1.0\r\n\r\n").await;
     assert!(old.starts_with("HTTP/1.0 200") && old.contains("turnpike_allocations"), "{old}");
 }
 
-/// Each gets an error or a closed connection, and the page stays available.
+/// Each request gets an error or a closed connection, and the interface stays available.
 #[tokio::test]
-async fn malformed_requests_get_an_error_and_the_page_stays_up() {
+async fn malformed_requests_get_an_error_and_the_interface_stays_up() {
     let page = start(IdleProgram::default(), QUICK).await;
     let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n";
     let many: String = (0..200).map(|n| format!("X-{n}: y\r\n")).collect();
@@ -506,7 +506,7 @@ async fn malformed_requests_get_an_error_and_the_page_stays_up() {
     }
 }
 
-/// One request per connection: anything after it is ignored.
+/// Only one request per connection is handled: anything after it is ignored.
 #[tokio::test]
 async fn only_the_first_of_pipelined_requests_is_answered() {
     let page = start(IdleProgram::default(), QUICK).await;
@@ -517,7 +517,7 @@ async fn only_the_first_of_pipelined_requests_is_answered() {
     assert!(is_ok(&get_page(page, "/healthz").await));
 }
 
-/// tokio's time is paused, and advances when all tasks are idle.
+/// tokio's clock is paused, and advances when all tasks are idle.
 #[tokio::test(start_paused = true)]
 async fn stalled_watcher_is_closed_after_ten_seconds() {
     let limits = ConnectionLimits::of_one(1);
@@ -531,7 +531,7 @@ async fn stalled_watcher_is_closed_after_ten_seconds() {
     let before = closed_for("slow");
     speak(&http(limits), server, router, via, limits, Progress::new(place), &ADMIN).await;
     assert!(closed_for("slow") > before);
-    // The buffers on the way hold about 20 s of events.
+    // The buffers in between can store about 20 s of events.
     let seconds = begun.elapsed().as_secs();
     assert!((10..35).contains(&seconds), "{seconds} s");
     drop(client);
@@ -551,7 +551,7 @@ async fn patience_with(stream: HttpStream) -> u64 {
 
 const WATCH: &[u8] = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// The kernel buffers little: its own limit would take hours to fill with small events.
+/// The kernel buffers little: small events would take hours to fill its default limit.
 #[tokio::test(start_paused = true)]
 async fn stalled_tcp_watcher_is_closed_after_ten_seconds() {
     let bound = Bound::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");

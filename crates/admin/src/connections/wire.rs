@@ -1,5 +1,5 @@
-//! Stream of one connection, shared with hyper: replaces hyper's bare errors and lets the last response
-//! arrive.
+//! Stream of one connection, shared with hyper: replaces hyper's bare errors, and makes sure that the last
+//! response arrives.
 
 use std::{
     future::poll_fn,
@@ -25,10 +25,10 @@ use axum::{
 };
 use http_body_util::BodyExt as _;
 
-/// Time after the response for the client to close the connection. Closing earlier with unread bytes makes
-/// the kernel send RST, which destroys a response in flight.
+/// Time after the response for the client to close the connection. Closing earlier, with unread bytes,
+/// would make the kernel send RST, which would destroy a response in flight.
 const LINGER: Duration = Duration::from_secs(1);
-/// Maximum bytes of a request that are discarded in that time.
+/// Maximum number of request bytes that are discarded in that time.
 const LINGER_BYTES: usize = 1 << 20;
 
 pub(super) struct Wire<S> {
@@ -120,15 +120,15 @@ async fn written(response: Response) -> Vec<u8> {
 /// Response to a request that hyper rejected before it reached the service; `None` if no request had begun.
 pub(super) fn problem(error: &hyper::Error) -> Option<Problem> {
     let (status, code, detail) = if error.is_timeout() {
-        (StatusCode::REQUEST_TIMEOUT, "timeout", "the head of the request did not arrive in time")
+        (StatusCode::REQUEST_TIMEOUT, "timeout", "the request headers did not arrive in time")
     } else if error.is_parse_too_large() {
         (
             StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             "head_too_large",
-            "the head of the request is too large: it may have 8 KiB and 100 headers",
+            "the request headers are too large: at most 8 KiB and 100 headers are allowed",
         )
     } else if error.is_parse() || error.is_incomplete_message() {
-        (StatusCode::BAD_REQUEST, "not_http", "the request is not HTTP/1.1, or ended in its head")
+        (StatusCode::BAD_REQUEST, "not_http", "the request is not HTTP/1.1, or ended within its headers")
     } else {
         return None;
     };
@@ -136,7 +136,7 @@ pub(super) fn problem(error: &hyper::Error) -> Option<Problem> {
 }
 
 pub(super) fn body_overdue() -> Problem {
-    let detail = "the body of the request did not arrive in time";
+    let detail = "the request body did not arrive in time";
     Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", detail)
 }
 

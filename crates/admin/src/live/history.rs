@@ -1,4 +1,4 @@
-//! Ring of the last minutes, with one point per second.
+//! Ring buffer of the last minutes, with one point per second.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -20,7 +20,7 @@ pub(super) struct Minutes {
 }
 
 impl Minutes {
-    /// Adds a point, and empty ones for missed seconds, such as after a suspend.
+    /// Adds a point, and empty points for missed seconds, for example after a suspend.
     pub(super) fn push(&mut self, at: Instant, live: &Live) {
         let missed = self.last.as_ref().map_or(0.0, |(last, _)| (at - *last).as_secs_f64() / STEP_S - 1.0);
         #[expect(
@@ -37,7 +37,7 @@ impl Minutes {
     }
 
     fn add(&mut self, point: Point) {
-        // Grows exactly: a ring eventually uses all its capacity.
+        // Grows by the exact amount, because a ring buffer eventually uses its whole capacity.
         self.points.reserve_exact(MOST - self.points.len().min(MOST));
         if self.points.len() >= MOST {
             self.points.pop_front();
@@ -63,7 +63,7 @@ impl Minutes {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for a curve")]
+#[expect(clippy::cast_precision_loss, reason = "for a graph")]
 fn point(live: &Live) -> Point {
     let open = Some(live.status.open as f64);
     let Some(server) = &live.server else {

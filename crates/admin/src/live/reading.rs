@@ -1,4 +1,4 @@
-//! A reading of all counters, and its difference to the previous one.
+//! A reading of all counters, and its difference from the previous one.
 
 use std::{
     collections::HashMap,
@@ -243,7 +243,7 @@ fn live_rule(before: &RuleStatus, now: &RuleStatus, seconds: f64) -> LiveRule {
     }
 }
 
-/// Lost and dropped packets. A keepalive needs no reply and is not a loss.
+/// Lost and dropped packets. A keepalive needs no reply, so it is not counted as a loss.
 fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCount) -> u64) -> ReasonCounters {
     let sum = |of: fn(&WorkerSnapshot) -> u64| workers.iter().map(of).sum::<u64>();
     let keepalive = <&str>::from(DropReason::Keepalive);
@@ -266,7 +266,8 @@ fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCoun
     counted
 }
 
-/// Refused requests. 401 and 438 are part of every client's start, and 300 is a redirect.
+/// Refused requests. 401 and 438 are not counted, because every client gets them when it starts; 300 is
+/// a redirect.
 fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> ReasonCounters {
     let mut counted = family(turn, "error_responses", "answer");
     counted.retain(|(_, code, _)| !["300", "401", "438"].contains(code));
@@ -293,7 +294,8 @@ fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> ReasonCounters {
     counted
 }
 
-/// Connections with these ends were not refused; failed handshakes have reasons of their own.
+/// Connections that ended for these reasons were not refused; failed handshakes have reasons of their
+/// own.
 const HARMLESS: [&str; 7] =
     ["client", "broken", "idle", "data_connection", "handed_over", "shutdown", "handshake"];
 
@@ -474,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_counts_once() {
+    fn each_refusal_is_counted_once() {
         let code =
             |wanted| turnpike_turn::server::stats::ERROR_CODES.iter().position(|(code, _)| *code == wanted);
         let now = server(|worker| {

@@ -1,5 +1,5 @@
-//! Allocations that relay the most: compares two passes over all allocations, slice by slice. Runs only while
-//! watched, because each worker spends some microseconds per thousand allocations.
+//! Allocations with the most traffic: compares two passes over all allocations, slice by slice. Runs only
+//! while watched, because each worker spends a few microseconds per thousand allocations.
 
 use std::{
     cmp::Reverse,
@@ -15,7 +15,7 @@ use turnpike_turn::server::AllocationId;
 
 use super::{Feed, reading::rate};
 
-/// Interval of comparisons, and the shorter one before the first.
+/// Interval between comparisons, and the shorter interval before the first.
 const PAUSE: Duration = Duration::from_secs(5);
 const FIRST: Duration = Duration::from_secs(1);
 const MOST: usize = 20;
@@ -26,7 +26,7 @@ struct Pass {
     traffic: HashMap<AllocationId, (usize, AllocationTraffic)>,
 }
 
-/// Compares while the runtime lives.
+/// Compares as long as the runtime exists.
 pub(super) async fn compare(feed: Arc<Feed>) {
     let mut before: Option<Pass> = None;
     loop {
@@ -45,7 +45,7 @@ pub(super) async fn compare(feed: Arc<Feed>) {
     }
 }
 
-/// `None` without a server.
+/// `None` if there is no server.
 async fn pass(feed: &Feed) -> Option<Pass> {
     let at = Instant::now();
     let mut traffic = HashMap::new();
@@ -64,7 +64,7 @@ async fn pass(feed: &Feed) -> Option<Pass> {
     Some(Pass { at, traffic })
 }
 
-/// Bytes relayed in between, both directions.
+/// Bytes relayed between the two passes, in both directions.
 fn relayed(before: &Pass, allocation: &AllocationTraffic) -> u64 {
     let (to_peer, to_client) = since(before, allocation);
     to_peer.1 + to_client.1
@@ -94,7 +94,7 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
     let interval_s = (now.at - before.at).as_secs_f64();
     let mut talkers = Vec::with_capacity(active.len());
     for (_, worker, traffic) in active {
-        // An allocation that has ended or moved is left out.
+        // An allocation that has ended or moved is omitted.
         let Some(allocation) = find(feed, worker, &traffic).await else { continue };
         let (to_peer, to_client) = since(before, &traffic);
         talkers.push(Talker {

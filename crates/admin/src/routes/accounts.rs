@@ -16,14 +16,14 @@ use turnpike_config::{limit_keys, realms};
 use super::{App, Json, PathPart, body, path_part, query};
 use crate::{access::Audit, accounts::Accounts, problem::Problem};
 
-/// Lists users in pages: first those of the configuration, then those of the store.
+/// Lists users in pages: first those in the configuration, then those in the store.
 #[utoipa::path(
     get,
     path = "/v1/users",
     tag = "accounts",
     params(UserQuery),
     responses(
-        (status = 200, description = "Counts over all realms, and a page of users. `next` is null on the last one.", body = UserList),
+        (status = 200, description = "Counts for all realms, and a page of users. `next` is null on the last page.", body = UserList),
     ),
 )]
 pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<UserList>, Problem> {
@@ -45,15 +45,15 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<UserL
     Ok(Json(UserList { users, next, ..counts }))
 }
 
-/// Adds a user to the store, or changes the password of one.
+/// Adds a user to the store, or changes the password of an existing one.
 #[utoipa::path(
     post,
     path = "/v1/users",
     tag = "accounts",
     request_body = NewUser,
     responses(
-        (status = 200, description = "Its password was changed.", body = Change),
-        (status = 201, description = "It was added.", body = Change),
+        (status = 200, description = "The password was changed.", body = Change),
+        (status = 201, description = "The user was added.", body = Change),
     ),
 )]
 pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -64,14 +64,14 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
     change.map(|change| put("user", change))
 }
 
-/// Removes a user from the store. Its allocations can no longer be refreshed and expire.
+/// Removes a user from the store. The user's allocations can no longer be refreshed, and expire.
 #[utoipa::path(
     delete,
     path = "/v1/users/{name}",
     tag = "accounts",
     params(("name" = String, Path, description = "The username."), RealmQuery),
     responses(
-        (status = 200, description = "It was removed.", body = Change),
+        (status = 200, description = "The user was removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_user(
@@ -86,14 +86,15 @@ pub(super) async fn remove_user(
     change.map(|change| removed("user", change))
 }
 
-/// Lists secrets of time-limited credentials by their fingerprints. This needs full rights, because a fingerprint can reveal a weak secret.
+/// Lists the secrets for time-limited credentials by fingerprint. This needs full access, because a
+/// fingerprint can reveal a weak secret.
 #[utoipa::path(
     get,
     path = "/v1/secrets",
     tag = "accounts",
     params(RealmQuery),
     responses(
-        (status = 200, description = "Secrets of the configuration and of the store.", body = SecretList),
+        (status = 200, description = "Secrets in the configuration and in the store.", body = SecretList),
     ),
 )]
 pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<SecretList>, Problem> {
@@ -101,15 +102,15 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
     Ok(Json(app.accounts()?.secrets(realm.as_deref()).await?))
 }
 
-/// Adds a secret of time-limited credentials.
+/// Adds a secret for time-limited credentials.
 #[utoipa::path(
     post,
     path = "/v1/secrets",
     tag = "accounts",
     request_body = NewSecret,
     responses(
-        (status = 200, description = "The store already had it.", body = Change),
-        (status = 201, description = "It was added.", body = Change),
+        (status = 200, description = "The store already had the secret.", body = Change),
+        (status = 201, description = "The secret was added.", body = Change),
     ),
 )]
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -127,7 +128,7 @@ pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Resu
     tag = "accounts",
     params(("fingerprint" = String, Path, description = "As in the list."), RealmQuery),
     responses(
-        (status = 200, description = "It was removed.", body = Change),
+        (status = 200, description = "The secret was removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_secret(
@@ -143,8 +144,8 @@ pub(super) async fn remove_secret(
     Ok(removed("secret", change))
 }
 
-/// Replaces the secrets of time-limited credentials. The new secret signs from now on. The others stay valid until credentials made with
-/// them have expired, and are then removed.
+/// Replaces the secrets for time-limited credentials. The new secret signs from now on. The others stay
+/// valid until credentials made with them have expired, and are then removed.
 #[utoipa::path(
     post,
     path = "/v1/secrets/rotation",
@@ -167,7 +168,7 @@ pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> R
     Ok((Extension(audit), Json(rotated)).into_response())
 }
 
-/// Lists keys of applications, without the keys themselves.
+/// Lists the keys of applications, without the keys themselves.
 #[utoipa::path(
     get,
     path = "/v1/keys",
@@ -180,14 +181,15 @@ pub(super) async fn keys(State(app): State<App>) -> Result<Json<KeyList>, Proble
     Ok(Json(app.accounts()?.keys().await?))
 }
 
-/// Adds the hash of a key. An existing name is refused, so that its owner keeps the key.
+/// Adds the hash of a key. If the name already exists, the request is refused, so that the owner of the
+/// existing key does not lose it.
 #[utoipa::path(
     post,
     path = "/v1/keys",
     tag = "accounts",
     request_body = NewKey,
     responses(
-        (status = 201, description = "It was added.", body = Change),
+        (status = 201, description = "The key was added.", body = Change),
     ),
 )]
 pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -205,7 +207,7 @@ pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<
     tag = "accounts",
     params(("name" = String, Path, description = "As in the list.")),
     responses(
-        (status = 200, description = "It was removed.", body = Change),
+        (status = 200, description = "The key was removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_key(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
@@ -216,7 +218,7 @@ pub(super) async fn remove_key(State(app): State<App>, name: PathPart) -> Result
     Ok(removed("key", change))
 }
 
-/// Lists the realms in use, and the realms of the store.
+/// Lists the realms in use and the realms in the store.
 #[utoipa::path(
     get,
     path = "/v1/realms",
@@ -261,15 +263,16 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<RealmList>, Pr
     Ok(Json(RealmList { realms: realms.collect(), stored }))
 }
 
-/// Adds a realm to the store, in addition to those of the configuration, or changes its limits.
+/// Adds a realm to the store, in addition to those in the configuration, or changes the limits of an
+/// existing one.
 #[utoipa::path(
     post,
     path = "/v1/realms",
     tag = "accounts",
     request_body = NewRealm,
     responses(
-        (status = 200, description = "Its limits were changed.", body = Change),
-        (status = 201, description = "It is served within a second.", body = Change),
+        (status = 200, description = "The limits were changed.", body = Change),
+        (status = 201, description = "The realm was added, and will be served within a second.", body = Change),
     ),
 )]
 pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -280,14 +283,14 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
     Ok(put("realm", change))
 }
 
-/// Removes a realm from the store; its allocations end. Its users and secrets stay in the store.
+/// Removes a realm from the store and ends its allocations. Its users and secrets stay in the store.
 #[utoipa::path(
     delete,
     path = "/v1/realms/{name}",
     tag = "accounts",
     params(("name" = String, Path, description = "Its name.")),
     responses(
-        (status = 200, description = "It was removed.", body = Change),
+        (status = 200, description = "The realm was removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
@@ -299,7 +302,7 @@ pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Resu
 }
 
 impl App {
-    /// Must not be kept across a wait.
+    /// Must not be kept while waiting for anything.
     fn accounts(&self) -> Result<Accounts, Problem> {
         let server = self.server()?;
         Ok(Accounts::new(server.settings, server.store))
@@ -325,7 +328,7 @@ impl App {
     }
 }
 
-/// Returns true if the store may have been changed, including after a lost answer.
+/// Returns true if the store may have been changed, even if the answer was lost.
 fn may_be_done<T>(change: &Result<T, Problem>) -> bool {
     change.as_ref().map_or_else(|problem| problem.status >= 500, |_| true)
 }

@@ -28,14 +28,14 @@ use crate::{
     program::ServerView,
 };
 
-/// Prefix of a cursor of the previous process.
+/// Prefix of a cursor that belongs to the previous process.
 const PREVIOUS: &str = "previous";
 /// An allocation that moves to another worker during a search can be missed; repeated searches make that
 /// unlikely.
 const TRIES: usize = 3;
 
-/// Position of a listing. Allocations that begin after it are on a later page; allocations that move to an earlier
-/// worker are on none.
+/// Position in a listing. Allocations that are created during the listing are on a later page; allocations that move to an earlier
+/// worker are on no page.
 enum Place {
     Here {
         worker: usize,
@@ -60,17 +60,17 @@ fn place(query: &AllocationQuery) -> Result<Place, Problem> {
             Some(Place::Here { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
         }),
     };
-    place.ok_or_else(|| Problem::bad_request("cursor must be `next` of another page"))
+    place.ok_or_else(|| Problem::bad_request("cursor must be the `next` of another page"))
 }
 
-/// Lists allocations in pages. An allocation that exists throughout and stays on its worker is on exactly one page.
+/// Lists allocations in pages. An allocation that exists during the whole listing and stays on its worker is on exactly one page.
 #[utoipa::path(
     get,
     path = "/v1/allocations",
     tag = "allocations",
     params(AllocationQuery),
     responses(
-        (status = 200, description = "A page. `next` is null on the last one.", body = AllocationPage),
+        (status = 200, description = "A page. `next` is null on the last page.", body = AllocationPage),
     ),
 )]
 pub(super) async fn list(
@@ -86,7 +86,7 @@ pub(super) async fn list(
     get,
     path = "/v1/allocations/{id}",
     tag = "allocations",
-    params(("id" = String, Path, description = "Its name: 32 hex digits.", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")),
+    params(("id" = String, Path, description = "Its identifier: 32 hex digits.", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")),
     responses(
         (status = 200, description = "The allocation.", body = Allocation),
     ),
@@ -105,14 +105,14 @@ pub(super) async fn one(
     app.elsewhere(app.asker(&grant), &Method::GET, id).await.map(Json)
 }
 
-/// Ends an allocation on any node of the fleet. Its client may immediately start another one.
+/// Ends an allocation on any node of the fleet. Its client may immediately create another one.
 #[utoipa::path(
     delete,
     path = "/v1/allocations/{id}",
     tag = "allocations",
-    params(("id" = String, Path, description = "Its name: 32 hex digits.", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")),
+    params(("id" = String, Path, description = "Its identifier: 32 hex digits.", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")),
     responses(
-        (status = 200, description = "The allocation before its end.", body = Allocation),
+        (status = 200, description = "The allocation as it was before it ended.", body = Allocation),
     ),
 )]
 pub(super) async fn end(
@@ -134,7 +134,7 @@ pub(super) async fn end(
 fn ended(allocation: Allocation) -> Response {
     let Allocation { id, user, realm, node, process, .. } = &allocation;
     let process = process.map_or_else(String::new, |pid| format!(" in process {pid}"));
-    let node = node.as_ref().map_or_else(String::new, |node| format!(" at node {node:?}"));
+    let node = node.as_ref().map_or_else(String::new, |node| format!(" on node {node:?}"));
     // Usernames are untrusted input and must not forge log lines.
     let audit = Audit(format!("allocation {id} of {user:?} in realm {realm:?}{process}{node} was ended"));
     (Extension(audit), Json(allocation)).into_response()
@@ -154,7 +154,7 @@ fn no_such(id: AllocationId, silent: usize) -> Problem {
         0 => format!("there is no allocation {id}: it may have ended"),
         nodes => {
             format!(
-                "there is no allocation {id} on the nodes that answered; nodes without an answer: {nodes}"
+                "there is no allocation {id} on the nodes that answered; nodes that did not answer: {nodes}"
             )
         }
     };
@@ -162,7 +162,7 @@ fn no_such(id: AllocationId, silent: usize) -> Problem {
 }
 
 impl App {
-    /// The server; must not be kept across a wait.
+    /// The server; must not be kept while waiting for anything.
     pub(super) fn server(&self) -> Result<ServerView, Problem> {
         server_of(&*self.program)
     }

@@ -21,9 +21,9 @@ use crate::{
     program::seconds,
 };
 
-/// Bytes of a username (RFC 8489 section 14.3).
+/// Maximum length of a username in bytes (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 508;
-/// Characters of a reason.
+/// Maximum number of characters in a reason.
 const LONGEST_REASON: usize = 200;
 
 /// A user or a client.
@@ -31,7 +31,7 @@ const LONGEST_REASON: usize = 200;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct BanQuery {
-    /// The username, or the id of a time-limited one.
+    /// The username, or the id of a time-limited username.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(min_length = 1, max_length = 508)]
     pub(crate) user: Option<String>,
@@ -55,7 +55,7 @@ impl BanQuery {
     }
 }
 
-/// Lists bans, sorted by their end.
+/// Lists active bans, sorted by expiry.
 #[utoipa::path(
     get,
     path = "/v1/bans",
@@ -69,16 +69,17 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<BanList>, Proble
     Ok(Json(BanList { bans }))
 }
 
-/// Bans a user or clients by their addresses, on all nodes of a fleet within a second: their allocations end, and until the ban ends their requests
-/// get 403. A fleet keeps bans in its store; a single server keeps them while it runs, through upgrades in place.
+/// Bans a user or clients by their addresses, on all nodes of a fleet within a second: their allocations
+/// end, and until the ban ends their requests get 403. A fleet keeps bans in its store; a single server
+/// keeps them as long as it runs, even across upgrades in place.
 #[utoipa::path(
     post,
     path = "/v1/bans",
     tag = "bans",
     request_body = NewBan,
     responses(
-        (status = 201, description = "The ban is in force on all nodes.", body = BanResult),
-        (status = 202, description = "The ban is in force on the queried node. The others are informed when the fleet's store answers again.", body = BanResult),
+        (status = 201, description = "The ban is active on all nodes.", body = BanResult),
+        (status = 202, description = "The ban is active on the queried node. The others will be informed when the fleet's store answers again.", body = BanResult),
     ),
 )]
 pub(super) async fn put_ban(
@@ -117,7 +118,7 @@ pub(super) async fn put_ban(
     Ok((status, Extension(audit), Json(BanResult { ban: shown(&ban), ended, announced })).into_response())
 }
 
-/// Lifts a ban before its end.
+/// Lifts a ban before it expires.
 #[utoipa::path(
     delete,
     path = "/v1/bans",
@@ -125,7 +126,7 @@ pub(super) async fn put_ban(
     params(BanQuery),
     responses(
         (status = 200, description = "The ban is lifted on all nodes.", body = UnbanResult),
-        (status = 202, description = "The ban is lifted on the queried node. The others are informed when the fleet's store answers again.", body = UnbanResult),
+        (status = 202, description = "The ban is lifted on the queried node. The others will be informed when the fleet's store answers again.", body = UnbanResult),
     ),
 )]
 pub(super) async fn remove_ban(
@@ -160,9 +161,9 @@ pub(super) async fn remove_ban(
     Ok((status, Extension(audit), Json(UnbanResult { bans, announced })).into_response())
 }
 
-/// Suffix of the audit line if the other nodes do not know yet.
+/// Suffix of the audit line if the other nodes have not been informed yet.
 const fn later(announced: bool) -> &'static str {
-    if announced { "" } else { "; the other nodes are informed when the fleet's store answers again" }
+    if announced { "" } else { "; the other nodes will be informed when the fleet's store answers again" }
 }
 
 /// Response if the previous process fails to execute a command.
@@ -171,8 +172,8 @@ fn predecessor_disobeys(why: String) -> Problem {
 }
 
 impl App {
-    /// Forwards a command to the previous process, if it still exists. In a fleet that process receives bans
-    /// like a node.
+    /// Forwards a command to the previous process, if it still exists. In a fleet, that process receives
+    /// bans as a node would.
     async fn order_predecessor(
         &self,
         grant: &Grant,
@@ -210,11 +211,11 @@ impl App {
                 return Err(Problem::bad_request("expected a user, optionally with a realm, or a client"));
             }
         };
-        // Rejects subjects that other nodes cannot parse.
+        // Rejects subjects that other nodes could not parse.
         match subject.to_string().parse() {
             Ok(read) if subject == read => Ok(subject),
             _ => Err(Problem::bad_request(
-                "users of a realm with @ in its name cannot be banned by name: ban their addresses",
+                "users of a realm whose name contains @ cannot be banned by name: ban their addresses",
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! Credentials for applications: in the form for browsers, and in that of draft-uberti-behave-turn-rest.
+//! Credentials for applications: in the format for browsers, and in that of draft-uberti-behave-turn-rest.
 
 use std::{
     sync::Arc,
@@ -34,8 +34,8 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct CredentialService {
     program: Arc<dyn Owner>,
-    /// ApplicationKeys for the separate listeners. `None` on the admin interface, where only clients with full access
-    /// get here.
+    /// Keys for the separate listeners. `None` on the admin interface, where only clients with full access
+    /// reach this code.
     keys: Option<Arc<ApplicationKeys>>,
 }
 
@@ -51,7 +51,7 @@ impl FromRef<App> for CredentialService {
     }
 }
 
-/// Parameters of the draft, and `ttl` and `realm` of our own.
+/// Parameters of the draft, plus turnpike's own `ttl` and `realm`.
 #[derive(Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "service": "turn", "username": "alice" }))]
@@ -79,7 +79,7 @@ pub(crate) struct RestQuery {
     realm: Option<String>,
 }
 
-/// Makes a credential for a user, or with `kid` a token (RFC 7635), in the form that `new RTCPeerConnection` takes.
+/// Issues a credential for a user or, with `kid`, a token (RFC 7635), in the format that `new RTCPeerConnection` accepts.
 #[utoipa::path(
     post,
     path = "/v1/credentials",
@@ -97,8 +97,8 @@ pub(crate) async fn make(
     service.make(&via, request).await.unwrap_or_else(CredentialRefusal::answer)
 }
 
-/// Shows the page to browsers, and a list of paths to other clients. With a query, such as `/?service=turn&username=alice`, makes a credential
-/// in the form of the TURN REST API draft.
+/// Shows the web page to browsers, and a list of paths to other clients. With a query such as `/?service=turn&username=alice`, issues a
+/// credential in the format of the TURN REST API draft.
 #[utoipa::path(
     get,
     path = "/",
@@ -107,7 +107,7 @@ pub(crate) async fn make(
     responses(
         (
             status = 200,
-            description = "The page or the list; or the credential and all URIs of this server.",
+            description = "The web page or the list of paths; or the credential and all URIs of this server.",
             content((String = "text/plain"), (String = "text/html"), (RestCredentials = "application/json")),
         ),
     ),
@@ -123,7 +123,8 @@ pub(crate) async fn front(
     if web::is_wanted(request.headers()) { web::front() } else { health::PATHS.into_response() }
 }
 
-/// Makes a credential in the form of the TURN REST API draft. Parameters are in the URI, in a form body, or in both, as Janus sends them.
+/// Issues a credential in the format of the TURN REST API draft. Parameters can be in the URI, in a form body, or in both, as Janus sends
+/// them.
 #[utoipa::path(
     post,
     path = "/",
@@ -211,7 +212,7 @@ impl CredentialService {
         Ok((Extension(audit), Json(as_in_the_draft(issued))).into_response())
     }
 
-    /// Key in the Authorization header. On the admin interface the header holds a token, which was checked
+    /// Key in the Authorization header. On the admin interface, the header contains a token, which has been checked
     /// already.
     fn shown(&self, headers: &HeaderMap) -> Result<Option<Secret>, Problem> {
         match self.keys {
@@ -230,7 +231,7 @@ impl CredentialService {
 
     fn issue(&self, key: Option<&ApiKey>, wanted: CredentialsRequest) -> Result<Issued, CredentialRefusal> {
         if self.program.process().is_draining() {
-            let detail = "this server takes no new clients: use another one";
+            let detail = "this server accepts no new clients: use another one";
             return Err(CredentialRefusal::unavailable("draining", detail));
         }
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -258,7 +259,7 @@ fn as_in_the_draft(issued: Issued) -> RestCredentials {
     let Issued { ttl, uris, grant, .. } = issued;
     let (username, password) = match grant {
         Grant::Password { username, password } => (username, password.reveal().to_owned()),
-        // The draft has no tokens, and its form does not request them.
+        // The draft does not define tokens, and its parameters cannot request them.
         Grant::Token { kid, .. } => (kid, String::new()),
     };
     RestCredentials { username, password, ttl, uris }

@@ -1,6 +1,6 @@
-//! Paths with a new name. The old ones answer for one version, with a Deprecation header (RFC 9745) and a link to
-//! the new one. Nodes of a fleet and processes during an upgrade may be one version older or newer, so they ask
-//! each other on the old paths.
+//! Paths with a new name. The old ones work for one more version, with a Deprecation header (RFC 9745) and a
+//! link to the new one. Nodes of a fleet and processes during an upgrade may be one version older or newer, so
+//! they query each other through the old paths.
 
 use axum::{
     body::{Body, to_bytes},
@@ -25,7 +25,7 @@ const PATHS: [(&str, &str); 3] = [
 
 /// 30 November 2026.
 const SINCE: &str = "@1795996800";
-/// Above a page of 1,000 allocations.
+/// Longer than a page of 1,000 allocations.
 const LONGEST: usize = 4 << 20;
 
 /// The new name of a path.
@@ -33,13 +33,13 @@ pub(super) fn current(path: &str) -> &str {
     PATHS.iter().find(|(old, _)| *old == path).map_or(path, |(_, new)| new)
 }
 
-/// Answers on an old path with the old name of the list.
+/// Answers a request for an old path, with the old name of the list.
 pub(super) async fn answer(request: Request, next: Next) -> Response {
     let link =
         format!("<{}>; rel=\"successor-version\"", request.uri().path().replace("sessions", "allocations"));
     let (mut parts, body) = next.run(request).await.into_parts();
     let Ok(bytes) = to_bytes(body, LONGEST).await else {
-        let detail = "the answer is too long for an old path";
+        let detail = "the response is too long for an old path";
         return Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", detail).into_response();
     };
     let body = match std::str::from_utf8(&bytes) {

@@ -15,7 +15,7 @@ use utoipa::{
 
 use crate::problem::{CODES, Code, PROBLEM_JSON};
 
-/// For every operation: errors of the connection, the access and the query.
+/// For every operation: errors in the connection, the access control and the query.
 const ALL: &[&str] = &[
     "bad_request",
     "body",
@@ -55,7 +55,7 @@ const ISSUES: &[&str] = &[
     "wrong_key",
 ];
 
-/// Further codes of one operation.
+/// Additional codes of one operation.
 fn own(operation: &str) -> Vec<&'static [&'static str]> {
     match operation {
         "front" | "rest" | "make" => vec![ISSUES],
@@ -127,7 +127,7 @@ impl Modify for ErrorResponses {
             codes.extend(is_change.then_some(WRITES));
             codes.extend(operation.request_body.is_some().then_some(BODY));
             for (status, codes) in by_status(&codes) {
-                // Operations with the same codes share a response.
+                // Operations with the same codes share a response object.
                 let names: Vec<&str> = codes.iter().map(|code| code.name).collect();
                 let name = format!("{status}.{}", names.join("."));
                 components.responses.insert(name.clone(), RefOr::T(response(status, &codes)));

@@ -46,7 +46,7 @@ impl From<FleetError> for Problem {
     }
 }
 
-/// Shows the fleet, as this node sees it.
+/// Shows the fleet as this node sees it.
 #[utoipa::path(
     get,
     path = "/v1/fleet",
@@ -59,7 +59,7 @@ pub(super) async fn fleet(State(app): State<App>) -> Result<Json<FleetStatus>, P
     app.fleet_status().map(Json)
 }
 
-/// Redirects new clients to other nodes. The node keeps running, and its next start undoes this.
+/// Redirects new clients of a node to other nodes. The node keeps running; restarting it undoes this.
 #[utoipa::path(
     post,
     path = "/v1/fleet/nodes/{node}/drain",
@@ -73,7 +73,7 @@ pub(super) async fn drain_node(State(app): State<App>, node: PathPart) -> Result
     app.order(node, true).await
 }
 
-/// Lets a node take new clients again.
+/// Lets a node accept new clients again.
 #[utoipa::path(
     post,
     path = "/v1/fleet/nodes/{node}/uncordon",
@@ -131,7 +131,7 @@ pub(super) async fn of_node(
     Ok((Extension(audit), passed_on(answer)).into_response())
 }
 
-/// Ends an allocation of a node. No other path supports DELETE through another node.
+/// Ends an allocation on a node. No other path supports DELETE through another node.
 #[utoipa::path(
     delete,
     path = "/v1/fleet/nodes/{node}/v1/{path}",
@@ -144,17 +144,17 @@ pub(super) async fn of_node(
         (status = 200, description = "The response of that node.", body = Object),
     ),
 )]
-#[expect(dead_code, reason = "describes a method that another handler answers")]
+#[expect(dead_code, reason = "describes a method that another handler serves")]
 pub(super) fn end_of_node() {}
 
-/// Lists allocations of all nodes in pages, node by node in the order of their names.
+/// Lists the allocations of all nodes in pages, node by node in the order of their names.
 #[utoipa::path(
     get,
     path = "/v1/fleet/allocations",
     tag = "fleet",
     params(AllocationQuery),
     responses(
-        (status = 200, description = "A page. `next` is null on the last one.", body = FleetAllocations),
+        (status = 200, description = "A page. `next` is null on the last page.", body = FleetAllocations),
     ),
 )]
 pub(super) async fn fleet_allocations(
@@ -173,7 +173,7 @@ pub(super) async fn fleet_allocations(
     let (from, mut within) = match cursor.as_deref().map(|cursor| cursor.split_once(CURSOR)) {
         None => (String::new(), None),
         Some(Some((node, within))) => (node.to_owned(), Some(within.to_owned()).filter(|at| !at.is_empty())),
-        Some(None) => return Err(Problem::bad_request("cursor must be `next` of another page")),
+        Some(None) => return Err(Problem::bad_request("cursor must be the `next` of another page")),
     };
     let mut page = FleetAllocations::default();
     let FleetStatus { node: own, nodes, .. } = app.fleet_status()?;
@@ -183,7 +183,7 @@ pub(super) async fn fleet_allocations(
             page.next = Some(format!("{node}{CURSOR}"));
             return Ok(Json(page));
         }
-        // If the node has left since, the next one follows.
+        // If the node has left since then, continues with the next one.
         let cursor = within.take().filter(|_| node == from);
         let asked = AllocationQuery { limit: Some(left), cursor, ..wanted.clone() };
         let found = if node == own {
@@ -229,7 +229,7 @@ impl App {
     async fn order(&self, node: PathPart, drains: bool) -> Result<Response, Problem> {
         let node = path_part(node)?;
         self.fleet()?.set_draining(&node, drains).await?;
-        let done = if drains { "drains" } else { "takes clients again" };
+        let done = if drains { "is draining" } else { "accepts clients again" };
         let audit = Audit(format!("node {node:?} {done}"));
         Ok((StatusCode::ACCEPTED, Extension(audit), Json(NodeOrder { node, drains })).into_response())
     }
@@ -260,8 +260,8 @@ impl App {
         answer.map_err(|problem| problem.detail).and_then(|answer| read(&answer))
     }
 
-    /// Sends a request to the other nodes. Returns the first success with its node, and the number of nodes
-    /// without an answer.
+    /// Sends a request to the other nodes. Returns the first successful response with its node, and the
+    /// number of nodes that did not answer.
     pub(super) async fn ask_others(
         &self,
         asker: Asker<'_>,

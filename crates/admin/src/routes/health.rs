@@ -29,20 +29,20 @@ pub(super) const PATHS: &str = "/metrics       metrics for Prometheus\n\
      /openapi.json  description of the API: allocations, workers, listeners, reload, drain and so on\n\
      /              in a browser, a page with an overview\n";
 
-/// Answers while the program runs.
+/// Responds as long as the program runs.
 #[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`.", body = String, content_type = "text/plain")))]
 pub(super) async fn live() -> &'static str {
     "ok\n"
 }
 
-/// Answers 200 while the program takes new clients.
+/// Responds with 200 while the program accepts new clients.
 #[utoipa::path(
     get,
     path = "/readyz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients without knowing the state of the other nodes of its fleet; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: this machine lacks some relay addresses, or some rules of a forwarder cannot be bound yet. With `?verbose`, or if one is absent, a line for each relay address.", body = String, content_type = "text/plain"),
-        (status = 503, description = "`draining`: it takes no new clients; or `waiting`: this machine lacks all relay addresses, or no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it accepts clients without knowing the state of the other nodes of its fleet; or `recovering`: it accepts clients, but only up to its equal share of quotas until the fleet's store knows the usage of all nodes; or `waiting`: this machine lacks some relay addresses, or some rules of a forwarder cannot be bound yet. With `?verbose`, or if a relay address is absent, a line for each relay address follows.", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it accepts no new clients; or `waiting`: this machine has none of the relay addresses, or no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
     ),
 )]
 pub(super) async fn ready(State(app): State<App>, uri: Uri) -> (StatusCode, String) {
@@ -79,20 +79,21 @@ fn readiness(app: &App, relays: &[RelayRange]) -> (StatusCode, &'static str) {
     }
 }
 
-/// Answers as `/readyz` does.
+/// Responds like `/readyz`.
 #[utoipa::path(
     get,
     path = "/healthz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients without knowing the state of the other nodes of its fleet; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: this machine lacks some relay addresses, or some rules of a forwarder cannot be bound yet. With `?verbose`, or if one is absent, a line for each relay address.", body = String, content_type = "text/plain"),
-        (status = 503, description = "`draining`: it takes no new clients; or `waiting`: this machine lacks all relay addresses, or no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it accepts clients without knowing the state of the other nodes of its fleet; or `recovering`: it accepts clients, but only up to its equal share of quotas until the fleet's store knows the usage of all nodes; or `waiting`: this machine lacks some relay addresses, or some rules of a forwarder cannot be bound yet. With `?verbose`, or if a relay address is absent, a line for each relay address follows.", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it accepts no new clients; or `waiting`: this machine has none of the relay addresses, or no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
     ),
 )]
-#[expect(dead_code, reason = "describes a path that another handler answers")]
+#[expect(dead_code, reason = "describes a path that another handler serves")]
 pub(super) fn health() {}
 
-/// Shows all metrics for Prometheus: as OpenMetrics if `Accept` lists it, otherwise in the older text format.
+/// Returns all metrics for Prometheus: as OpenMetrics if `Accept` lists it, otherwise in the older text
+/// format.
 #[utoipa::path(
     get,
     path = "/metrics",

@@ -1,4 +1,4 @@
-//! Parses query and body of a request. An unknown, misplaced or repeated member is an error.
+//! Parses the query and the body of a request. An unknown, misplaced or repeated field is an error.
 
 use std::{borrow::Cow, collections::HashSet, fmt};
 
@@ -17,7 +17,7 @@ use url::form_urlencoded;
 
 use crate::{problem::Problem, request_body::collect_body};
 
-/// A segment of a path, or its error.
+/// A segment of a path, or the error in it.
 pub(super) type PathPart<T = String> = Result<Path<T>, PathRejection>;
 
 pub(super) fn path_part<T>(part: PathPart<T>) -> Result<T, Problem> {
@@ -41,7 +41,7 @@ pub(super) fn form<T: DeserializeOwned>(text: &[u8]) -> Result<T, Problem> {
     })
 }
 
-/// Names of the parameters; an error for duplicates and for text that is not UTF-8.
+/// Returns the names of the parameters; duplicates and text that is not UTF-8 are errors.
 pub(super) fn check_form(text: &[u8]) -> Result<Vec<String>, Problem> {
     let mut names = Vec::new();
     for pair in text.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
@@ -74,7 +74,7 @@ pub(super) async fn bytes(request: Request) -> Result<(HeaderMap, Bytes), Proble
     Ok((head.headers, bytes))
 }
 
-/// A page of another origin can send other types without a preflight (CORS).
+/// Requires JSON, because a page of another origin can send some other types without a CORS preflight.
 fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
@@ -89,7 +89,7 @@ fn read<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
     let wrong = |why: String| Problem::bad_request(format!("the body cannot be read: {why}"));
     let Unique(value) = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
     match value {
-        // serde would accept an object's members as a list, too.
+        // serde would also accept an object's fields as a list.
         Value::Object(_) => serde_path_to_error::deserialize(value).map_err(|error| {
             let why = in_words(&error.inner().to_string());
             wrong(match error.path().to_string() {
@@ -101,7 +101,7 @@ fn read<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
     }
 }
 
-/// Converts a message of serde: without Rust types, and without the value, which may be a secret.
+/// Rewords an error message of serde without Rust types, and without the value, which may be a secret.
 fn in_words(message: &str) -> String {
     if let Some(rest) = message.strip_prefix("invalid type: ").or(message.strip_prefix("invalid value: "))
         && let Some((found, expected)) = rest.rsplit_once(", expected ")
@@ -145,7 +145,7 @@ fn expected_in_words(expected: &str) -> Cow<'_, str> {
     format!("a whole number from 0 to {most}").into()
 }
 
-/// JSON without duplicate members: parsers disagree about which one counts.
+/// JSON without duplicate fields: parsers disagree about which one takes precedence.
 struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -200,7 +200,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
         let mut names = HashSet::new();
         while let Some(name) = members.next_key::<String>()? {
             if !names.insert(name.clone()) {
-                return Err(A::Error::custom(format_args!("the member {name:?} appears twice")));
+                return Err(A::Error::custom(format_args!("the field {name:?} appears twice")));
             }
             let Unique(value) = members.next_value()?;
             object.insert(name, value);

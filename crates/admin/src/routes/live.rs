@@ -24,7 +24,7 @@ use crate::{
     problem::Problem,
 };
 
-/// Maximum `live` events of a stream with an end.
+/// Maximum number of `live` events in a stream that ends.
 const MOST_EVENTS: u64 = 1_000_000;
 
 /// Length of the stream.
@@ -32,7 +32,7 @@ const MOST_EVENTS: u64 = 1_000_000;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventQuery {
-    /// Number of `live` events after which the stream ends; default endless.
+    /// Number of `live` events after which the stream ends; by default, it is endless.
     #[param(maximum = 1000000)]
     count: Option<u64>,
 }
@@ -57,7 +57,7 @@ pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<G
     path = "/v1/live",
     tag = "live",
     responses(
-        (status = 200, description = "Values that are at most two seconds old.", body = Live),
+        (status = 200, description = "The activity, at most two seconds old.", body = Live),
     ),
 )]
 pub(super) async fn newest(State(app): State<App>) -> Result<Json<Live>, Problem> {
@@ -65,7 +65,7 @@ pub(super) async fn newest(State(app): State<App>) -> Result<Json<Live>, Problem
     Ok(Json(frame.live.clone()))
 }
 
-/// Shows the last ten minutes in steps of a second.
+/// Shows the last ten minutes in steps of one second.
 #[utoipa::path(
     get,
     path = "/v1/live/history",
@@ -85,7 +85,7 @@ pub(super) async fn history(State(app): State<App>) -> Json<History> {
     tag = "live",
     params(EventQuery),
     responses(
-        (status = 200, description = "Events with the members `event` and `data`; `data` is one line of JSON.", body = LiveEvent, content_type = "text/event-stream"),
+        (status = 200, description = "Events with the fields `event` and `data`; `data` is one line of JSON.", body = LiveEvent, content_type = "text/event-stream"),
     ),
 )]
 pub(super) async fn events(
@@ -118,12 +118,12 @@ pub(super) async fn events(
                     streaming.give_up();
                 }
             }
-            // The client has left.
+            // The client has disconnected.
             () = progress.streamed() => {}
         }
         drop(streaming);
     });
-    // Tells proxies not to buffer.
+    // Keeps proxies from buffering.
     let headers = [(header::CONTENT_TYPE.as_str(), "text/event-stream"), ("x-accel-buffering", "no")];
     Ok((headers, Body::new(body)).into_response())
 }

@@ -1,4 +1,4 @@
-//! Rejects parameters and bodies that the OpenAPI document does not have. If they were ignored, a rotation
+//! Rejects parameters and bodies that are not in the OpenAPI document. If they were ignored, a rotation
 //! with the realm in the query instead of the body would rotate another realm's secret.
 
 use std::{collections::HashMap, sync::Arc};
@@ -18,9 +18,9 @@ use utoipa::{
 use super::{ApiDocument, deprecated, input};
 use crate::problem::Problem;
 
-/// Health checks may have arbitrary parameters, which monitoring programs add against caches.
+/// Health checks may have arbitrary parameters, which monitoring programs add to bypass caches.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
-/// Checked by the node that answers.
+/// Path of forwarded requests, which the node that answers checks.
 const OF_NODE: &str = "/v1/fleet/nodes/{node}/v1/{path}";
 /// Files of the page, which are not in the document.
 const FILES: &str = "/web/{name}";
@@ -66,12 +66,11 @@ impl Parameters {
             input::check_form(query.as_bytes())?.into_iter().find(|name| !takes.query.contains(name))
         {
             let known = if takes.query.is_empty() { "none".to_owned() } else { takes.query.join(", ") };
-            let detail =
-                format!("{method} {path} has no parameter {name:?}; parameters in its query: {known}");
+            let detail = format!("{method} {path} has no parameter {name:?}; query parameters: {known}");
             return Err(Problem::bad_request(detail));
         }
         if !takes.has_body && !request.body().is_end_stream() {
-            let detail = format!("{method} {path} takes no body: leave it out");
+            let detail = format!("{method} {path} accepts no body: leave it out");
             return Err(Problem::bad_request(detail));
         }
         Ok(())

@@ -16,21 +16,22 @@ const USUAL: usize = 100;
 /// Maximum length of the list.
 const MOST: usize = 1000;
 
-/// Filter of refusals: all conditions must hold.
+/// Filter of refusals: all conditions must be met.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct RefusalQuery {
     /// The client: an address, or a prefix such as `192.0.2.0/24`.
     client: Option<String>,
-    /// The username, or a part of it.
+    /// The username or part of it.
     user: Option<String>,
     /// Length of the list; default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
 
-/// Lists recent refusals, the latest first. Refusals of one client for one reason are one entry. Their number is bounded.
+/// Lists recent refusals, most recent first. Refusals of one client for the same reason form one entry.
+/// The number of entries is bounded.
 #[utoipa::path(
     get,
     path = "/v1/refusals",
@@ -52,7 +53,7 @@ pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Re
     Ok(Json(RefusalList { refusals }))
 }
 
-/// The port is ignored: a client uses another one for each attempt.
+/// The port is ignored: a client uses a different port for each attempt.
 fn prefix(text: &str) -> Result<Cidr, Problem> {
     let address = text.parse::<SocketAddr>().map_or_else(|_| text.to_owned(), |at| at.ip().to_string());
     address.parse().map_err(|why| Problem::bad_request(format!("client: {why}")))

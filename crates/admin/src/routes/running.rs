@@ -64,27 +64,27 @@ pub(super) async fn config(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, "application/toml")], app.program.to_toml()).into_response()
 }
 
-/// Shows the filter of log lines.
+/// Shows the log filter.
 #[utoipa::path(
     get,
     path = "/v1/log",
     tag = "program",
     responses(
-        (status = 200, description = "The filter in force.", body = LogLevel),
+        (status = 200, description = "The current filter.", body = LogLevel),
     ),
 )]
 pub(super) async fn log_level(State(app): State<App>) -> Json<LogLevel> {
     Json(LogLevel { level: app.program.process().log_level() })
 }
 
-/// Changes the filter of log lines until the program ends. The configuration is unchanged.
+/// Changes the log filter until the program exits. The configuration is not changed.
 #[utoipa::path(
     put,
     path = "/v1/log",
     tag = "program",
     request_body = LogLevel,
     responses(
-        (status = 200, description = "The filter in force now.", body = LogLevel),
+        (status = 200, description = "The new filter.", body = LogLevel),
     ),
 )]
 pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -106,7 +106,7 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
     Ok((Extension(audit), Json(wanted)).into_response())
 }
 
-/// Reads the configuration and the certificates again. If there is a mistake, nothing changes.
+/// Reads the configuration and the certificates again. If there is an error, nothing changes.
 #[utoipa::path(
     post,
     path = "/v1/reload",
@@ -125,7 +125,7 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
             Ok((Extension(audit), Json(reloaded)).into_response())
         }
         Err(NotReloaded::Refused(lines)) => {
-            let detail = "the configuration is wrong, and the old one stays in force";
+            let detail = "the configuration is invalid, and the old one stays in effect";
             let problem = Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "wrong_configuration", detail);
             Err(problem.with_errors(lines))
         }
@@ -140,8 +140,8 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
     }
 }
 
-/// Drains the program: it takes no new clients and ends with its last allocation or connection. A further request with a deadline replaces the
-/// earlier one.
+/// Drains the program: it accepts no new clients and exits when its last allocation or connection ends.
+/// Another request with a deadline replaces the earlier one.
 #[utoipa::path(
     post,
     path = "/v1/drain",

@@ -13,10 +13,10 @@ use turnpike_relay::{WorkerSnapshot, allocations::Look};
 use super::{App, Json};
 use crate::{problem::Problem, program::seconds};
 
-/// Timeout of a worker's answer; after it, the worker counts as not answering.
+/// Timeout for a worker's answer, after which the worker is reported as not answering.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lists limits with the amounts in use.
+/// Lists the limits and the amounts in use.
 #[utoipa::path(
     get,
     path = "/v1/limits",
@@ -73,7 +73,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<LimitList>, Pr
     Ok(Json(LimitList { limits: at_most.chain(where_wanted).map(limit).collect() }))
 }
 
-/// Lists listeners with their allocations and traffic, and relay addresses.
+/// Lists the listeners with their allocations and traffic, and the relay addresses.
 #[utoipa::path(
     get,
     path = "/v1/listeners",
@@ -122,7 +122,7 @@ pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certific
     Ok(Json(CertificateList { certificates: certificates.collect() }))
 }
 
-/// Lists workers with their counts and their load.
+/// Lists the workers with their counters and load.
 #[utoipa::path(
     get,
     path = "/v1/workers",

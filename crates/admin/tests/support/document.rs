@@ -43,7 +43,7 @@ pub(super) fn check(request: &[u8], answer: &Answer) {
     let (Some(method), Some(target)) = (words.next(), words.next()) else { return };
     let Some(operation) = operation(method, target.split('?').next().unwrap_or_default()) else { return };
     if answer.body.contains("\"code\":\"no_such_path\"") && !target.starts_with("/v1/fleet/nodes/") {
-        // A listener for applications has fewer paths.
+        // A listener for applications serves fewer paths.
         return;
     }
     let name = format!("{method} {target}: {} {}", answer.status, answer.body);

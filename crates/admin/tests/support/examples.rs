@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Answer;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/routes/examples.json");
-/// Maximum items of a list, and lines of a text.
+/// Maximum number of items in a list, and of lines in a text.
 const ITEMS: usize = 2;
 const LINES: usize = 3;
 
@@ -22,7 +22,8 @@ impl Examples {
         Self { known: serde_json::from_str(&text).unwrap(), updates: turnpike_testkit::writes_golden_files() }
     }
 
-    /// Compares the example of an operation with a response: equal members, with values of the same kinds.
+    /// Compares the example of an operation with a response: the same fields, with values of the same
+    /// kinds.
     #[track_caller]
     pub(crate) fn compare(&mut self, operation: &str, answer: &Answer) {
         if operation == "openapi" {
@@ -43,7 +44,7 @@ impl Examples {
         }
         assert!(
             self.updates,
-            "the example of {operation}, {}, differs from the answer: TURNPIKE_TEST_GOLDEN=write records it again\n{example:?}\n{real}",
+            "the example of {operation}, {}, differs from the response: TURNPIKE_TEST_GOLDEN=write records it again\n{example:?}\n{real}",
             answer.status
         );
         examples.insert(media, real);
@@ -66,7 +67,7 @@ fn shortened(value: Value) -> Value {
     }
 }
 
-/// List items and values may be missing on either side; members may not.
+/// List items and values may be missing on either side; fields may not.
 fn is_alike(example: &Value, real: &Value) -> bool {
     match (example, real) {
         (Value::Null, _) | (_, Value::Null) => true,

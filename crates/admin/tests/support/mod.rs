@@ -1,4 +1,4 @@
-//! A program with an interface, clients of its relay, and a client that writes raw requests.
+//! A program with an admin interface, clients of its relay, and a client that sends raw requests.
 
 mod document;
 pub(crate) mod examples;
@@ -79,7 +79,7 @@ impl Drop for Dir {
     }
 }
 
-/// State of an address that has been up, or absent, since 1970.
+/// State of an address that has been up, or has been absent, since 1970.
 pub(crate) fn relay_state(bind: IpAddr, is_up: bool) -> RelayState {
     let address = RelayAddress { bind, external: Some([192, 0, 2, 1].into()) };
     RelayState { address, is_up, since: SystemTime::UNIX_EPOCH }
@@ -199,7 +199,7 @@ impl Owner for Double {
     }
 }
 
-/// A program on a thread of its own, like the control thread.
+/// A program on a thread of its own, which stands in for the control thread.
 pub(crate) struct Running {
     pub(crate) program: Arc<Double>,
     pub(crate) tcp: Vec<SocketAddr>,
@@ -457,7 +457,7 @@ impl Answer {
 }
 
 pub(crate) fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> Answer {
-    // The server may have closed already.
+    // The server may have closed the connection already.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     let mut piece = [0; 4096];
@@ -483,7 +483,7 @@ pub(crate) fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> Answer
     answer
 }
 
-/// Over TLS, as this client.
+/// Sends a request over TLS as the client in `config`.
 pub(crate) fn exchange_tls(to: SocketAddr, config: &Arc<ClientConfig>, bytes: &[u8]) -> io::Result<Answer> {
     let name = ServerName::try_from("admin.example.org").unwrap();
     let connection = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;

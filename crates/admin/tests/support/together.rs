@@ -1,4 +1,4 @@
-//! In-memory fleet from the interface's point of view.
+//! An in-memory fleet, as the interface sees it.
 
 use std::{
     collections::BTreeMap,

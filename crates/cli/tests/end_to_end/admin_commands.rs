@@ -269,7 +269,8 @@ fn reload_reports_changes_and_every_mistake() {
     fs::write(&file, "[auth]\nusrs = []\n[server]\nlisten = 5\n").expect("the test's own file");
     let refused = reload();
     assert_eq!(refused.code, Some(1));
-    for part in ["the old one stays in force", "auth.usrs: unknown key", "server.listen: found the integer 5"]
+    for part in
+        ["the old one stays in effect", "auth.usrs: unknown key", "server.listen: found the integer 5"]
     {
         assert!(refused.stderr.contains(part), "{part} in {}", refused.stderr);
     }
