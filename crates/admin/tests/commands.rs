@@ -110,7 +110,7 @@ fn reload_prints_one_line_per_change_or_error() {
     let running = Running::server(1);
     let client = client(&running);
     let reload = |json| shown(|out| commands::reload(&client, json, out));
-    assert_eq!(reload(false), "reloaded; no changes that a reload applies\n");
+    assert_eq!(reload(false), "reloaded; nothing has changed that a reload can apply\n");
     let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
     *running.program.reload.lock().unwrap() = Ok(Reloaded {
         changed: lines(&["auth.users: 1 added", "realm a: removed"]),
@@ -194,8 +194,7 @@ fn top_prints_json_lines_or_one_screen() {
         columns: Some(120),
     };
     let text = shown(|out| top::run(client(&running), &options(true, false), out, || false));
-    for part in ["turnpike serve", "allocations 7", "WORKER", "Top talkers", "Certificates", "nothing so far"]
-    {
+    for part in ["turnpike serve", "allocations 7", "WORKER", "Top talkers", "Certificates", "none so far"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     let line = shown(|out| top::run(client(&running), &options(true, true), out, || false));

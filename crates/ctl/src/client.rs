@@ -85,7 +85,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Form for a URL or Host header.
+/// Formats a host and port for a URL or Host header.
 fn bracketed(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
@@ -93,7 +93,7 @@ fn bracketed(host: &str, port: u16) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    #[error("no running turnpike serve was found, at {}; for another address, use --admin unix:/PATH", .tried.join(" or "))]
+    #[error("no running turnpike serve was found at {}; to use another address, set --admin unix:/PATH", .tried.join(" or "))]
     NoProgram { tried: Vec<String> },
     #[error("{target} belongs to another user: run this command as that user, or as root")]
     Forbidden { target: Target },
@@ -101,7 +101,7 @@ pub enum ClientError {
     Broken { target: Target, source: io::Error },
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
-    /// Not a turnpike, or another version.
+    /// The program is not turnpike, or is another version.
     #[error("unexpected response from {target} ({status}): {why}")]
     Strange { target: Target, status: u16, why: String },
     #[error("cannot read the token in {}: {source}", path.display())]
@@ -123,8 +123,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Client for the program at `target`, by default this user's or this machine's server. The first line of
-    /// `token_file` is the token.
+    /// Client for the program at `target`, by default the server of this user or of this machine. The first
+    /// line of `token_file` is the token.
     pub fn new(target: Option<Target>, token_file: Option<&Path>) -> Result<Self, ClientError> {
         let token = token_file.map(|path| {
             let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
@@ -151,7 +151,7 @@ impl Client {
     /// Falls back to a forwarder of this user or this machine.
     #[must_use]
     pub fn or_a_forwarder(mut self) -> Self {
-        // The last one belongs to the packaged unit.
+        // The last path is that of the packaged unit.
         let sockets =
             candidates(Job::Forward).into_iter().chain([PathBuf::from("/run/turnpike-forward/forward.sock")]);
         let on_loopback = ForwardSettings::default().admin;
@@ -181,7 +181,7 @@ impl Client {
         made.clone().map_err(io::Error::other)
     }
 
-    /// The target of the last answer, or all targets before that.
+    /// The target that answered last or, before any answer, all targets.
     #[must_use]
     pub fn whom(&self) -> String {
         let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,7 +214,7 @@ impl Client {
         self.ask(Method::DELETE, path, Bytes::new())
     }
 
-    /// Text of `/livez` or `/readyz`, and true for a success status.
+    /// Text of `/livez` or `/readyz`, and true if the status is a success.
     pub fn words(&self, path: &str) -> Result<(bool, String), ClientError> {
         let (_, status, bytes) = self.answer(&Method::GET, path, &Bytes::new())?;
         Ok((status.is_success(), String::from_utf8_lossy(&bytes).trim().to_owned()))
@@ -310,7 +310,7 @@ where
     Ok((status, body.to_bytes()))
 }
 
-/// Name of a path in the previous version, which the running program may still be.
+/// Name of a path in the previous version, in case the running program is that version.
 fn old_path(path: &str) -> Option<String> {
     let is_renamed = ["/v1/allocations", "/v1/fleet/allocations"].iter().any(|new| path.starts_with(new));
     is_renamed.then(|| path.replacen("/allocations", "/sessions", 1))

@@ -58,23 +58,23 @@ impl From<Problem> for CommandError {
 }
 
 impl CommandError {
-    /// Returns true for a mistake on the command line.
+    /// Returns true if the error is in the command line.
     #[must_use]
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Refused(problem) if problem.status == 400)
     }
 }
 
-/// Filter of allocations; all conditions must match. The server validates the values.
+/// Filter of allocations; all conditions must be met. The server validates the values.
 #[derive(Clone, Debug, Default)]
 pub struct AllocationListFilter {
     pub user: Option<String>,
     pub realm: Option<String>,
-    /// Address with port, address, or prefix.
+    /// An address with a port, an address, or a prefix.
     pub client: Option<String>,
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub transport: Option<String>,
-    /// Same forms as `client`.
+    /// In the same forms as `client`.
     pub relayed: Option<String>,
     pub limit: Option<usize>,
 }
@@ -138,7 +138,8 @@ pub fn end_allocation(
     Ok(())
 }
 
-/// Drains the program; it ends with its last allocation, after `deadline_s` seconds at the latest.
+/// Drains the program, which exits when its last allocation ends, after `deadline_s` seconds at the
+/// latest.
 pub fn drain(
     client: &Client,
     deadline_s: Option<u32>,
@@ -173,7 +174,7 @@ pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), Co
         writeln!(out, "{}", escape::line(line))?;
     }
     if changed.is_empty() {
-        writeln!(out, "reloaded; no changes that a reload applies")?;
+        writeln!(out, "reloaded; nothing has changed that a reload can apply")?;
     }
     Ok(())
 }
@@ -220,7 +221,7 @@ fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
 }
 
 enum ListOutput<const N: usize> {
-    /// The last field is the number of rows.
+    /// The last field counts the rows written so far.
     Table(Table<N>, OutputFormat, usize),
     Json(bool),
 }
@@ -256,7 +257,8 @@ impl<const N: usize> ListOutput<N> {
         self.end_without(out, none, &[])
     }
 
-    /// Also lists nodes without an answer, in text output only: a JSON array has no place for them.
+    /// Also lists nodes that did not answer, but only in text output: they do not fit into a JSON
+    /// array.
     fn end_without(self, out: &mut dyn Write, none: &str, silent: &[String]) -> io::Result<()> {
         match self {
             Self::Table(_, format, count) => {
@@ -274,7 +276,7 @@ impl<const N: usize> ListOutput<N> {
 }
 
 fn row(allocation: &Allocation) -> [String; 9] {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds since it began")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the age in seconds")]
     let age = span(allocation.age_s as u64);
     let process = allocation.process.map_or_else(String::new, |pid| format!(" (process {pid})"));
     let relayed: Vec<&str> = allocation.relayed.iter().map(|relayed| relayed.address.as_str()).collect();
@@ -326,7 +328,7 @@ fn write_allocation(out: &mut dyn Write, allocation: &Allocation, format: Output
         rows.push(("is", (*mark).to_owned()));
     }
     rows.push(("worker", allocation.worker.to_string()));
-    rows.extend(allocation.process.map(|pid| ("process", format!("{pid}, the previous one"))));
+    rows.extend(allocation.process.map(|pid| ("process", format!("{pid}, the previous process"))));
     rows.extend(allocation.node.clone().map(|node| ("node", node)));
     write_members(out, &rows, format)
 }

@@ -8,13 +8,13 @@ use std::{
 use ratatui::{crossterm::terminal, text::Span};
 use turnpike_wire::escape;
 
-/// Blanks between two columns.
+/// Spaces between two columns.
 const GAP: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {
     Json,
-    /// Text with lines of at most this width; `None` for any length.
+    /// Text with lines of at most this width; `None` for lines of any length.
     Text(Option<usize>),
 }
 
@@ -61,7 +61,7 @@ impl<const N: usize> Table<N> {
         Self { head, columns: format.columns(), layout: None }
     }
 
-    /// Writes nothing without rows.
+    /// Writes nothing if there are no rows.
     pub(crate) fn write(&mut self, out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
         if rows.is_empty() {
             return Ok(());
@@ -132,7 +132,8 @@ fn write_record(out: &mut dyn Write, members: &[(&str, &str)], columns: usize) -
     Ok(())
 }
 
-/// Wraps text between words; a word that is too long is broken between the groups of an IPv6 address.
+/// Wraps text between words. A word that is too long is split only if it is an IPv6 address, between
+/// its groups.
 fn broken(text: &str, columns: usize) -> Vec<String> {
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split(' ') {
@@ -150,7 +151,8 @@ fn broken(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// A word that fits, or the groups of an IPv6 address. The last piece includes the port.
+/// Returns the word if it fits, otherwise the groups of an IPv6 address. The last piece includes the
+/// port.
 fn pieces(word: &str, columns: usize) -> Vec<String> {
     let end = word.rfind(']').filter(|_| width(word) > columns);
     let Some(end) = end else { return vec![word.to_owned()] };
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_the_head_is_printed_once() {
+    fn columns_are_aligned_and_the_header_is_printed_once() {
         let text = written(&[&[["1", "x"], ["four", "y"]], &[["2", "z"]]], None);
         assert_eq!(text, "A     LONG\n1     x\nfour  y\n2     z\n");
         assert_eq!(written(&[&[], &[["1", "x"]]], None), "A  LONG\n1  x\n");
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_is_broken_within_a_port() {
+    fn no_line_is_split_within_a_port() {
         let address = "[2001:db8:1111:2222:3333:4444:5555:6666]:50123";
         for columns in 20..60 {
             let text = written(&[&[["tls, to peers", address]]], Some(columns));

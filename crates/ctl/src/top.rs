@@ -27,20 +27,20 @@ use crate::{
 };
 use screen::Screen;
 
-/// Maximum wait for a key, and so the maximum delay after a signal.
+/// Maximum time to wait for a key, and therefore the maximum delay after a signal.
 const LOOK: Duration = Duration::from_millis(100);
 /// Refresh interval of certificates and history.
 const SELDOM: Duration = Duration::from_secs(60);
 /// Refresh interval of the fleet, whose nodes report once per second.
 const FLEET: Duration = Duration::from_secs(2);
-/// Default width of [`Options::once`].
+/// Default width for [`Options::once`].
 const COLUMNS: u16 = 110;
-/// Maximum lines of [`Options::once`].
+/// Maximum number of lines for [`Options::once`].
 const LINES: u16 = 200;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Between two updates.
+    /// Interval between two updates.
     pub interval: Duration,
     pub once: bool,
     pub json: bool,
@@ -57,7 +57,8 @@ enum TopUpdate {
     Problem(String),
 }
 
-/// Runs until the user presses `q` or `stopped` returns true. Shows errors after the first answer.
+/// Runs until the user presses `q` or `stopped` returns true. After the first answer, errors are shown
+/// on the screen.
 pub fn run(
     client: Client,
     options: &Options,
@@ -70,7 +71,7 @@ pub fn run(
     if options.once {
         return once(&client, options, out);
     }
-    // Before anything is drawn, so that an error stays readable.
+    // Done before anything is drawn, so that an error message stays readable.
     let live: Live = client.get("/v1/live")?;
     let mut screen = Screen::new(options.colours, client.whom());
     screen.hear(live);
@@ -94,7 +95,7 @@ fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<TopUpdate>) {
         if seldom.is_none_or(|last| last.elapsed() >= SELDOM) {
             let history = client.get("/v1/live/history").map(Box::new);
             let _ = history.map(|history| to.send(TopUpdate::History(history)));
-            // A forwarder has no certificates.
+            // A forwarder has no certificates, so an error is ignored.
             let told = client.get("/v1/certificates").map(|told: CertificateList| told.certificates);
             let _ = told.map(|told| to.send(TopUpdate::Certificates(told)));
             seldom = Some(Instant::now());
@@ -231,7 +232,7 @@ fn once(client: &Client, options: &Options, out: &mut dyn Write) -> Result<(), C
     Ok(())
 }
 
-/// Lines of a screen of this size, without trailing blanks and empty lines.
+/// Lines of a screen of this size, without trailing spaces and empty lines.
 fn text(screen: &Screen, columns: u16, rows: u16) -> Vec<String> {
     let area = Rect::new(0, 0, columns, rows);
     let mut buffer = Buffer::empty(area);

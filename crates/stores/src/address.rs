@@ -19,12 +19,12 @@ pub enum StoreAddress {
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerAddress {
     pub host: String,
-    /// Unix socket instead of `host`; for PostgreSQL its directory.
+    /// Unix socket to use instead of `host`; for PostgreSQL, its directory.
     pub socket: Option<PathBuf>,
     /// `None` for the protocol's default.
     pub port: Option<u16>,
     pub user: Option<String>,
-    /// Never shown.
+    /// Never displayed.
     pub password: Option<Zeroizing<String>>,
     /// Database name; for Redis its number.
     pub database: Option<String>,
@@ -34,7 +34,7 @@ pub struct ServerAddress {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     pub mode: TlsMode,
-    /// PEM file with CAs in addition to the system's; for Redis instead of them.
+    /// PEM file with CAs to trust in addition to the system's; for Redis, instead of them.
     pub authority: Option<PathBuf>,
     pub identity: Option<(PathBuf, PathBuf)>,
 }
@@ -59,7 +59,7 @@ const FORMS: &str = "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis:
 impl FromStr for StoreAddress {
     type Err = String;
 
-    /// Messages never quote the text, because it may hold a password.
+    /// Messages never quote the text, because it may contain a password.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
         if text.starts_with('/') {
@@ -81,7 +81,7 @@ impl FromStr for StoreAddress {
     }
 }
 
-/// Returns true for a URL (RFC 3986 section 3.1). The `key=value` form may also contain `://`, in a password.
+/// Returns true for a URL (RFC 3986 section 3.1). In the `key=value` form, a password may also contain `://`.
 fn begins_with_scheme(value: &str) -> bool {
     let is_of_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
     value.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_of_scheme))
@@ -157,7 +157,7 @@ fn value_of<'a>(text: &'a str, option: &str) -> Option<&'a str> {
 }
 
 fn from_url(text: &str) -> Result<StoreAddress, String> {
-    // libpq accepts `USER@/DATABASE` with a default host.
+    // libpq accepts `USER@/DATABASE`, which means the default host.
     let parsed = Url::parse(text).or_else(|why| match why {
         ParseError::EmptyHost => Url::parse(&text.replacen("@/", "@localhost/", 1)),
         _ => Err(why),
@@ -169,7 +169,7 @@ fn from_url(text: &str) -> Result<StoreAddress, String> {
             // The text after two slashes would be a host, and sqlite://store.db has no path at all.
             if url.host_str().is_some_and(|host| !host.is_empty()) || !path.starts_with('/') || path == "/" {
                 return Err(
-                    "sqlite needs a whole path, with three slashes: sqlite:///var/db/turndb".to_owned()
+                    "sqlite needs an absolute path, with three slashes: sqlite:///var/db/turndb".to_owned()
                 );
             }
             return Ok(StoreAddress::Sqlite(path.into()));
@@ -313,7 +313,7 @@ fn finish(kind: Kind, mut server: ServerAddress) -> Result<StoreAddress, String>
     if let Some((certificate, key)) = &server.tls.identity
         && (certificate.as_os_str().is_empty() || key.as_os_str().is_empty())
     {
-        return Err("a client certificate needs its key, and a key its certificate".to_owned());
+        return Err("a client certificate needs its key, and a key needs its certificate".to_owned());
     }
     // A configured CA implies verification.
     if server.tls.authority.is_some() && matches!(server.tls.mode, TlsMode::IfOffered | TlsMode::Unverified) {
@@ -322,7 +322,7 @@ fn finish(kind: Kind, mut server: ServerAddress) -> Result<StoreAddress, String>
     match kind {
         Kind::Redis => match &server.database {
             Some(number) if number.parse::<u16>().is_err() => {
-                return Err(format!("{number:?} is not a database number of Redis"));
+                return Err(format!("{number:?} is not a Redis database number"));
             }
             _ => {}
         },

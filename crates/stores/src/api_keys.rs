@@ -41,7 +41,7 @@ impl ApiKey {
         })
     }
 
-    /// Hash, realm, `max_ttl` and `rate` in the store's form.
+    /// Hash, realm, `max_ttl` and `rate` in the store's format.
     pub(crate) fn written(&self) -> [String; 4] {
         let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
         let realm = self.realm.clone().unwrap_or_default();

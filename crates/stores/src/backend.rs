@@ -1,4 +1,4 @@
-//! Operations of every database: four queries, a list of users, and a change.
+//! Operations that each database implements: four queries, a list of users, and changes.
 
 use crate::{Edit, Rules, StoreError, StoredSecret, UserKeys};
 
@@ -49,5 +49,5 @@ pub struct UserRow {
     pub keys: &'static str,
 }
 
-/// Maximum users that [`Backend::users`] returns; the last page has fewer.
+/// Maximum number of users that [`Backend::users`] returns; the last page has fewer.
 pub const PAGE: usize = 1000;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Consecutive failures. A single one may be a stale connection.
+/// Number of consecutive failures that opens the breaker. A single one may be due to a stale connection.
 const ENOUGH: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -19,7 +19,8 @@ impl Breaker {
         self.open
     }
 
-    /// Returns true if this failure opens the breaker. The caller must then probe until [`Breaker::close`].
+    /// Returns true if this failure opens the breaker. The caller must then probe the store, and call
+    /// [`Breaker::close`] when it answers.
     pub(crate) fn fail(&mut self) -> bool {
         self.failures = self.failures.saturating_add(1);
         let opens = !self.open && self.failures >= ENOUGH;
@@ -27,7 +28,7 @@ impl Breaker {
         opens
     }
 
-    /// Counts an answer. A late one does not close the breaker; only the probe does.
+    /// Records an answer. A late answer does not close the breaker; only the probe does.
     pub(crate) fn succeed(&mut self) {
         if !self.open {
             self.failures = 0;
@@ -52,9 +53,9 @@ mod tests {
         let mut breaker = Breaker::default();
         assert_eq!([breaker.fail(), breaker.fail()], [false, false]);
         breaker.succeed();
-        assert_eq!([breaker.fail(), breaker.fail()], [false, false], "not in a row");
+        assert_eq!([breaker.fail(), breaker.fail()], [false, false], "not consecutive");
         assert!(breaker.fail() && breaker.is_open());
-        assert!(!breaker.fail(), "it only opens once");
+        assert!(!breaker.fail(), "it opens only once");
         breaker.succeed();
         assert!(breaker.is_open(), "a late answer does not close it");
         breaker.close();

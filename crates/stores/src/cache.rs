@@ -19,13 +19,13 @@ use crate::{
     },
 };
 
-/// Absent names get this fraction of the capacity, in addition to it, so that made-up names evict no users.
+/// Absent names get this fraction of the capacity in addition, so that made-up names evict no users.
 const ABSENT_SHARE: usize = 4;
 
 pub(crate) enum Cached {
-    /// A user whose lifetime is not over.
+    /// A user whose lifetime in the cache is not over.
     Fresh(Arc<UserKeys>),
-    /// A user whose lifetime is over; valid while the store is unavailable.
+    /// A user whose lifetime in the cache is over; valid only while the store is unavailable.
     Stale(Arc<UserKeys>),
     /// A name that was absent recently.
     Absent,
@@ -36,7 +36,7 @@ pub(crate) enum Cached {
 pub(crate) struct Lifetimes {
     pub(crate) user: Duration,
     pub(crate) absent: Duration,
-    /// For users, counted from the lookup, while the store is unavailable.
+    /// For users while the store is unavailable, counted from the lookup.
     pub(crate) stale: Duration,
 }
 
@@ -131,7 +131,8 @@ impl<W> Cache<W> {
         }
     }
 
-    /// Joins the lookup of this user. The first caller (true) must do it and then call [`Cache::leave`].
+    /// Joins the lookup of this user. Returns true for the first caller, which must do the lookup and then
+    /// call [`Cache::leave`].
     pub(crate) fn join(&self, key: &str, who: W) -> bool {
         let shard = &mut *self.shard(key);
         if let Some(waiting) = shard.queries.get_mut(key) {
@@ -227,7 +228,7 @@ mod tests {
         cache.prolong("a", Duration::from_secs(5));
         assert_eq!(told(&cache, "a"), "fresh");
         advance(Duration::from_secs(5)).await;
-        assert_eq!(told(&cache, "a"), "stale", "its age counts from the look-up");
+        assert_eq!(told(&cache, "a"), "stale", "its age is counted from the lookup");
         advance(Duration::from_secs(3600)).await;
         assert_eq!((told(&cache, "a"), cache.users()), ("unknown", 0));
     }
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_user_does_not_return_from_an_older_answer() {
+    fn forgotten_user_is_not_restored_by_an_older_answer() {
         let cache = cache(10);
         let before = cache.epoch();
         for (name, found) in [("a", keys()), ("b", keys()), ("n", None)] {
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_lookups_of_one_user_wait_together() {
+    fn concurrent_lookups_of_one_user_share_a_query() {
         let cache: Cache<u8> = Cache::new(10, LIFETIMES);
         assert_eq!([cache.join("a", 1), cache.join("a", 2), cache.join("b", 3)], [true, false, true]);
         assert_eq!(cache.waiting("a"), [1, 2]);

@@ -1,5 +1,5 @@
-//! A store from the server's point of view. Cached answers are immediate; others take one query per user
-//! within the deadline. Only uncached users notice a slow or unavailable database.
+//! A store from the server's point of view. Cached answers are immediate; other answers take one query per
+//! user, within the deadline. Only uncached users notice a slow or unavailable database.
 
 use std::{
     collections::HashMap,
@@ -25,21 +25,22 @@ use crate::{
     secrets::{self, signing, unix},
 };
 
-/// Maximum wait for the store if an older entry of the user is cached. Clients retransmit after 500 ms.
+/// Maximum time to wait for the store if an older entry for the user is cached. Clients retransmit after 500
+/// ms.
 const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
-/// Time that such a user is then accepted before the store is queried again.
+/// Time for which such a user is then accepted before the store is queried again.
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
-/// Minimum interval of queries for a realm's secrets after a key did not fit.
+/// Minimum interval between queries for a realm's secrets after a key did not match.
 const SECRETS_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum requests that wait for such a query. Others use the known secrets.
+/// Maximum number of requests that wait for such a query. Others use the known secrets.
 const MOST_WAIT_FOR_SECRETS: usize = 1000;
-/// Interval of version queries, if the backend has versions.
+/// Interval between version queries, if the backend has versions.
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
-/// Reading all rules of a large store takes longer than one user.
+/// Deadline for reading all rules: in a large store, that takes longer than one user.
 const RULES_DEADLINE: Duration = Duration::from_secs(30);
-/// For a page of users or a change, with a person waiting.
+/// Deadline for a page of users or a change, for which a person waits.
 const LIST_DEADLINE: Duration = Duration::from_secs(20);
-/// Reading the rules may take one part in this many of the time.
+/// Reading the rules may take at most this fraction (one in 20) of the time.
 const RULES_SHARE: u32 = 20;
 const REMOVAL_PAUSE: Duration = Duration::from_secs(3600);
 
@@ -48,7 +49,7 @@ pub struct DirectoryLimits {
     pub users: usize,
     pub lifetime: Duration,
     pub negative: Duration,
-    /// Time that a cached user stays valid while the store is unavailable.
+    /// Time for which a cached user stays valid while the store is unavailable.
     pub stale: Duration,
     pub deadline: Duration,
     pub refresh: Duration,
@@ -67,7 +68,7 @@ impl Default for DirectoryLimits {
     }
 }
 
-/// A user as far as the cache knows.
+/// A user according to the cache.
 #[derive(Clone, Debug)]
 pub enum CachedUser {
     User(Arc<UserKeys>),
@@ -101,19 +102,19 @@ struct Inner<B> {
     rules: RwLock<Option<Arc<Rules>>>,
     /// Never older than `rules`.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
-    /// Expired secrets that are gone from the store; allocations that began with their credentials continue.
+    /// Expired secrets that are gone from the store; allocations created with their credentials continue.
     ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,
     api_keys: RwLock<Arc<ApiKeys>>,
     removes_after: Mutex<Option<Instant>>,
-    /// Start of the last answered query for a realm's secrets, after a key did not fit.
+    /// Start of the last answered query for a realm's secrets, after a key did not match.
     secrets_asked: Mutex<HashMap<Box<str>, Instant>>,
     wait_for_secrets: AtomicUsize,
-    /// Held during such a query.
+    /// Locked during such a query.
     asks_for_secrets: tokio::sync::Mutex<()>,
     generation: AtomicU64,
-    /// Number of the last query for all rules, or for a realm's secrets.
+    /// Sequence number of the last query for all rules or for a realm's secrets.
     asked: AtomicU64,
-    /// Held while an answer replaces another one.
+    /// Locked while one answer replaces another.
     read_at: Mutex<ReadAt>,
     version: AtomicU64,
     trouble: Mutex<Option<String>>,
@@ -134,7 +135,7 @@ impl<B> Clone for Directory<B> {
 }
 
 impl<B: Backend> Directory<B> {
-    /// Sends no query yet. Must be called on the runtime that does the work.
+    /// Does not send a query yet. Must be called on the runtime that does the work.
     #[must_use]
     pub fn new(backend: B, name: String, limits: DirectoryLimits) -> Self {
         let lifetimes = Lifetimes { user: limits.lifetime, absent: limits.negative, stale: limits.stale };
@@ -164,7 +165,7 @@ impl<B: Backend> Directory<B> {
         Self(inner)
     }
 
-    /// Reads rules and secrets now. If an error [may pass](StoreError::may_pass),
+    /// Reads rules and secrets immediately. If an error [may pass](StoreError::may_pass),
     /// [waiting](Self::wait_for_it) helps.
     pub async fn read(&self) -> Result<(), StoreError> {
         let version = self.0.backend.version().await;
@@ -196,7 +197,7 @@ impl<B: Backend> Directory<B> {
         user
     }
 
-    /// Looks up a user and calls `answer` within the deadline. Never waits; callable on any thread.
+    /// Looks up a user and calls `answer` within the deadline. Never blocks; can be called on any thread.
     pub fn look_up(&self, realm: &str, name: &str, answer: impl FnOnce(UserLookup) + Send + 'static) {
         let inner = &self.0;
         let key = cache::key(realm, name);
@@ -212,7 +213,7 @@ impl<B: Backend> Directory<B> {
         }
     }
 
-    /// Secrets of a realm, possibly none; `None` if the store has never answered.
+    /// Secrets of a realm, possibly an empty list; `None` if the store has never answered.
     #[must_use]
     pub fn secrets(&self, realm: &str) -> Option<Secrets> {
         let found = read(&self.0.secrets).get(realm).cloned();
@@ -233,7 +234,7 @@ impl<B: Backend> Directory<B> {
         write(&self.0.ended_secrets).extend(ended);
     }
 
-    /// Keeps the secrets that ended between the last read of another directory of the same store and now.
+    /// Takes over the secrets that have expired since another directory of the same store was last read.
     pub fn take_ended_secrets(&self, before: &Self) {
         for (realm, held) in before.all_secrets().into_iter().chain(before.all_ended_secrets()) {
             self.0.remember_ended(&realm, &held, &self.secrets(&realm).unwrap_or_default());
@@ -257,14 +258,14 @@ impl<B: Backend> Directory<B> {
         Arc::clone(&read(&self.0.api_keys))
     }
 
-    /// Returns true if another server of the store may just have rotated the secrets.
+    /// Returns true if another server that uses the store may just have rotated the secrets.
     #[must_use]
     pub fn may_have_new_secrets(&self) -> bool {
         !self.0.is_away() && self.0.wait_for_secrets.load(Ordering::Relaxed) < MOST_WAIT_FOR_SECRETS
     }
 
     /// Queries the secrets of a realm again and calls `answer` within the deadline, with `None` if they are
-    /// unknown. Limited to ten queries per second; further callers wait. Never blocks; callable on any
+    /// unknown. Limited to ten queries per second; further callers wait. Never blocks; can be called on any
     /// thread.
     pub fn refresh_secrets(&self, realm: &str, answer: impl FnOnce(Option<Secrets>) + Send + 'static) {
         let (directory, realm) = (self.clone(), Box::<str>::from(realm));
@@ -283,7 +284,7 @@ impl<B: Backend> Directory<B> {
         self.0.cache.forget(&cache::key(realm, name));
     }
 
-    /// Everything except users and secrets, as last read; `None` before the first time.
+    /// Everything except users and secrets, as last read; `None` if it has never been read.
     #[must_use]
     pub fn rules(&self) -> Option<Arc<Rules>> {
         read(&self.0.rules).clone()
@@ -307,7 +308,8 @@ impl<B: Backend> Directory<B> {
         self.0.within(LIST_DEADLINE, self.0.backend.users(realm, after)).await
     }
 
-    /// See [`Backend::edit`]; takes effect here immediately. A change without an answer may have been made.
+    /// See [`Backend::edit`]; takes effect in this process immediately. If no answer arrives, the change may
+    /// still have been made.
     pub async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
         self.apply(edit, Existing::Replace).await
     }
@@ -318,7 +320,7 @@ impl<B: Backend> Directory<B> {
         let edited = inner.within(LIST_DEADLINE, inner.backend.apply(edit, existing)).await;
         let is_user = match edit {
             Edit::PutUser { realm, name, .. } | Edit::RemoveUser { realm, name } => {
-                // Even after an error, because the change may have been made.
+                // Done even after an error, because the change may have been made.
                 inner.cache.forget(&cache::key(realm, name));
                 true
             }
@@ -327,7 +329,7 @@ impl<B: Backend> Directory<B> {
         let existed = match edited {
             Ok(existed) => existed,
             Err(error) => {
-                // Same as above, but without waiting for a store that was just slow.
+                // The same, but without waiting for a store that has just been slow.
                 if !is_user {
                     let inner = Arc::clone(&self.0);
                     self.0.runtime.spawn(async move { inner.read_rules().await });
@@ -335,12 +337,12 @@ impl<B: Backend> Directory<B> {
                 return Err(error);
             }
         };
-        // Only SQLite knows which realms have users without a SHA-256 key, and its version does not change
-        // with our own writes.
+        // Only SQLite can tell which realms have users without a SHA-256 key, and its version does not
+        // change with our own writes.
         if (!is_user || inner.version.load(Ordering::Relaxed) != u64::MAX)
             && let Err(error) = inner.read_rules().await
         {
-            tracing::warn!("{error}; the change takes effect when the rules can be read again");
+            tracing::warn!("{error}; the change will take effect when the rules can be read again");
         }
         Ok(existed)
     }
@@ -440,7 +442,7 @@ impl<B: Backend> Inner<B> {
     async fn read_rules(&self) -> Result<(), StoreError> {
         let turn = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         let mut rules = self.within(RULES_DEADLINE, self.backend.rules()).await?;
-        // The answer to a later query arrived first.
+        // Skipped if the answer to a later query arrived first.
         let mut read_at = lock(&self.read_at);
         if read_at.rules > turn {
             return Ok(());
@@ -467,7 +469,7 @@ impl<B: Backend> Inner<B> {
         Ok(())
     }
 
-    /// One query at a time; it answers all callers that came before it started.
+    /// Runs one query at a time, which answers all callers that came before it started.
     async fn read_secrets(self: &Arc<Self>, realm: &str) {
         let begun = Instant::now();
         let asked = || lock(&self.secrets_asked).get(realm).copied();
@@ -520,7 +522,7 @@ impl<B: Backend> Inner<B> {
 
     async fn remove_ended(&self) {
         let may = lock(&self.removes_after).is_none_or(|after| Instant::now() >= after);
-        // A secret may have been added again since.
+        // A secret may have been added again since then.
         if !may || self.ended().is_empty() || self.read_rules().await.is_err() {
             return;
         }
@@ -538,7 +540,7 @@ impl<B: Backend> Inner<B> {
             }
         }
         if let Err(error) = self.read_rules().await {
-            tracing::warn!("{error}; the previous rules stay in force");
+            tracing::warn!("{error}; the previous rules stay in effect");
         }
     }
 
@@ -572,10 +574,10 @@ impl<B: Backend> Inner<B> {
             (Err(error), told_before) => {
                 let text = error.to_string();
                 if told_before.as_ref() != Some(&text) {
-                    tracing::error!("{text}; the previous rules stay in force");
+                    tracing::error!("{text}; the previous rules stay in effect");
                     *told = Some(text);
                 }
-                // The change was not applied, so the version is reset.
+                // The change was not applied, so the version is reset to try again.
                 self.version.store(u64::MAX, Ordering::Relaxed);
             }
         }
@@ -635,7 +637,7 @@ impl<B: Backend> PendingQuery<B> {
     }
 }
 
-/// Dropped waiters answer for themselves; see [`turnpike_turn::server::LookupResult::Unavailable`].
+/// Waiters that are dropped answer for themselves; see [`turnpike_turn::server::LookupResult::Unavailable`].
 impl<B: Backend> Drop for PendingQuery<B> {
     fn drop(&mut self) {
         if !self.is_answered {
@@ -662,7 +664,7 @@ async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
     }
 }
 
-/// Logs each new kind of fault; `fault` was logged already.
+/// Logs each new kind of fault; `fault` has already been logged.
 async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: StoreFault) {
     let since = Instant::now();
     for pause in breaker::pauses() {
@@ -687,12 +689,12 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Sto
 
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
-    /// The store answers.
+    /// True if the store answers.
     pub is_up: bool,
     pub users: u64,
     pub answers: [(&'static str, u64); 5],
     pub queries: [(&'static str, u64); 4],
-    /// Histogram of query times: upper bound in seconds, and the count of this bucket.
+    /// Histogram of query times: upper bound of each bucket in seconds, and its count.
     pub query_times: [(f64, u64); QUERY_TIMES.len() + 1],
     pub query_seconds: f64,
 }

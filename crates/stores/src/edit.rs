@@ -23,13 +23,14 @@ pub enum Edit {
         realm: String,
         secret: Zeroizing<String>,
     },
-    /// Makes a new signing secret; the others expire at `until`.
+    /// Makes `secret` the signing secret; the others expire at `until`.
     RotateSecret {
         realm: String,
         secret: Zeroizing<String>,
         /// Current time in Unix seconds.
         since: u64,
-        /// Last Unix second of the other secrets; [`crate::CUT_OFF`] ends all immediately.
+        /// Last Unix second in which the other secrets are valid; [`crate::CUT_OFF`] invalidates all of
+        /// them immediately.
         until: u64,
     },
     PutApiKey(ApiKey),

@@ -1,4 +1,4 @@
-//! Errors of a store. Each message is one sentence with what to do; none holds a password.
+//! Errors of a store. Each message is one sentence that includes what to do; none contains a password.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ pub struct StoreError {
     /// Configuration key of the address.
     pub setting: &'static str,
     pub fault: StoreFault,
-    /// Text of the database or the kernel.
+    /// Message of the database or the kernel.
     pub detail: String,
 }
 
@@ -20,7 +20,7 @@ pub enum StoreFault {
     Login,
     Permission,
     NoDatabase,
-    /// The schema is neither coturn's nor ours.
+    /// The schema is neither coturn's nor our own.
     Schema,
     Row,
     /// The character set of the table cannot represent the text.
@@ -34,18 +34,18 @@ impl StoreError {
         Self { store: store.to_string(), setting: "store.url", fault, detail: detail.to_string() }
     }
 
-    /// Changes the setting in the message to the fleet's.
+    /// Changes the setting in the message to that of the fleet.
     pub(crate) fn of_fleet(self) -> Self {
         Self { setting: "fleet.url", ..self }
     }
 
-    /// Returns true if the address or the login is wrong, so that waiting cannot help.
+    /// Returns true if the address or the login is wrong, so that waiting does not help.
     #[must_use]
     pub fn is_misconfigured(&self) -> bool {
         matches!(self.fault, StoreFault::Login | StoreFault::Permission | StoreFault::NoDatabase)
     }
 
-    /// Returns true for errors that can resolve themselves; all others need a change by an operator.
+    /// Returns true for errors that can resolve themselves; all others require action by an operator.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self.fault, StoreFault::Unreachable | StoreFault::Slow | StoreFault::Other)
@@ -67,7 +67,7 @@ impl fmt::Display for StoreError {
                 write!(f, "{store} refuses user or password: {detail}; correct them in {setting}")
             }
             StoreFault::Permission => {
-                write!(f, "{store} does not allow it: {detail}; grant the user this permission")
+                write!(f, "{store} does not allow this: {detail}; grant the user the permission")
             }
             StoreFault::NoDatabase => {
                 write!(
@@ -83,7 +83,7 @@ impl fmt::Display for StoreError {
             StoreFault::Text => {
                 write!(
                     f,
-                    "{store} cannot hold this text: {detail}; convert the table to a character set such as utf8mb4"
+                    "{store} cannot store this text: {detail}; convert the table to a character set such as utf8mb4"
                 )
             }
             StoreFault::Other => write!(f, "{store} refuses: {detail}"),

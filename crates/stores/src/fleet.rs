@@ -6,8 +6,8 @@
 //!  news      ──▶ News: one connection that blocks for events ──▶ XREAD
 //! ```
 //!
-//! All keys have one hash tag, so one server of a cluster has all of them: scripts may use several keys, and
-//! no slot map is needed.
+//! All keys have one hash tag, so a single server of a cluster stores all of them: scripts may use several
+//! keys, and no slot map is needed.
 
 mod address;
 mod link;
@@ -33,7 +33,7 @@ use reply::{bytes, int, list, text};
 /// Seconds that an answer to another node's question is kept.
 const ANSWER_S: u64 = 10;
 const SCAN: usize = 1000;
-/// Buckets per call that are returned for a dead node.
+/// Number of buckets returned per call for a dead node.
 const REAPED: usize = 500;
 const LINES: usize = 200;
 
@@ -64,13 +64,13 @@ pub enum Beaten {
     Written {
         /// The node's number, which may have changed.
         number: u16,
-        /// False if the store did not know this process. It may have lost all its data.
+        /// False if the store did not know this process. The store may have lost all its data.
         known: bool,
         /// Version of the key ring; 0 if there is none.
         ring: u64,
         era: EpochState,
     },
-    /// Another process has this name; holds its record.
+    /// Another process uses this name; contains that process's record.
     Taken(String),
     Full,
 }
@@ -89,9 +89,9 @@ pub struct Beating<'a> {
     pub number: u16,
     pub draining: bool,
     pub load: &'a Load,
-    /// Record of another process of that name, to be overwritten.
+    /// Record of another process with that name, which is to be overwritten.
     pub take_over: Option<&'a str>,
-    /// Progress of reporting the node's quotas.
+    /// Progress in reporting the node's quotas.
     pub report: NodeReport,
 }
 
@@ -159,7 +159,7 @@ impl FleetStore {
         self.link.ask(&command).await.map(drop)
     }
 
-    /// Cards of these nodes; missing ones are left out.
+    /// Cards of these nodes; missing ones are omitted.
     pub async fn cards(&self, names: &[NodeName]) -> Result<Vec<Vec<u8>>, StoreError> {
         if names.is_empty() {
             return Ok(Vec::new());
@@ -171,14 +171,14 @@ impl FleetStore {
         Ok(cards.into_iter().filter_map(bytes).collect())
     }
 
-    /// Epoch of the store, for a node that knows epoch `known`.
+    /// Epoch of the store, for a node that last saw epoch `known`.
     pub async fn era(&self, known: StoreEpoch) -> Result<EpochState, StoreError> {
         let mut script = scripts::eval(scripts::LOOK_AT_ERA, &["era", "told"].map(|key| self.keys.of(key)));
         script.arg(known.number);
         Ok(era_of(&list(self.link.ask(&script).await?)))
     }
 
-    /// Requests parts of quotas for node `number`, which knows epoch `known`.
+    /// Requests parts of quotas for node `number`, which last saw epoch `known`.
     pub async fn exchange(
         &self,
         number: u16,
@@ -265,14 +265,14 @@ impl FleetStore {
         self.link.ask(&command).await.map(drop)
     }
 
-    /// Subscribes to messages from now on; the effect of earlier ones is in the store.
+    /// Subscribes to messages sent from now on; the effects of earlier ones are in the store.
     #[must_use]
     pub fn news(&self) -> FleetNews {
         FleetNews::new(self.link.address().clone(), self.keys.of("events"))
     }
 
-    /// Returns part of the quotas of a dead node; true if there is more. `force` for a node that leaves by
-    /// itself.
+    /// Gives back part of the quotas of a dead node; returns true if there is more. `force` is for a node
+    /// that leaves by itself.
     pub async fn reap(&self, name: &NodeName, number: u16, force: bool) -> Result<bool, StoreError> {
         let keys = ["nodes", "cards", "sums", "levels", "events"].map(|key| self.keys.of(key));
         let mut script = scripts::eval(scripts::REAP, &[&keys[..], &[self.keys.held(number)]].concat());
@@ -291,7 +291,7 @@ impl FleetStore {
         self.link.ask(&expire).await.map(drop)
     }
 
-    /// Takes the answer to a question, if it has arrived.
+    /// Removes and returns the answer to a question, if it has arrived.
     pub async fn answered(&self, question: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let mut command = redis::cmd("LPOP");
         command.arg(self.keys.answer(question));
@@ -304,7 +304,7 @@ impl FleetStore {
         for some in lines.chunks(LINES) {
             let mut commands = Vec::new();
             for (channel, line, kept_s) in some {
-                // A cluster has these keys on other servers.
+                // In a cluster, these keys are on other servers.
                 let kept_s = kept_s.filter(|_| !self.link.address().is_cluster());
                 match kept_s {
                     Some(0) => commands.push(command("DEL", &[channel])),
@@ -321,7 +321,7 @@ impl FleetStore {
     }
 }
 
-/// Number, beginning, and true if the store is complete.
+/// Parses the epoch's number and beginning, and whether the store is complete.
 fn era_of(answer: &[Value]) -> EpochState {
     let number = |at: usize| answer.get(at).and_then(int).and_then(|number| u64::try_from(number).ok());
     let era = StoreEpoch { number: number(0).unwrap_or_default(), since_ms: number(1).unwrap_or_default() };

@@ -11,14 +11,15 @@ use crate::{
     secrets::latest_kept_end, signing,
 };
 
-/// Maximum rows or keys, and maximum changes.
+/// Maximum number of rows or keys, and of changes.
 pub(crate) const MOST_ROWS: u8 = 24;
 const MOST_EDITS: usize = 12;
-/// Words of error messages. A fuzzer also tries secrets made of them, and those may appear in an error.
+/// Words of error messages. A fuzzer also tries secrets made of these words, which may then appear in an
+/// error.
 const ALWAYS_TOLD: &str = " in memory does not match coturn's schema: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables \
      turn/realm//secret turn/realm//allowed-peer-ip turn/realm//denied-peer-ip \
      unknown option of realm the API key is invalid and not accepted oauth_key has expired \
-     in admin_user rows, users of coturn's web page, which turnpike does not have an oauth_key has no kid";
+     in admin_user rows, users of coturn's web interface, which turnpike does not have an oauth_key has no kid";
 const LONG: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +74,7 @@ impl Word {
             1 | 2 => String::from_utf8_lossy(input.bytes()).into_owned(),
             _ => (*input.choice(self.known())).to_owned(),
         };
-        // Padded like a char(n) in SQL.
+        // Padded like a char(n) column in SQL.
         Some(if how >= 240 && !well { format!("{text}   ") } else { text })
     }
 
@@ -95,7 +96,8 @@ pub(crate) fn is_told(error: &StoreError, faults: &[StoreFault], texts: &[(Word,
     says_nothing_private(&error.to_string(), texts);
 }
 
-/// Checks that no private text is shown. A private text that also appears elsewhere may be shown from there.
+/// Checks that no private text is shown. A private text that also occurs in a public one may be shown as
+/// part of that.
 pub(crate) fn says_nothing_private(said: &str, texts: &[(Word, String)]) {
     for (word, text) in texts.iter().filter(|(word, text)| word.is_private() && text.len() >= LONG) {
         let is_elsewhere = texts.iter().any(|(other, found)| !other.is_private() && found.contains(text))
@@ -105,7 +107,7 @@ pub(crate) fn says_nothing_private(said: &str, texts: &[(Word, String)]) {
 }
 
 /// Applies all changes that the input asks for, and checks each. `exact` means that no earlier text has
-/// leading or trailing blanks, which are ignored when reading.
+/// leading or trailing spaces, which are ignored when reading.
 pub(crate) async fn edits<B: Backend>(backend: &B, input: &mut Input<'_>, exact: bool) {
     for _ in 0..MOST_EDITS {
         if input.is_empty() {
@@ -156,7 +158,7 @@ fn draw(input: &mut Input<'_>) -> Edit {
     }
 }
 
-/// Checks that written items are found and removed ones are not.
+/// Makes a change, and checks that written items are found and removed ones are not.
 async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(), StoreError> {
     match edit {
         Edit::PutUser { realm, name, keys } => {
@@ -170,7 +172,7 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
             assert!(backend.edit(edit).await? || !was_there);
             assert_eq!(backend.user(realm, name).await?, None);
         }
-        // Two texts that differ only in such blanks are equal when read.
+        // Texts that differ only in such spaces are equal when read.
         Edit::AddSecret { .. } | Edit::RemoveSecret { .. } | Edit::RotateSecret { .. } if !exact => {
             backend.edit(edit).await?;
         }

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 const MD5_DIGITS: usize = 32;
 const SHA256_DIGITS: usize = 64;
 
-/// One key per algorithm, if any.
+/// One key per algorithm, where known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserKeys {
     md5: Option<Key>,
@@ -23,7 +23,8 @@ impl UserKeys {
         Self { md5: key(KeyAlgorithm::Md5), sha256: key(KeyAlgorithm::Sha256) }
     }
 
-    /// Parses hex digits; a `char(128)` has trailing blanks. Returns `None` for anything else.
+    /// Parses hex digits, possibly with the trailing spaces of a `char(128)` column. Returns `None` for
+    /// anything else.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         let bytes = Zeroizing::new(hex::decode(text.trim_end()).ok()?);
@@ -69,7 +70,7 @@ impl UserKeys {
 mod tests {
     use super::*;
 
-    /// The MD5 key is the one in coturn's example database.
+    /// The MD5 key is from coturn's example database.
     #[test]
     fn keys_are_derived_from_name_realm_and_password() {
         let keys = UserKeys::new("gorst", "north.gov", "hero");
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_never_holds_a_key() {
+    fn debug_output_never_contains_a_key() {
         assert!(!format!("{:?}", UserKeys::from_hex(&"ab".repeat(16))).contains("ab"));
     }
 }

@@ -1,12 +1,12 @@
 //! Users, secrets, realms, token keys, quotas and peer rules in a database. coturn's tables and keys are read
-//! in place; rotated secrets and API keys, which coturn does not have, are in tables and keys of our own.
-//! [`FleetStore`] holds the shared state of a fleet.
+//! in place; rotated secrets and API keys, which coturn does not have, are in separate tables and keys.
+//! [`FleetStore`] contains the shared state of a fleet.
 //!
 //! ```text
 //!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, absent, or "ask"
 //!  look up (a worker) ─▶ Directory::look_up ─▶ one query per user for all waiters ─▶ Backend ─▶ SQLite, PostgreSQL, MySQL, Redis
 //!                                                    │ slow or gone: breaker
-//!  every few seconds  ──▶ Rules: realms, limits, peers, token keys, secrets; small, and held completely
+//!  every few seconds  ──▶ Rules: realms, limits, peers, token keys, secrets; small, and completely in memory
 //! ```
 //!
 //! A worker never waits here: the answer is in memory, or comes later from the control thread's runtime.
@@ -33,7 +33,7 @@ mod sql;
 mod sqlite;
 mod tables;
 
-// Shared types come from `crate::sync`, which `interleave` replaces to try every order of events.
+// Shared types come from `crate::sync`, which `interleave` replaces to explore every interleaving.
 use std::sync;
 
 /// Shards of a shared table, each with its own lock.

@@ -25,7 +25,7 @@ const SCAN: usize = 1000;
 
 pub(crate) struct Redis {
     client: Result<Client, StoreError>,
-    /// Deadline for one answer. A connection that is silent longer may be dead.
+    /// Deadline for one answer. A connection that is silent for longer may be dead.
     patience: Duration,
     connection: Mutex<Option<MultiplexedConnection>>,
     name: String,
@@ -83,7 +83,7 @@ impl Redis {
         StoreError::new(
             &self.name,
             StoreFault::Schema,
-            format_args!("does not match coturn's schema:  the value of {key}: {error}"),
+            format_args!("does not match coturn's schema: the value of {key}: {error}"),
         )
     }
 
@@ -151,7 +151,7 @@ impl Redis {
         Ok(())
     }
 
-    /// Runs a script atomically; returns its number.
+    /// Runs a script atomically; returns the number that the script returns.
     async fn script(&self, script: &str, keys: &[&str], arguments: &[&str]) -> Result<u64, StoreError> {
         let mut command = redis::cmd("EVAL");
         self.ask(command.arg(script).arg(keys.len()).arg(keys).arg(arguments)).await
@@ -175,7 +175,7 @@ const OPTIONS: [&str; 3] = ["total-quota", "user-quota", "max-bps"];
 const ALLOWED: &str = "allowed-peer-ip";
 const DENIED: &str = "denied-peer-ip";
 
-/// A hash: name, and fields in query syntax.
+/// A hash from the name to the fields in query syntax.
 const API_KEYS: &str = "turnpike/api-keys";
 /// Same order as [`ApiKey::written`].
 const API_KEY_WORDS: [&str; 4] = ["sha256", "realm", "max_ttl", "rate"];
@@ -200,7 +200,7 @@ impl Backend for Redis {
         Ok(reader.finish().secrets.into_values().flat_map(|secrets| secrets.to_vec()).collect())
     }
 
-    /// Scans all keys twice, because Redis has no index by prefix. Skips users, whose keys end in `/key`.
+    /// Scans all keys twice, because Redis has no index by prefix. Skips users, whose keys end with `/key`.
     async fn rules(&self) -> Result<Rules, StoreError> {
         let mut reader = RulesReader::new(&self.name);
         let mut admins = 0;
@@ -208,7 +208,7 @@ impl Backend for Redis {
         keys.extend(self.keys("turn/[^r]*y").await?);
         for key in &keys {
             if let Some(of_realm) = key.strip_prefix(REALM) {
-                // A realm may contain a slash; the known suffix is after the last one.
+                // A realm may contain a slash; the known suffix follows the last one.
                 let Some((realm, what)) = of_realm.rsplit_once('/') else { continue };
                 match what {
                     "secret" => {
@@ -241,7 +241,7 @@ impl Backend for Redis {
         self.api_keys(&mut reader).await?;
         if admins > 0 {
             reader.ignore(format!(
-                "{ADMIN}* has {admins} users of coturn's web page, which turnpike does not have"
+                "{ADMIN}* has {admins} users of coturn's web interface, which turnpike does not have"
             ));
         }
         Ok(reader.finish())
@@ -331,8 +331,8 @@ return 1 - added";
 const REMOVE_SECRET: &str = "\
 redis.call('HDEL', KEYS[2], ARGV[1])
 return redis.call('SREM', KEYS[1], ARGV[1])";
-/// Keys: secrets, marks. Arguments: secret, since, until, the latest end to keep. Compares numbers as text:
-/// they have no leading zeros, so the longer one is greater. Returns the number of secrets before.
+/// Keys: secrets, marks. Arguments: secret, since, until, the latest expiry to keep. Compares numbers as
+/// text: they have no leading zeros, so the longer one is greater. Returns the previous number of secrets.
 const ROTATE: &str = "\
 local held = redis.call('SMEMBERS', KEYS[1])
 for _, other in ipairs(held) do
@@ -348,7 +348,8 @@ end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. ' ')
 redis.call('SADD', KEYS[1], ARGV[1])
 return #held";
-/// Keys: options. Arguments: `keep` or `replace`, their values. Returns the number of options before.
+/// Keys: options. Arguments: `keep` or `replace`, then the values of the options. Returns the previous
+/// number of options.
 const PUT_REALM: &str = "\
 local found = 0
 for _, key in ipairs(KEYS) do found = found + redis.call('EXISTS', key) end
@@ -358,7 +359,7 @@ return found";
 
 pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
-    // The client wraps the answer to its first SELECT without the code, so only the text is left.
+    // The client wraps the answer to its first SELECT without the code, so only the text identifies it.
     let says = |words: &str| error.to_string().contains(words);
     let fault = match error.kind() {
         ErrorKind::AuthenticationFailed => StoreFault::Login,
@@ -378,7 +379,7 @@ pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
     };
     match fault {
         StoreFault::Schema => {
-            StoreError::new(name, fault, format_args!("does not match coturn's schema:  {error}"))
+            StoreError::new(name, fault, format_args!("does not match coturn's schema: {error}"))
         }
         _ => StoreError::new(name, fault, error),
     }
@@ -398,7 +399,7 @@ fn secrets_key(realm: &str) -> String {
     format!("{REALM}{realm}/secret")
 }
 
-/// A hash: secret, and its two times separated by a blank.
+/// A hash from the secret to its two times, separated by a space.
 fn marks_key(realm: &str) -> String {
     format!("turnpike/realm/{realm}/secrets")
 }

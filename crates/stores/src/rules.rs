@@ -1,5 +1,5 @@
-//! Everything in a store except users: few rows, read completely. One invalid row rejects all, because
-//! skipping a peer rule would allow denied peers.
+//! Everything in a store except users: few rows, all of which are read. One invalid row invalidates all of
+//! them, because skipping a peer rule would allow denied peers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +42,7 @@ impl fmt::Debug for Rules {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealmRules {
-    /// True if it is a realm of the store; otherwise it only has peers or secrets.
+    /// True if the store defines the realm; otherwise, the realm only has peer rules or secrets.
     pub named: bool,
     pub total_quota: Option<usize>,
     pub user_quota: Option<usize>,
@@ -51,7 +51,7 @@ pub struct RealmRules {
     pub peers: PeerRanges,
 }
 
-/// Peers as in coturn: allowed ranges override denied ones.
+/// Peer ranges, as in coturn: allowed ranges override denied ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerRanges {
     pub allow: Vec<IpRange>,
@@ -62,7 +62,7 @@ pub struct PeerRanges {
 pub struct StoredTokenKey {
     pub kid: String,
     pub key: TokenKey,
-    /// Realm that accepts its tokens; `None` is the server's own.
+    /// Realm that accepts its tokens; `None` for the server's own realm.
     pub realm: Option<String>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct RulesReader<'a> {
     secrets: BTreeMap<Box<str>, Vec<StoredSecret>>,
 }
 
-/// A nullable column; null counts as empty.
+/// A nullable column; null is treated as empty.
 pub(crate) type NullableText<'a> = Option<&'a str>;
 
 impl<'a> RulesReader<'a> {
@@ -80,7 +80,7 @@ impl<'a> RulesReader<'a> {
         Self { store, rules: Rules::default(), secrets: BTreeMap::new() }
     }
 
-    /// Adds a peer range. `table` is its table; an empty `realm` means all.
+    /// Adds a peer range. `table` is the table that it comes from; an empty `realm` means all realms.
     pub(crate) fn peer(
         &mut self,
         denied: bool,
@@ -103,7 +103,7 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// Adds a limit of a realm; 0 means none. The lower one of duplicates wins.
+    /// Adds a limit of a realm; 0 means none. If there are duplicates, the lowest limit wins.
     pub(crate) fn option(
         &mut self,
         realm: NullableText<'_>,
@@ -127,7 +127,7 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// Adds an origin. If two spellings have different realms, the first realm by name wins.
+    /// Adds an origin. If two spellings of an origin have different realms, the first realm by name wins.
     pub(crate) fn origin(&mut self, origin: NullableText<'_>, realm: NullableText<'_>) {
         let (origin, realm) = (canonical_origin(text(origin)), text(realm));
         if !realm.is_empty() {
@@ -169,8 +169,8 @@ impl<'a> RulesReader<'a> {
         }
     }
 
-    /// Adds a token key in coturn's form: base64 of at least as many bytes as the algorithm needs, A256GCM by
-    /// default, valid for `lifetime` seconds from `timestamp` (0 for ever).
+    /// Adds a token key in coturn's form: base64 of at least as many bytes as the algorithm needs (A256GCM by
+    /// default), valid for `lifetime` seconds from `timestamp` (0: forever).
     pub(crate) fn token_key(&mut self, row: TokenKeyRow<'_>) -> Result<(), StoreError> {
         let TokenKeyRow { kid, key, timestamp, lifetime, algorithm, realm } = row;
         if kid.is_empty() {
@@ -249,7 +249,7 @@ pub(crate) struct TokenKeyRow<'a> {
     pub(crate) realm: NullableText<'a>,
 }
 
-/// Parses the times since a secret signs and until it is accepted: digits, or empty.
+/// Parses the time since which a secret signs and the time until which it is accepted: digits, or empty.
 pub(crate) fn read_mark(
     store: &str,
     realm: &str,
@@ -305,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Keys of coturn's example database. The newline in them comes from the way they were made.
+    /// Keys of coturn's example database. They contain a newline because of the way they were generated.
     const COTURN_256: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEK";
     const COTURN_128: &str = "MTIzNDU2Nzg5MDEyMzQ1Ngo=";
 
@@ -363,8 +363,8 @@ mod tests {
         assert_eq!(rules.peers.deny.len(), 1);
         let a = &rules.realms["a"];
         assert_eq!((a.peers.deny.len(), a.peers.allow.len(), a.named), (1, 1, false));
-        let error =
-            read(|reader| reader.peer(true, "denied_peer_ip", None, Some("10.0.0"))).expect_err("no range");
+        let error = read(|reader| reader.peer(true, "denied_peer_ip", None, Some("10.0.0")))
+            .expect_err("not a range");
         assert!(error.starts_with("postgres://db/turn has invalid data: in denied_peer_ip"), "{error}");
     }
 
@@ -383,7 +383,7 @@ mod tests {
             (Some(12_000), None, Some(500_000), true)
         );
         assert!(rules.ignored[0].contains("\"colour\""));
-        // SQLite allows primary keys to be empty or null.
+        // SQLite allows empty and null primary keys.
         let rows = [(None, "700"), (Some(""), "300"), (Some(" "), "0"), (None, "500")];
         for rows in [rows, [rows[3], rows[2], rows[1], rows[0]]] {
             let rules = read(|reader| {

@@ -1,5 +1,5 @@
-//! Secrets of time-limited credentials: the one that signs, and the expiry of the others. coturn's table only
-//! has the secrets; their times are in a table of ours, created with the first rotation.
+//! Secrets for time-limited credentials: the one that signs, and the expiry of the others. coturn's table only
+//! has the secrets; their times are in a separate table, which the first rotation creates.
 
 use std::{
     fmt,
@@ -15,14 +15,15 @@ pub type Secrets = Arc<[StoredSecret]>;
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredSecret {
     pub value: Zeroizing<String>,
-    /// Unix second of the rotation that made it; 0 without a rotation.
+    /// Unix second of the rotation that made it the signing secret; 0 if there was none.
     pub since: u64,
-    /// Last Unix second in which it is accepted, after a rotation; [`CUT_OFF`] if it ended immediately.
+    /// Last Unix second in which it is accepted, after a rotation; [`CUT_OFF`] if it was invalidated
+    /// immediately.
     pub until: Option<u64>,
 }
 
-/// [`StoredSecret::until`] of a leaked secret that was rotated without an overlap. Allocations that began with
-/// its credentials end too.
+/// [`StoredSecret::until`] of a leaked secret that was rotated without an overlap. Allocations that were
+/// created with its credentials are ended too.
 pub const CUT_OFF: u64 = 0;
 
 impl StoredSecret {
@@ -37,7 +38,7 @@ impl StoredSecret {
         self.until.is_none_or(|until| unix <= until)
     }
 
-    /// Returns true if a rotation ended it immediately.
+    /// Returns true if a rotation invalidated it immediately.
     #[must_use]
     pub fn was_cut_off(&self) -> bool {
         self.until == Some(CUT_OFF)
@@ -52,29 +53,30 @@ impl fmt::Debug for StoredSecret {
     }
 }
 
-/// Ended secrets kept per realm.
+/// Maximum number of expired secrets kept per realm.
 const MOST_ENDED: usize = 16;
 
-/// Latest end that a rotation leaves unchanged: it neither extends a secret nor cuts off an expired one.
+/// Latest expiry that a rotation leaves unchanged: a rotation neither extends a secret nor invalidates
+/// allocations of an expired one.
 pub(crate) fn latest_kept_end(since: u64, until: u64) -> u64 {
     if until == CUT_OFF { since.saturating_sub(1) } else { until }
 }
 
-/// Expired secrets of `held` that are no longer in the store (`read`): allocations with their credentials
-/// continue.
+/// Expired secrets of `held` that are no longer in the store (`read`): allocations created with their
+/// credentials continue.
 pub(crate) fn ended(held: &[StoredSecret], read: &[StoredSecret], unix: u64) -> Vec<StoredSecret> {
     let is_left = |secret: &&StoredSecret| read.iter().any(|other| other.value == secret.value);
     let has_ended = |secret: &&StoredSecret| !secret.counts(unix) && !secret.was_cut_off();
     let mut ended: Vec<_> = held.iter().filter(|it| !is_left(it) && has_ended(it)).cloned().collect();
-    // Secrets of one rotation expire in the same second; sorting also by value makes duplicates adjacent.
+    // Secrets of one rotation expire in the same second; sorting by value too makes duplicates adjacent.
     ended.sort_by(|one, other| (other.until, &*one.value).cmp(&(one.until, &*other.value)));
     ended.dedup_by(|one, other| one.value == other.value);
     ended.truncate(MOST_ENDED);
     ended
 }
 
-/// Secret that signs new credentials: the latest without an expiry. If none was rotated, always the same one,
-/// so that all servers agree.
+/// Secret that signs new credentials: the latest one without an expiry. If no secret was rotated, it is always
+/// the same one, so that all servers agree.
 #[must_use]
 pub fn signing(secrets: &[StoredSecret]) -> Option<&StoredSecret> {
     let lasting = secrets.iter().filter(|secret| secret.until.is_none());
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_secret_without_an_end_signs() {
+    fn latest_secret_without_an_expiry_signs() {
         assert_eq!(signs(&[]), None);
         let (a, b) = (secret("a", 0, None), secret("b", 0, None));
         assert_eq!([signs(&[a.clone(), b.clone()]), signs(&[b.clone(), a.clone()])], [Some("a"); 2]);
@@ -112,19 +114,19 @@ mod tests {
     }
 
     #[test]
-    fn ending_secret_is_valid_through_its_last_second() {
+    fn expiring_secret_is_valid_through_its_last_second() {
         let ending = secret("a", 0, Some(100));
         assert_eq!([99, 100, 101].map(|unix| ending.counts(unix)), [true, true, false]);
         assert!(StoredSecret::new(Zeroizing::new(String::new())).counts(u64::MAX));
     }
 
     #[test]
-    fn ended_secret_is_remembered_but_not_a_removed_one() {
+    fn an_expired_secret_is_remembered_but_a_removed_one_is_not() {
         let signing = secret("signing", 100, None);
         let held = [
             secret("rotated", 50, Some(160)),
             secret("leaked", 40, Some(CUT_OFF)),
-            secret("ended as another began to sign", 10, Some(100)),
+            secret("expired because of a rotation", 10, Some(100)),
             secret("removed", 30, Some(900)),
             secret("left", 20, Some(150)),
             signing.clone(),
@@ -132,7 +134,7 @@ mod tests {
         let read = [held[4].clone(), signing];
         let names =
             |unix| ended(&held, &read, unix).into_iter().map(|it| it.value.to_string()).collect::<Vec<_>>();
-        let scheduled = "ended as another began to sign";
+        let scheduled = "expired because of a rotation";
         assert_eq!(names(160), [scheduled], "valid in its last second");
         assert_eq!(names(161), ["rotated", scheduled]);
         let twice = [&held[..], &held[..]].concat();
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_never_holds_the_secret() {
+    fn debug_output_never_contains_the_secret() {
         assert!(!format!("{:?}", [secret("hunter2", 1, Some(2))]).contains("hunter2"));
     }
 }

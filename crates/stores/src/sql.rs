@@ -1,5 +1,5 @@
-//! PostgreSQL, MySQL and MariaDB: a few connections, each with one job at a time. sqlx's own pool checks the
-//! connection after each query, which halves the throughput.
+//! PostgreSQL, MySQL and MariaDB: a few connections, each of which does one job at a time. sqlx's own pool
+//! checks the connection after each query, which halves the throughput.
 
 use std::{io, marker::PhantomData, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(60);
 const QUEUE: usize = 65_536;
 
-/// Retries after conflicts with transactions of other programs.
+/// Maximum number of retries after conflicts with other programs' transactions.
 const MOST_COLLISIONS: usize = 5;
 
 pub(crate) struct SqlServer<D> {
@@ -57,17 +57,19 @@ pub(crate) trait Driver: Send + Sized + 'static {
     const COLUMNS: &'static str;
     /// Waits for the lock that serializes our changes; returns 1. PostgreSQL's transaction releases it.
     const LOCK: &'static str;
-    /// Releases the lock, if the transaction does not.
+    /// Releases the lock, if the end of the transaction does not.
     const UNLOCK: Option<&'static str>;
 
     fn options(address: &ServerAddress) -> Self::Options;
     fn connect(options: &Self::Options) -> impl Future<Output = sqlx::Result<Self>> + Send;
-    /// `commits` becomes true when COMMIT is sent: after that, the change may be made even without an answer.
+    /// `commits` becomes true when COMMIT is sent: from then on, the change may take effect even if no answer
+    /// arrives.
     fn run(&mut self, work: &Work, commits: &mut bool) -> impl Future<Output = sqlx::Result<Output>> + Send;
 }
 
 impl<D: Driver> SqlServer<D> {
-    /// Connects on first use, at most `connections` times. `name` is for errors. Must be called on a runtime.
+    /// Connects on first use, at most `connections` times. `name` is for error messages. Must be called on a
+    /// runtime.
     pub(crate) fn new(address: &ServerAddress, connections: usize, name: String) -> Self {
         let (jobs, queue) = mpsc::channel(QUEUE);
         let (queue, options) = (Arc::new(Mutex::new(queue)), Arc::new(D::options(address)));
@@ -110,7 +112,7 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<SqlJob>>>, options: Ar
         let job = queue.lock().await.recv().await;
         let Some(SqlJob { work, mut answer }) = job else { return };
         let kept = held.take().filter(|(_, used)| used.elapsed() < IDLE).map(|(connection, _)| connection);
-        // The caller gave up, so the connection in the middle of an answer is dropped.
+        // The caller gave up, so the connection, which may be in the middle of an answer, is dropped.
         let done = tokio::select! {
             done = run(kept, &options, &work) => done,
             () = answer.closed() => continue,
@@ -178,7 +180,8 @@ macro_rules! driver {
                         let locked =
                             sqlx::query::<$database>(Self::LOCK).fetch_one(&mut *transaction).await?;
                         if locked.try_get::<Option<i32>, usize>(0)? != Some(1) {
-                            let why = "another change holds the lock of this database too long";
+                            let why =
+                                "another change has been holding the lock of this database for too long";
                             return Err(io::Error::new(io::ErrorKind::TimedOut, why).into());
                         }
                         let mut changed = Vec::with_capacity(change.statements.len());
@@ -198,7 +201,7 @@ macro_rules! driver {
                         }
                         *commits = true;
                         transaction.commit().await?;
-                        // The change is made, even if releasing the lock fails.
+                        // The change has been made, even if releasing the lock fails.
                         let keeps_lock = match Self::UNLOCK {
                             Some(unlock) => {
                                 sqlx::query::<$database>(unlock).execute(&mut *self).await.is_err()
@@ -313,7 +316,7 @@ fn numbered(statement: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(text)
 }
 
-/// Returns true if the transaction was aborted because of another one, such as that of `turnadmin`.
+/// Returns true if the transaction was aborted because of another one, such as one by `turnadmin`.
 fn is_collision(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(error) = error else { return false };
     match error.try_downcast_ref::<MySqlDatabaseError>() {
@@ -324,7 +327,7 @@ fn is_collision(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns true if another connection may succeed.
+/// Returns true if the query may succeed on another connection.
 fn is_broken(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => {
@@ -351,7 +354,7 @@ fn told(name: &str, error: &sqlx::Error) -> StoreError {
                 // character_not_in_repertoire.
                 (Some(1267 | 1366 | 3854 | 3988), _) | (None, Some("22P05" | "22021")) => StoreFault::Text,
                 (Some(1054 | 1146), _) | (None, Some("42P01" | "42703")) => StoreFault::Schema,
-                // Too many connections, or the server starts or stops.
+                // Too many connections, or the server is starting or stopping.
                 (Some(1040 | 1053), _) | (None, Some("53300" | "57P01" | "57P02" | "57P03")) => {
                     StoreFault::Unreachable
                 }
@@ -381,7 +384,7 @@ mod tests {
 
     use super::*;
 
-    /// True if the first connection breaks after COMMIT; number of runs; number of connections.
+    /// Whether the first connection breaks after COMMIT, the number of runs, and the number of connections.
     struct Breaks(bool, AtomicU8, AtomicU8);
 
     impl Driver for &'static Breaks {

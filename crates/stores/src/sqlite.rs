@@ -22,7 +22,7 @@ use crate::{
     tables::{Change, OwnedChange, Row, Sql, is_query},
 };
 
-/// Maximum wait for another writer.
+/// Maximum time to wait for another writer.
 const BUSY: Duration = Duration::from_secs(1);
 /// `pragma user_version` of our own file.
 const OUR_VERSION: i64 = 1;
@@ -47,7 +47,7 @@ impl Sqlite {
     pub(crate) fn new(path: &Path, kind: SqliteUse, name: String) -> Self {
         let (jobs, queue) = mpsc::channel::<SqliteJob>();
         let mut file = File { path: path.to_owned(), kind, name: name.clone(), open: None };
-        // The thread ends with the last sender.
+        // The thread ends when the last sender is dropped.
         let started = thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
             while let Ok(job) = queue.recv() {
                 job(&mut file);
@@ -85,7 +85,7 @@ impl Sql for Sqlite {
     async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
         let change = change.to_owned();
         self.run(move |file| {
-            // A removal does not create the file.
+            // Removing something does not create the file.
             let adds = |(statement, _): &(&str, _)| {
                 statement.starts_with("insert") || statement.starts_with("create")
             };
@@ -101,7 +101,7 @@ impl Sql for Sqlite {
         let is_own = self.kind == SqliteUse::Own;
         self.run(move |file| match file.open(false)? {
             Some(open) => read_rows(&open.connection, COLUMNS, &[]).map_err(|error| file.error(&error)),
-            // The file that a write would create has all tables.
+            // The file that a write would create will have all tables.
             None if is_own => {
                 let empty = Connection::open_in_memory().map_err(|error| file.error(&error))?;
                 empty.execute_batch(TABLES).map_err(|error| file.error(&error))?;
@@ -112,7 +112,7 @@ impl Sql for Sqlite {
         .await
     }
 
-    /// 0 without a file. A replaced file has another version.
+    /// 0 if there is no file. A replaced file has a different version.
     async fn version(&self) -> Option<u64> {
         let version = self.run(|file| {
             let Some(open) = file.open(false)? else { return Ok(0) };
@@ -180,8 +180,8 @@ impl File {
             .open(&self.path)
             .map_err(unusable)?;
         let inode = made.metadata().map_err(unusable)?.ino();
-        // Closed before SQLite opens the file: closing it later would release SQLite's locks (fcntl(2)), and
-        // another exiting process would delete the WAL.
+        // Closed before SQLite opens the file: closing it later would release SQLite's locks (fcntl(2)), so
+        // that another process would delete the WAL when it exits.
         drop(made);
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let prepare = || -> rusqlite::Result<i64> {
@@ -212,7 +212,7 @@ impl File {
             StoreError::new(&self.name, fault, error)
         };
         let inode = fs::metadata(&self.path).map_err(unusable)?.ino();
-        // Only `turnpike user` and similar commands write to it.
+        // Only `turnpike user` and similar commands write to this file.
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         Ok(Open { connection, inode })
     }

@@ -1,4 +1,5 @@
-//! coturn's tables (`schema.sql`) in any SQL database, and two of our own, created when needed.
+//! coturn's tables (`schema.sql`) in any SQL database, and two tables of our own, which are created when
+//! needed.
 
 use std::{
     collections::BTreeMap,
@@ -63,7 +64,8 @@ pub(crate) trait Sql: Send + Sync + 'static {
         values: &[&str],
     ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
-    /// Runs statements in one serialized transaction. Returns the number of rows each has changed or found.
+    /// Runs statements in one serialized transaction. Returns the number of rows that each statement has
+    /// changed or found.
     fn change(&self, change: Change<'_>) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
 
     fn columns(&self) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
@@ -76,7 +78,7 @@ pub(crate) trait Sql: Send + Sync + 'static {
         [USERS, USERS_OF]
     }
 
-    /// Returns true if all users can be read at each change.
+    /// Returns true if there are so few users that all can be read after each change.
     fn is_small(&self) -> bool {
         false
     }
@@ -104,7 +106,7 @@ const SCHEMA: &[(&str, &[&str])] = &[
     ("oauth_key", &["kid", "ikm_key", "timestamp", "lifetime", "as_rs_alg", "realm"]),
 ];
 
-/// Tables for data that coturn has no place for. Numbers are text; unset values are empty.
+/// Tables for data that does not fit into coturn's tables. Numbers are text; unset values are empty.
 pub(crate) const OWN_TABLES: [(&str, &str); 2] = [
     (
         "turnpike_secret",
@@ -123,11 +125,11 @@ const MARKS: &str = "select realm, value, signs_since, counts_until from turnpik
 const REMOVE_MARK: &str = "delete from turnpike_secret where realm = ? and value = ?";
 const ADD_MARK: &str =
     "insert into turnpike_secret (realm, value, signs_since, counts_until) values (?, ?, ?, ?)";
-/// Sets the end of marks without one, or with a later one. Compares numbers as text: they have no leading
+/// Sets the expiry of marks that have none or a later one. Compares numbers as text: they have no leading
 /// zeros, so the longer one is greater.
 const END_MARKS: &str = "update turnpike_secret set counts_until = ? where realm = ? and (counts_until is null or counts_until = '' or \
                          length(counts_until) > length(?) or (length(counts_until) = length(?) and counts_until > ?))";
-/// Inserts a mark with an end for each secret without one.
+/// Inserts a mark with an expiry for each secret that has no mark.
 const MARK_OTHERS: &str = "insert into turnpike_secret (realm, value, signs_since, counts_until) \
                            select s.realm, s.value, '0', ? from turn_secret s where s.realm = ? and not exists \
                            (select 1 from turnpike_secret m where m.realm = s.realm and m.value = s.value)";
@@ -170,12 +172,12 @@ const REMOVE_DENIED: &str = "delete from denied_peer_ip where realm = ?";
 impl<S: Sql> Backend for CoturnTables<S> {
     async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
         let rows = match self.sql.rows(USER, &[realm, name]).await {
-            // The column's character set lacks the name, so no row can have it. Clients choose these names
-            // and must not make the store look broken.
+            // The column's character set cannot represent the name, so no row can have it. Clients choose
+            // these names and must not be able to make the store look broken.
             Err(error) if error.fault == StoreFault::Text => return Ok(None),
             rows => rows?,
         };
-        // MySQL compares case-insensitively; "ALICE" is another user for quotas.
+        // MySQL compares case-insensitively; but for quotas "ALICE" is a different user.
         let row = rows.into_iter().find(|row| field(row, 0) == Some(name));
         let Some(hmackey) = row.and_then(|mut row| row.pop()?) else { return Ok(None) };
         let hmackey = Zeroizing::new(hmackey);
@@ -243,7 +245,7 @@ impl<S: Sql> Backend for CoturnTables<S> {
             let count = rows.first().and_then(|row| field(row, 0)).map_or("0", str::trim);
             if count != "0" {
                 reader.ignore(format!(
-                    "admin_user has {count} rows, users of coturn's web page, which turnpike does not have"
+                    "admin_user has {count} rows, users of coturn's web interface, which turnpike does not have"
                 ));
             }
         }
@@ -324,7 +326,7 @@ impl<S: Sql> CoturnTables<S> {
         Self { sql, own: AtomicU8::new(NOT_LOOKED) }
     }
 
-    /// Returns true if our own tables exist. New ones are noticed with the next read of the rules.
+    /// Returns true if our own tables exist. New ones are noticed the next time that the rules are read.
     async fn has_own_tables(&self) -> Result<bool, StoreError> {
         if self.own.load(Ordering::Relaxed) == NOT_LOOKED {
             self.check_schema().await?;
@@ -332,7 +334,7 @@ impl<S: Sql> CoturnTables<S> {
         Ok(self.own.load(Ordering::Relaxed) == THERE)
     }
 
-    /// Creates missing tables. Once they exist, the right to create tables is no longer needed.
+    /// Creates missing tables. Once they exist, the privilege to create tables is no longer needed.
     async fn make_own_tables(&self) -> Result<(), StoreError> {
         if has_own(&self.check_schema().await?) {
             return Ok(());
@@ -344,7 +346,7 @@ impl<S: Sql> CoturnTables<S> {
         Ok(())
     }
 
-    /// Statements that remove a secret; the first one shows if it existed.
+    /// Statements that remove a secret; the first one shows whether the secret existed.
     async fn without_secret<'a>(
         &self,
         realm: &'a str,
@@ -386,7 +388,8 @@ impl<S: Sql> CoturnTables<S> {
         self.put((API_KEY, vec![name]), vec![(REMOVE_API_KEY, vec![name]), add], existing).await
     }
 
-    /// Runs statements that replace an item. With [`Existing::Keep`], only if `find` finds nothing.
+    /// Runs statements that replace an item. With [`Existing::Keep`], runs them only if `find` finds
+    /// nothing.
     async fn put<'a>(
         &self,
         find: Bound<'a>,
@@ -415,14 +418,14 @@ impl<S: Sql> CoturnTables<S> {
         }
     }
 
-    /// Returns true if it had any of its limits before.
+    /// Returns true if the realm had any limit before.
     async fn put_realm(
         &self,
         realm: &str,
         options: RealmOptions,
         existing: Existing,
     ) -> Result<bool, StoreError> {
-        // Each limit gets a row, so that a realm without limits exists; coturn treats 0 as none.
+        // Each limit gets a row, so that even a realm without limits exists; coturn treats 0 as none.
         let values = options.named().map(|(name, value)| (name, value.to_string()));
         let remove = values.iter().map(|(name, _)| (REMOVE_OPTION, vec![realm, *name]));
         let add = values.iter().map(|(name, value)| (ADD_OPTION, vec![realm, *name, value.as_str()]));
@@ -441,10 +444,10 @@ fn missing(found: &BTreeMap<String, Vec<String>>) -> Option<String> {
     let (there, not_there): (Vec<_>, Vec<_>) =
         SCHEMA.iter().partition(|(table, _)| found.contains_key(*table));
     if there.is_empty() {
-        return Some("has none of coturn's tables, or this user may not see them".to_owned());
+        return Some("has none of coturn's tables, or this user is not allowed to see them".to_owned());
     }
     if let [(table, _), ..] = &not_there[..] {
-        return Some(format!("has no table {table}, though it has {}", there[0].0));
+        return Some(format!("has no table {table}, but it has {}", there[0].0));
     }
     let lacking = SCHEMA.iter().find_map(|(table, columns)| {
         let column = columns.iter().find(|column| !found[*table].iter().any(|found| found == *column))?;
@@ -492,7 +495,7 @@ mod tests {
         assert_eq!(missing(&tables(&[])), None);
         let told = |but: &[(&str, &str)]| missing(&tables(but)).unwrap_or_default();
         assert!(
-            told(&[("turn_secret", "")]).starts_with("has no table turn_secret, though it has turnusers_lt")
+            told(&[("turn_secret", "")]).starts_with("has no table turn_secret, but it has turnusers_lt")
         );
         assert!(
             told(&[("oauth_key", "realm")]).starts_with("has a table oauth_key without the column realm")

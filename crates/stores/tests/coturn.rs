@@ -29,7 +29,7 @@ fn place(world: &World) -> [String; 2] {
 fn turnadmin_command(world: &World, arguments: &[&str]) -> Command {
     let program = installed("turnadmin").expect("installed");
     let mut command = Command::new(program);
-    // It writes a log file to the working directory.
+    // turnadmin writes a log file to the working directory.
     command.current_dir(env!("CARGO_TARGET_TMPDIR")).args(place(world)).args(arguments);
     command
 }
@@ -81,7 +81,7 @@ fn changes_by_turnadmin_are_read() {
 }
 
 #[test]
-fn turnadmin_reads_our_changes() {
+fn turnadmin_reads_turnpikes_changes() {
     with_turnadmin(|world| {
         let realm = REALM.to_owned();
         let keys = UserKeys::new("whirrun", REALM, "sword");
@@ -134,7 +134,8 @@ const NAMES: [&str; 22] = [
     "🦀",
 ];
 
-/// Names that turnadmin fails to write (it escapes nothing) do not exist, and no query fails because of them.
+/// Names that turnadmin fails to write, because it escapes nothing, do not exist; no query fails because of
+/// them.
 #[test]
 fn every_turnadmin_name_is_found_and_none_breaks_the_store() {
     with_turnadmin(|world| {
@@ -157,10 +158,10 @@ fn every_turnadmin_name_is_found_and_none_breaks_the_store() {
             assert!(found.contains(&name), "{:?}: {found:?}", world.kind);
         }
         let database = world.database();
-        let listed = world.wait(database.users(Some(REALM), None)).expect("a list, whatever is in it");
+        let listed = world.wait(database.users(Some(REALM), None)).expect("a list, whatever it contains");
         for name in found {
             let rows = listed.iter().filter(|row| row.name == name).count();
-            // A MySQL key treats Gorst and gorst as equal.
+            // A key in MySQL treats Gorst and gorst as equal.
             assert!(
                 rows == 1 || (world.kind == Kind::Mariadb && name.eq_ignore_ascii_case("gorst")),
                 "{name:?}"
@@ -186,7 +187,7 @@ fn every_turnadmin_name_is_found_and_none_breaks_the_store() {
     });
 }
 
-/// Old installations: coturn's schema sets no character set, and MariaDB's default was latin1.
+/// As in old installations: coturn's schema sets no character set, and MariaDB's default used to be latin1.
 #[test]
 fn name_outside_the_table_charset_does_not_exist() {
     on(Kind::Mariadb, |world| {
@@ -203,7 +204,7 @@ fn name_outside_the_table_charset_does_not_exist() {
     });
 }
 
-/// Part of Debian's package.
+/// Directory with the examples of Debian's package.
 const EXAMPLES: &str = "/usr/share/coturn";
 
 #[test]

@@ -81,7 +81,7 @@ async fn beat(
     let name = &name(of);
     let beating = Beating { name, incarnation, number, draining: false, load: &LOAD, take_over, report };
     match store.beat(beating).await.unwrap() {
-        // The epoch has tests of its own.
+        // The epoch is tested separately.
         Beaten::Written { number, known, ring, .. } => {
             Beaten::Written { number, known, ring, era: EpochState::default() }
         }
@@ -98,7 +98,7 @@ async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> 
     store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("the current epoch")
 }
 
-/// Epoch that a node gets after reporting its quotas.
+/// Reports a node's quotas; returns the epoch that the node gets.
 async fn report(store: &FleetStore, of: &str, report: NodeReport) -> EpochState {
     let (name, incarnation) = (&name(of), u64::from(of.as_bytes()[0]));
     let number = u16::from(of.as_bytes()[0]);
@@ -119,7 +119,7 @@ fn node_with_a_heartbeat_is_visible_with_its_number() {
         assert_eq!(beat(&store, "a", 1, 7, None).await, written(7, true));
         assert_eq!(beat(&store, "b", 2, 7, None).await, written(8, false), "the number is in use");
         assert_eq!(beat(&store, "c", 3, 4095, None).await, written(4095, false));
-        assert_eq!(beat(&store, "d", 4, 4095, None).await, written(1, false), "numbers start over");
+        assert_eq!(beat(&store, "d", 4, 4095, None).await, written(1, false), "numbers wrap around");
         let look = store.look().await.unwrap();
         let seen: BTreeMap<String, (u16, u64)> = look
             .records
@@ -154,7 +154,7 @@ fn name_belongs_to_one_process_and_can_be_taken_over() {
         assert_eq!(beat(&store, "a", 0xBEEF, 9, Some(&now)).await, written(1, false), "the number is kept");
         assert!(
             matches!(beat(&store, "a", 1, 1, None).await, Beaten::Taken(_)),
-            "the first process lost the name"
+            "the first process has lost the name"
         );
     });
 }
@@ -179,7 +179,7 @@ fn cards_bans_and_answers_are_stored() {
         store.answer(7, &any_bytes).await.unwrap();
         assert_eq!(store.answered(8).await.unwrap(), None);
         assert_eq!(store.answered(7).await.unwrap(), Some(any_bytes));
-        assert_eq!(store.answered(7).await.unwrap(), None, "an answer is taken once");
+        assert_eq!(store.answered(7).await.unwrap(), None, "an answer can be taken only once");
     });
 }
 
@@ -195,7 +195,7 @@ fn only_one_of_two_concurrent_key_rotations_succeeds() {
         assert!(!store.put_ring(1, 2, b"too late").await.unwrap());
         assert_eq!(store.ring().await.unwrap().unwrap(), b"second");
         let Beaten::Written { ring, .. } = beat(&store, "a", 1, 1, None).await else { panic!() };
-        assert_eq!(ring, 2, "each heartbeat returns the version");
+        assert_eq!(ring, 2, "each heartbeat returns the ring's version");
     });
 }
 
@@ -205,7 +205,7 @@ fn documented_permissions_are_sufficient() {
     let documentation = include_str!("../../../docs/fleet.md");
     let line = documentation.lines().find(|line| line.starts_with("ACL SETUSER turnpike ")).unwrap();
     let line = line.replace(">PASSWORD", &format!(">{PASSWORD}"));
-    // The client on this machine may lack this command.
+    // The Redis client on this machine may not have this command.
     let older = line.replace(" +client|setinfo", "");
     assert!([line, older].iter().any(|line| world.server.say(line).contains("OK")));
     let url = world.server.url(world.server.address, "");
@@ -236,7 +236,7 @@ fn documented_permissions_are_sufficient() {
 }
 
 fn bucket(byte: u8) -> Bucket {
-    // Includes bytes that are special in some protocol.
+    // Includes bytes that have a special meaning in some protocol.
     Bucket([byte, 0, b'\r', b'\n', b' ', b'*', 255, b'"', 1, 2, 3, 4, 5, 6, 7, 8])
 }
 
@@ -252,7 +252,7 @@ async fn hear(news: &mut FleetNews) -> NewsBatch {
 }
 
 #[test]
-fn store_grants_the_same_as_the_rule() {
+fn store_grants_the_same_quotas_as_the_rule() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let mut seed = 7_u64;
@@ -268,7 +268,7 @@ fn store_grants_the_same_as_the_rule() {
         for round in 0..300 {
             let is_whole = below(3) > 0;
             world.put_into_era("whole", is_whole.into());
-            // Far enough in the future for a slow test.
+            // Far enough in the future even if the test is slow.
             world.put_into_era("until", era.since_ms + 3_600_000);
             let (node, nodes) = (1 + u16::try_from(below(3)).unwrap(), 1 + below(5));
             let asks: Vec<Ask> = (0..1 + below(4))
@@ -308,9 +308,9 @@ fn store_grants_the_same_as_the_rule() {
     });
 }
 
-/// The rule is `turnpike_fleet::Chronicle`. Durations are tested with the scripts.
+/// The rule is `turnpike_fleet::Chronicle`. Durations are tested together with the scripts.
 #[test]
-fn store_grants_again_after_all_nodes_reported_or_a_timeout() {
+fn store_grants_again_after_all_nodes_have_reported_or_a_timeout() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let look = |known| world.wait(store.era(StoreEpoch { number: known, since_ms: 0 })).unwrap();
@@ -323,12 +323,12 @@ fn store_grants_again_after_all_nodes_reported_or_a_timeout() {
     let first = look(0);
     assert_eq!((first.era.number, first.is_whole), (1, false));
     assert_eq!(look(1), first);
-    assert_eq!(look(7).era.number, 8, "a node knows a later epoch");
+    assert_eq!(look(7).era.number, 8, "a node has seen a later epoch");
     let era = another_server(1);
     assert_eq!((era.era.number, era.is_whole), (9, false));
     assert_eq!(look(9), era);
 
-    // A moment later all nodes report, including one that has just started.
+    // A moment later, all nodes report, including one that has just started.
     world.put_into_era("since", era.era.since_ms - SHORTEST_MS);
     let (before, era) = (era.era, look(9).era);
     for (of, known, members, progress, is_whole) in [
@@ -355,7 +355,7 @@ fn store_grants_again_after_all_nodes_reported_or_a_timeout() {
     let far = look(11).era.since_ms + 3_600_000;
     world.put_into_era("until", far);
     assert!(!look(11).is_whole && world.of_era("until") < far);
-    // Reports extend the wait. Repeated in case the test itself was suspended.
+    // Reports extend the wait. This is repeated in case the test itself is suspended.
     for number in 4.. {
         let era = another_server(number).era;
         let soon = era.since_ms + TELLING_MS - 100;
@@ -410,7 +410,7 @@ fn invalid_stored_numbers_count_as_zero() {
         world.wait(async {
             known = store.era(StoreEpoch { number: known, since_ms: 0 }).await.unwrap().era.number;
             if !put.starts_with("HSET") {
-                // A list is only stored under an unused key.
+                // RPUSH needs a key that does not exist.
                 world.server.say("DEL turnpike:{f}:era");
             }
             let told = world.server.say(put);
@@ -429,7 +429,7 @@ fn invalid_stored_numbers_count_as_zero() {
         assert!(store.put_ring(0, 1, b"ring").await.unwrap());
         world.server.say(&format!("HSET turnpike:{{f}}:held:1 {BUCKET} x"));
         assert!(!store.reap(&name("a"), 1, true).await.unwrap());
-        // A key of the wrong type needs an operator.
+        // A key of the wrong type must be fixed by an operator.
         world.server.say("DEL turnpike:{f}:nodes");
         world.server.say("SET turnpike:{f}:nodes x");
         let error = store.look().await.unwrap_err();
@@ -453,7 +453,7 @@ fn dead_node_returns_its_quotas_with_an_event() {
         exchange(&store, 2, 2, &ask(6, 6)).await;
         let heard = hear(&mut news).await;
         assert_eq!(heard.levels.last(), Some(&(bucket(1), Level::Full)), "{heard:?}");
-        // More buckets than one call returns, held only by this node.
+        // More buckets than one call returns, held by this node only.
         let many = (0..1200_u16).map(|at| Ask {
             bucket: Bucket(std::array::from_fn(|byte| at.to_be_bytes()[byte % 2])),
             limit: 100,
@@ -469,13 +469,13 @@ fn dead_node_returns_its_quotas_with_an_event() {
             times += 1;
         }
         assert_eq!(times, 3, "1201 buckets, 500 at a time");
-        assert_eq!(exchange(&store, 1, 2, &ask(4, 9)).await[0].sum, 5, "and a share of what is left");
+        assert_eq!(exchange(&store, 1, 2, &ask(4, 9)).await[0].sum, 5, "plus a share of what is left");
         let look = store.look().await.unwrap();
         assert_eq!(look.records.iter().map(|record| record.name.as_str()).collect::<Vec<_>>(), ["a"]);
         assert_eq!(
             hear(&mut news).await.levels,
             [(bucket(1), Level::Heavy)],
-            "no longer full, and others have some"
+            "no longer full, but other nodes hold some"
         );
         assert_eq!(beat(&store, "c", 3, 2, None).await, written(2, false));
         assert_eq!(beat(&store, "b", 2, 2, None).await, written(3, false));
@@ -504,7 +504,7 @@ fn number_is_not_reused_before_all_quotas_are_returned() {
         let records = store.look().await.unwrap().records;
         assert_eq!(
             records[0].beat.incarnation, 0,
-            "a record without an owner, so that another node can continue"
+            "a record without an owner remains, so that another node can continue"
         );
         while store.reap(&name("a"), 1, false).await.unwrap() {}
         assert_eq!(store.look().await.unwrap().records.len(), 1);
@@ -517,7 +517,7 @@ fn messages_reach_all_subscribers_in_order() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     world.wait(async {
-        store.say(b"before anybody listens").await.unwrap();
+        store.say(b"before any subscriber").await.unwrap();
         let mut listeners = [store.news(), store.news()];
         for news in &mut listeners {
             assert_eq!(news.next().await.unwrap(), NewsBatch { anew: true, ..NewsBatch::default() });
@@ -602,7 +602,7 @@ fn lost_slow_or_emptied_store_is_detected_and_recovers() {
 }
 
 #[test]
-fn sentinels_lead_to_the_current_master() {
+fn sentinels_name_the_current_master() {
     let Some(mut world) = World::new() else { return };
     let replica = match Server::redis_replica(&world.server) {
         Ok(replica) => replica,
@@ -623,7 +623,7 @@ fn sentinels_lead_to_the_current_master() {
             crate::fleet::store(&url.replace("/main", "/other"), "f").look().await.expect_err("no such");
         assert!(error.to_string().contains("\"other\""), "{error}");
     });
-    turnpike_testkit::eventually("the replica is known", || {
+    turnpike_testkit::eventually("the sentinel knows the replica", || {
         let mut stream = std::net::TcpStream::connect(sentinel.address).expect("listening");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
         std::io::Write::write_all(&mut stream, b"SENTINEL replicas main\r\n").expect("writable");
@@ -634,9 +634,9 @@ fn sentinels_lead_to_the_current_master() {
     world.server.stop();
     world.wait(async {
         heals(&store).await;
-        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true), "the replica had the record");
+        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true), "the replica has the record");
         let era = store.era(StoreEpoch::default()).await.unwrap();
-        assert_eq!((era.era.number, era.is_whole), (2, false), "the replica may lack recent data");
+        assert_eq!((era.era.number, era.is_whole), (2, false), "the replica may not have the latest data");
     });
     assert!(replica.say("ROLE").contains("master"));
 }
@@ -667,7 +667,7 @@ fn cluster_server_with_the_keys_is_found() {
 }
 
 #[test]
-fn statuses_are_published_like_coturn_does() {
+fn statuses_are_published_as_coturn_does() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let channel = "turn/realm/here/user/alice/allocation/000000000000000007/status";

@@ -1,4 +1,4 @@
-//! The stores against real servers, started by each test.
+//! Tests of the stores against real servers, which each test starts.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
 

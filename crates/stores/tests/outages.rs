@@ -1,4 +1,5 @@
-//! A slow, silent or absent server: cached users are unaffected, others are refused within the deadline.
+//! A slow, silent or absent server: cached users are unaffected, other users are refused within the
+//! deadline.
 
 use std::time::{Duration, Instant};
 
@@ -53,10 +54,10 @@ fn comes_back(world: &World, directory: &Directory<Database>) {
     assert!(matches!(found(world, directory, "nobody"), UserLookup::Absent));
 }
 
-/// Unknown users are refused while the store is away; alice is accepted all the time.
+/// While the store is unavailable, users that are not cached are refused; alice is always accepted.
 fn is_away(world: &World, directory: &Directory<Database>) {
     for number in 0..6 {
-        assert!(gets_in(world, directory, "alice"), "{:?}: alice is known", world.kind);
+        assert!(gets_in(world, directory, "alice"), "{:?}: alice is cached", world.kind);
         let stranger = found(world, directory, &format!("stranger{number}"));
         assert!(matches!(stranger, UserLookup::Unavailable), "{:?}: {stranger:?}", world.kind);
     }

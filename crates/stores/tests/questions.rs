@@ -1,4 +1,4 @@
-//! Queries and changes of each store.
+//! Queries and changes in each kind of store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -99,7 +99,7 @@ fn coturn_rows_are_read_in_place() {
             ("north", Some("crinna.example"), "A256GCM")
         );
         let ignored = rules.ignored.join("; ");
-        assert!(ignored.contains("\"gone\"") && ignored.contains("coturn's web page"), "{ignored}");
+        assert!(ignored.contains("\"gone\"") && ignored.contains("coturn's web interface"), "{ignored}");
         assert_eq!((rules.secrets[REALM].len(), rules.secrets["crinna.example"].len()), (2, 1));
         let secrets = world.wait(database.secrets(REALM)).expect("an answer");
         assert_eq!(values(&secrets), ["bloody9", "logen"]);
@@ -157,7 +157,7 @@ fn written_items_are_read_and_removed_items_are_gone() {
 }
 
 #[test]
-fn rotation_changes_the_signing_secret_and_ends_the_others() {
+fn rotation_changes_the_signing_secret_and_lets_the_others_expire() {
     each(|world| {
         fill(world);
         let database = world.database();
@@ -168,7 +168,7 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
             let (realm, secret) = (REALM.to_owned(), Zeroizing::new(secret.to_owned()));
             world.edit(&Edit::RotateSecret { realm, secret, since, until })
         };
-        assert!(rotate("new", 1000, 2000), "{:?}: there were others", world.kind);
+        assert!(rotate("new", 1000, 2000), "{:?}: there were other secrets", world.kind);
         let rules = || -> Rules { world.wait(database.rules()).expect("an answer") };
         let times = |secrets: &[StoredSecret]| {
             let mut times: Vec<_> =
@@ -191,7 +191,7 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
             ("newer", 1500, None),
         ]);
         assert_eq!((times(&secrets()), signs().as_deref()), (second, Some("newer")));
-        // It can come sooner: the leaked secret may already have an end.
+        // The end can be moved forward: a leaked secret may already have one.
         assert!(rotate("newest", 1600, 1600));
         let third = expected(&[
             ("bloody9", 0, Some(1600)),
@@ -201,8 +201,8 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
             ("newest", 1600, None),
         ]);
         assert_eq!((times(&secrets()), signs().as_deref()), (third, Some("newest")));
-        // A cut-off secret is not confused with one that expires in the second of the next rotation, and an
-        // expired secret is not cut off.
+        // A secret that was invalidated is not confused with one that expires in the second of the next
+        // rotation, and an expired secret is not treated as invalidated.
         assert!(rotate("leaked", 1700, 1800) && rotate("safe", 1800, CUT_OFF));
         let fourth = expected(&[
             ("bloody9", 0, Some(1600)),
@@ -218,14 +218,14 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
             let (realm, secret) = (REALM.to_owned(), Zeroizing::new(cut_off.to_owned()));
             assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
         }
-        // A removed secret leaves no mark for a new one with the same value.
+        // A removed secret leaves no mark that would affect a new one with the same value.
         let of = |text: &str| (REALM.to_owned(), Zeroizing::new(text.to_owned()));
         let ((realm, secret), (again, same)) = (of("logen"), of("logen"));
         assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
         assert_eq!(values(&secrets()), ["bloody9", "new", "newer", "newest"]);
         assert!(!world.edit(&Edit::AddSecret { realm: again, secret: same }));
         assert!(times(&secrets()).contains(&("logen".to_owned(), 0, None)), "{:?}", world.kind);
-        // The first secret of a realm signs.
+        // The first secret of a realm becomes the signing one.
         let (realm, secret) = ("empty.example".to_owned(), Zeroizing::new("only".to_owned()));
         assert!(!world.edit(&Edit::RotateSecret { realm, secret, since: 1, until: 2 }));
         let only = world.wait(database.secrets("empty.example")).expect("an answer");
@@ -347,7 +347,7 @@ fn ten_thousand_users_take_one_query_each_and_are_cached() {
             .directory_at(&world.url, DirectoryLimits { deadline: Duration::from_secs(8), ..impatient() });
         world.wait(async {
             directory.read().await.expect("an answer");
-            // One worker allows this many to wait.
+            // One worker allows this many lookups to wait.
             for first in (0..USERS).step_by(1000) {
                 let asking: Vec<_> =
                     (first..first + 1000).map(|number| ask(&directory, &format!("u{number}"))).collect();
@@ -371,7 +371,7 @@ fn ten_thousand_users_take_one_query_each_and_are_cached() {
 }
 
 #[test]
-fn changes_of_a_file_by_others_are_noticed() {
+fn changes_to_a_file_by_other_processes_are_noticed() {
     on(Kind::Sqlite, |world| {
         fill(world);
         let directory = world.directory_at(&world.url, impatient());
@@ -381,7 +381,7 @@ fn changes_of_a_file_by_others_are_noticed() {
             let UserLookup::Absent = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });
         let generation = directory.generation();
-        // The file sees this as another process.
+        // To the file, this looks like a change by another process.
         world.edit(&Edit::PutUser {
             realm: REALM.to_owned(),
             name: "whirrun".to_owned(),
@@ -401,16 +401,16 @@ fn changes_of_a_file_by_others_are_noticed() {
         });
         let rules = directory.rules().expect("secrets were read");
         assert!(rules.realms.contains_key("new.example"));
-        assert_eq!(rules.md5_only, Some([REALM.into()].into()), "known for a file");
+        assert_eq!(rules.md5_only, Some([REALM.into()].into()), "SQLite can tell");
     });
 }
 
-/// Users without the right to create tables can have them created as documented.
+/// Operators whose database user may not create tables create them as documented.
 #[test]
 fn own_tables_match_the_documentation() {
     const DOCUMENT: &str = include_str!("../../../docs/credentials.md");
-    let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has them");
-    let tables = rest.split_once("```").expect("and an end of them").0;
+    let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has the tables");
+    let tables = rest.split_once("```").expect("a closing fence").0;
     for kind in [Kind::Sqlite, Kind::Postgres, Kind::Mariadb] {
         on(kind, |world| {
             world.sql(tables);

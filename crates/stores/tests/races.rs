@@ -1,4 +1,5 @@
-//! Concurrent changes over separate connections: exactly one adds a new item, and no change is lost.
+//! Concurrent changes over separate connections: exactly one of them adds a new item, and no change is
+//! lost.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -25,7 +26,7 @@ fn writers(world: &World) -> Vec<Arc<Database>> {
     (0..WRITERS).map(writer).collect()
 }
 
-/// Result of each writer: true if the item existed.
+/// Returns the result of each writer: true if the item existed.
 fn race(
     world: &World,
     writers: &[Arc<Database>],
@@ -114,13 +115,18 @@ fn concurrent_replacements_leave_one_consistent_result() {
                 found.user_quota,
                 found.max_bps.and_then(|rate| usize::try_from(rate).ok()),
             ];
-            assert_eq!(BTreeSet::from(limits).len(), 1, "{:?}: limits of one writer: {limits:?}", world.kind);
+            assert_eq!(
+                BTreeSet::from(limits).len(),
+                1,
+                "{:?}: limits set by one writer: {limits:?}",
+                world.kind
+            );
         }
     });
 }
 
 #[test]
-fn concurrent_rotations_leave_one_secret_without_an_end() {
+fn concurrent_rotations_leave_one_secret_without_an_expiry() {
     each(|world| {
         let writers = writers(world);
         for round in 0..rounds() {
@@ -135,7 +141,7 @@ fn concurrent_rotations_leave_one_secret_without_an_end() {
             let lasting: Vec<_> = secrets.iter().filter(|secret| secret.until.is_none()).collect();
             assert_eq!(lasting.len(), 1, "{:?}, round {round}: {secrets:?}", world.kind);
             assert!(signing(&secrets).expect("one").value.starts_with(&format!("secret-{round}-")));
-            // Earlier ends are unchanged.
+            // Earlier expiry times are unchanged.
             let soonest = secrets.iter().filter_map(|secret| secret.until).min();
             assert_eq!(soonest, Some(2_000_000_000));
             if round % 10 == 9 {

@@ -61,7 +61,7 @@ fn missing_database_is_named() {
     for kind in [Kind::Postgres, Kind::Mariadb] {
         on(kind, |world| {
             let error = error(world, &world.url.replace(&format!("/{DATABASE}"), "/elsewhere"));
-            // MariaDB reveals only to authorized users if a database exists.
+            // MariaDB reveals only to authorized users whether a database exists.
             assert!(matches!(error.fault, StoreFault::NoDatabase | StoreFault::Permission), "{error}");
             assert!(error.to_string().contains("elsewhere") && !error.may_pass(), "{error}");
         });
@@ -83,7 +83,7 @@ fn wrong_tables_are_reported_with_the_missing_part() {
             assert!(told.to_string().contains("a table oauth_key without the column realm"), "{told}");
             world.sql("drop table turn_secret");
             let told = error(world, &world.url);
-            assert!(told.to_string().contains("no table turn_secret, though it has turnusers_lt"), "{told}");
+            assert!(told.to_string().contains("no table turn_secret, but it has turnusers_lt"), "{told}");
             for (table, _) in
                 [("turnusers_lt", 0), ("allowed_peer_ip", 0), ("denied_peer_ip", 0), ("oauth_key", 0)]
             {
@@ -124,7 +124,7 @@ fn missing_or_invalid_file_is_named() {
         assert!(!missing.exists(), "the file was not created");
         std::fs::write(
             &missing,
-            "this is a text, and a long one, so that it could be taken for a page of SQLite",
+            "this is a text that is long enough to be mistaken for a page of an SQLite file",
         )
         .unwrap();
         let told = error(world, &format!("sqlite://{}", missing.display()));

@@ -1,4 +1,4 @@
-//! Each kind of store, with an independent way to write to it.
+//! Each kind of store, with a way to write to it that is independent of this crate.
 
 use std::path::PathBuf;
 
@@ -57,7 +57,7 @@ impl World {
         };
         let world = Self { runtime, kind, url, server, file };
         if let Some(file) = &world.file {
-            drop(rusqlite::Connection::open(file).expect("a file can be made"));
+            drop(rusqlite::Connection::open(file).expect("a file can be created"));
         }
         if kind != Kind::Redis {
             world.sql(&schema());
@@ -107,12 +107,12 @@ impl World {
                     let mut connection = MySqlConnection::connect(&self.url).await.expect("an answer");
                     sqlx::raw_sql(text).execute(&mut connection).await.expect("statements");
                 }
-                Kind::Redis => panic!("it has no SQL"),
+                Kind::Redis => panic!("Redis has no SQL"),
             }
         });
     }
 
-    /// Runs Redis commands, one per line; words have no blanks.
+    /// Runs Redis commands, one per line; words must not contain spaces.
     pub(crate) fn redis(&self, commands: &str) {
         self.wait(async {
             let client = redis::Client::open(self.url.as_str()).expect("an address");
@@ -141,8 +141,8 @@ impl Drop for World {
 }
 
 fn schema() -> String {
-    let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has the schema");
-    rest.split_once("```").expect("and an end of it").0.to_owned()
+    let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document contains the schema");
+    rest.split_once("```").expect("a closing fence").0.to_owned()
 }
 
 pub(crate) fn file_of_a_test() -> PathBuf {

@@ -288,7 +288,7 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
     delete,
     path = "/v1/realms/{name}",
     tag = "accounts",
-    params(("name" = String, Path, description = "Its name.")),
+    params(("name" = String, Path, description = "The name.")),
     responses(
         (status = 200, description = "The realm was removed.", body = Change),
     ),

@@ -64,7 +64,7 @@ pub(super) async fn fleet(State(app): State<App>) -> Result<Json<FleetStatus>, P
     post,
     path = "/v1/fleet/nodes/{node}/drain",
     tag = "fleet",
-    params(("node" = String, Path, description = "Its name.")),
+    params(("node" = String, Path, description = "The name.")),
     responses(
         (status = 202, description = "The command was sent.", body = NodeOrder),
     ),
@@ -78,7 +78,7 @@ pub(super) async fn drain_node(State(app): State<App>, node: PathPart) -> Result
     post,
     path = "/v1/fleet/nodes/{node}/uncordon",
     tag = "fleet",
-    params(("node" = String, Path, description = "Its name.")),
+    params(("node" = String, Path, description = "The name.")),
     responses(
         (status = 202, description = "The command was sent.", body = NodeOrder),
     ),
@@ -93,7 +93,7 @@ pub(super) async fn uncordon_node(State(app): State<App>, node: PathPart) -> Res
     path = "/v1/fleet/nodes/{node}/v1/{path}",
     tag = "fleet",
     params(
-        ("node" = String, Path, description = "Its name."),
+        ("node" = String, Path, description = "The name."),
         ("path" = String, Path, description = "Such as `allocations`, `workers` or `status`."),
     ),
     responses(
@@ -137,7 +137,7 @@ pub(super) async fn of_node(
     path = "/v1/fleet/nodes/{node}/v1/{path}",
     tag = "fleet",
     params(
-        ("node" = String, Path, description = "Its name."),
+        ("node" = String, Path, description = "The name."),
         ("path" = String, Path, description = "Such as `allocations/5f2c9a7be01d4c3f8a6b1e2d3c4f5a69`."),
     ),
     responses(

@@ -251,7 +251,7 @@ fn reload_reports_changes_and_every_mistake() {
     let mut server = login.serve(&["-c", "t.toml"]);
     server.line_with("listening on udp ");
     let reload = || login.run(&["reload"]);
-    assert_eq!(reload().stdout, "reloaded; no changes that a reload applies");
+    assert_eq!(reload().stdout, "reloaded; nothing has changed that a reload can apply");
     let text = "[auth]\nusers = [\"alice:two\", \"bob:x\"]\n[[realm]]\nname = \"b.example\"\nusers = [\"carol:x\"]\n[relay]\nports = \"50000-50999\"\nbuffer = 65536\n";
     fs::write(&file, text).expect("the test's own file");
     let changed = reload();

@@ -230,7 +230,7 @@ fn allocations_of_previous_processes_are_listed_and_can_be_ended() {
     for (_, process, id) in both.iter().filter(|(_, process, _)| process.is_some()) {
         let pid = process.expect("the allocation is in another process");
         let shown = run(&["allocation", "show", id]);
-        assert!(shown.stdout.contains(&format!("{pid}, the previous one")), "{}", shown.output());
+        assert!(shown.stdout.contains(&format!("{pid}, the previous process")), "{}", shown.output());
         let ended = run(&["allocation", "end", id]);
         assert!(ended.stdout.contains(&format!("in process {pid}")), "{}", ended.output());
         assert_eq!(run(&["allocation", "show", id]).code, Some(1));

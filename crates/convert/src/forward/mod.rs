@@ -64,7 +64,7 @@ mod tests {
         let resolve = |name: &str| match name {
             "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),
             "nowhere" => Ok(None),
-            _ => Err(std::io::Error::other("tests know no such name")),
+            _ => Err(std::io::Error::other("unknown name in tests")),
         };
         ForwardHost { services: Services::parse(services), resolve }
     }

@@ -1,4 +1,4 @@
-//! `turnpike user`, `secret`, `realm` and `key`, with a running server or a store.
+//! `turnpike user`, `secret`, `realm` and `key`, using a running server or a store.
 
 use std::io::{self, Write};
 
@@ -58,7 +58,7 @@ impl AccountBackend {
         Ok(list.end(out, "no users")?)
     }
 
-    /// Adds a user, or changes the password of one.
+    /// Adds a user, or changes the password of an existing one.
     pub fn add_user(
         &self,
         new: NewUser,
@@ -207,7 +207,7 @@ impl AccountBackend {
         Ok(list.end(out, "no realms in the store")?)
     }
 
-    /// Adds a realm, or changes the limits of one.
+    /// Adds a realm, or changes the limits of an existing one.
     pub fn add_realm(&self, new: NewRealm, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.post("/v1/realms", Some(&new))?,

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{client::Client, table::Table};
 
-/// Same text as on the admin page.
-const RECOVERING: &str = "the store does not know the use of all nodes yet; until then, each node serves its equal share of quotas";
+/// Like the text on the admin page.
+const RECOVERING: &str = "the store does not know the usage of all nodes yet; until it does, each node grants its equal share of quotas";
 
 pub fn show_fleet(client: &Client, format: OutputFormat, out: &mut dyn Write) -> Result<(), CommandError> {
     let fleet: FleetStatus = client.get("/v1/fleet")?;
@@ -24,7 +24,7 @@ pub fn show_fleet(client: &Client, format: OutputFormat, out: &mut dyn Write) ->
     say(&format!("fleet {} in {store}, as seen by node {}", escape::name(name), escape::name(node)))?;
     if let Some(why) = alone {
         say(&format!(
-            "this node has no contact with the others, and the data below is outdated: {}",
+            "this node is not in contact with the others, so the data below is outdated: {}",
             escape::line(why)
         ))?;
     }
@@ -36,7 +36,7 @@ pub fn show_fleet(client: &Client, format: OutputFormat, out: &mut dyn Write) ->
     Ok(Table::new(head, format).write(out, &rows)?)
 }
 
-/// Drains or uncordons a node; without a name, the queried one.
+/// Drains or uncordons a node; if no name is given, the queried one.
 pub fn order_node(
     client: &Client,
     node: Option<&str>,
@@ -56,9 +56,9 @@ pub fn order_node(
     }
     let NodeOrder { node, drains } = &order;
     let told = if *drains {
-        "takes no new clients; its allocations continue, and `turnpike fleet status` shows their number"
+        "accepts no new clients; its allocations continue, and `turnpike fleet status` shows their number"
     } else {
-        "takes clients again"
+        "accepts clients again"
     };
     Ok(writeln!(out, "node {} {told}", escape::name(node))?)
 }
@@ -89,7 +89,7 @@ fn row_with_node(allocation: &Allocation) -> [String; 10] {
 
 fn row_of_node(node: &FleetNode) -> [String; 9] {
     let FleetNode { name, state, silent_s, zone, version, busy, allocations, max_allocations, .. } = node;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds since it was heard")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the silence in seconds")]
     let state = match state {
         NodeState::Serving => "serving".to_owned(),
         NodeState::Full => "full".to_owned(),

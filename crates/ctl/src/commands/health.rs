@@ -9,7 +9,7 @@ use crate::client::{Client, ClientError};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// Checks readiness, or with `live` only that the program runs.
+/// Checks readiness or, with `live`, only that the program is running.
 pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let (well, words) = client.words(if live { "/livez" } else { "/readyz?verbose" })?;
     if json {
@@ -22,7 +22,7 @@ pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> R
     if well { Ok(()) } else { Err(CommandError::Unwell(words)) }
 }
 
-/// Waits until the running program has ended. Its deadline is set by `drain`.
+/// Waits until the running program has exited. Its deadline is set by `drain`.
 pub fn wait_for_end(client: &Client) -> Result<(), CommandError> {
     let mut waited_for = None;
     loop {
@@ -35,7 +35,7 @@ pub fn wait_for_end(client: &Client) -> Result<(), CommandError> {
                 }
             }
             Err(ClientError::NoProgram { .. }) => return Ok(()),
-            // The program may end during an answer; the next request will find none.
+            // The program may exit during an answer; the next request will then find no program.
             Err(ClientError::Broken { .. }) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,12 +1,12 @@
-//! A table that loses whole columns on a narrow terminal, never part of a figure or an address.
+//! A table that drops whole columns on a narrow terminal instead of cutting figures or addresses.
 
 use ratatui::{style::Color, text::Span};
 
 use turnpike_wire::escape;
 
-/// Blanks between two columns.
+/// Spaces between two columns.
 pub(super) const GAP: u16 = 2;
-/// Width of the main column up to which other columns are dropped for it.
+/// Width of the main column below which other columns are dropped to make room for it.
 const TEXT: u16 = 20;
 
 /// Title and rank. The highest rank is dropped first; the column with rank 0 stays, possibly shortened.
@@ -17,7 +17,7 @@ pub(super) struct Grid {
     pub(super) rows: Vec<(Vec<String>, Option<Color>)>,
 }
 
-/// The columns that fit into a width.
+/// The columns that fit into the available width.
 pub(super) struct Fitting {
     pub(super) head: Vec<&'static str>,
     pub(super) widths: Vec<u16>,
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_text_loses_its_middle() {
+    fn long_text_is_shortened_in_the_middle() {
         for (text, width, short) in [
             ("alice", 5, "alice"),
             ("alice", 4, "al…e"),

@@ -1,4 +1,4 @@
-//! Screen of `turnpike top`: figures, curves of the last minutes, the workers, and one of several tables.
+//! Screen of `turnpike top`: figures, graphs of the last minutes, the workers, and one of several tables.
 
 use std::collections::VecDeque;
 
@@ -21,9 +21,9 @@ use super::{
     units::{NONE, bits, micros},
 };
 
-/// Points of a curve; no terminal is wider.
+/// Number of points in a graph; no terminal is wider.
 const POINTS: usize = 600;
-/// Minimum lines for curves.
+/// Minimum number of lines for showing graphs.
 pub(super) const CURVES_FROM: u16 = 22;
 const CURVE: u16 = 3;
 
@@ -57,7 +57,7 @@ pub(super) struct Screen {
     colours: bool,
     whom: String,
     live: Option<Live>,
-    /// Bits per second to peers and to clients, the newest last.
+    /// Bits per second to peers and to clients, most recent last.
     curves: [VecDeque<u64>; 2],
     certificates: Vec<CertificateInfo>,
     fleet: Option<FleetStatus>,
@@ -65,7 +65,7 @@ pub(super) struct Screen {
     paused: bool,
     tab: Tab,
     first: usize,
-    /// Shows all tables, one below the other.
+    /// Shows all tables, one below another.
     whole: bool,
 }
 
@@ -169,7 +169,7 @@ impl Screen {
         let job = if status.job == Job::Serve { "serve" } else { "forward" };
         let name = format!("turnpike {job} {}", status.version);
         let node = status.node.as_ref().map_or_else(String::new, |node| format!("node {node}"));
-        // A narrow terminal drops them in this order.
+        // On a narrow terminal, these are dropped in this order.
         let mut more = [Some(self.whom.clone()), Some(format!("up {}", span(status.uptime_s))), Some(node)];
         let is_there = |text: &&String| !text.is_empty();
         for at in 0..more.len() {
@@ -343,7 +343,7 @@ impl Widget for &Screen {
         if let Some(server) = &live.server {
             pen.skip();
             let workers = workers(&server.workers);
-            // Limited to half of the rest, except in non-interactive output.
+            // Limited to half of the remaining lines, except in non-interactive output.
             let most = if self.whole { u16::MAX } else { pen.area.height / 2 };
             self.show(&workers, 0, pen.take(workers.height().min(most.max(2))), pen.buffer);
         }
@@ -360,7 +360,7 @@ impl Widget for &Screen {
                 pen.line(Line::styled(*title, bold()));
             }
             if grid.rows.is_empty() {
-                pen.line(Line::from("nothing so far"));
+                pen.line(Line::from("none so far"));
                 continue;
             }
             let first = self.first.min(grid.rows.len() - 1);
@@ -437,17 +437,13 @@ fn opening(quantiles: Option<&Quantiles>) -> String {
     format!("p50 {}, p99 {}", text(p50_s), text(p99_s))
 }
 
-/// Mean datagrams per receive call of all workers.
+/// Mean number of datagrams per receive call over all workers.
 fn batch(server: &LiveServer) -> String {
     let calls: f64 = server.batches.iter().map(|batch| batch.rate).sum();
     if calls > 0.0 { format!("{:.1} datagrams", server.received / calls) } else { NONE.to_owned() }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a rate, and no more than u64 holds"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, which fits into u64")]
 fn whole(rate: f64) -> u64 {
     rate.max(0.0).round() as u64
 }

@@ -14,7 +14,7 @@ use super::{
 /// Shares of a core above which a worker is shown as busy and as full.
 const BUSY: f64 = 0.8;
 const FULL: f64 = 0.95;
-/// Seconds before the end of a certificate from which it is highlighted.
+/// Remaining validity in seconds below which a certificate is highlighted.
 const NEAR_S: i64 = 14 * 86_400;
 
 pub(super) fn workers(workers: &[LiveWorker]) -> Grid {
@@ -90,7 +90,7 @@ pub(super) fn reasons(reasons: &[ReasonCount]) -> Grid {
             reason.total.to_string(),
         ]
     });
-    Grid::new(&[("KIND", 3), ("REASON", 0), ("NOW", 1), ("SINCE THE START", 2)], rows)
+    Grid::new(&[("KIND", 3), ("REASON", 0), ("NOW", 1), ("SINCE STARTUP", 2)], rows)
 }
 
 pub(super) fn listeners(server: &LiveServer) -> Grid {
@@ -191,7 +191,7 @@ pub(super) fn rules(live: &Live) -> Grid {
     )
 }
 
-/// Reasons of waiting rules; each begins with the name of its rule.
+/// Why rules are waiting; each reason begins with the name of its rule.
 pub(super) fn waiting(live: &Live) -> Grid {
     let rows = live.rules.iter().filter_map(|rule| Some(vec![rule.waits_for.clone()?]));
     Grid::new(&[("REASON", 0)], rows)
@@ -204,5 +204,5 @@ pub(super) fn ends(live: &Live) -> Grid {
             vec![rule.name.clone(), reason, per_second(end.rate), end.total.to_string()]
         })
     });
-    Grid::new(&[("RULE", 2), ("REASON", 0), ("NOW", 1), ("SINCE THE START", 3)], rows)
+    Grid::new(&[("RULE", 2), ("REASON", 0), ("NOW", 1), ("SINCE STARTUP", 3)], rows)
 }

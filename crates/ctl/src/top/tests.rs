@@ -117,7 +117,7 @@ fn holds(lines: &[String], parts: &[&str]) {
 }
 
 #[test]
-fn screen_shows_figures_curves_workers_and_the_first_table() {
+fn screen_shows_figures_graphs_workers_and_the_first_table() {
     let mut screen = Screen::new(true, "unix:/run/a.sock".to_owned());
     screen.hear(live());
     let lines = drawn(&screen, 120, 40);
@@ -210,7 +210,7 @@ fn narrow_terminal_loses_only_whole_columns() {
         screen.join(fleet());
         screen.certify(vec![certificate(90_000)]);
         (0..tab).for_each(|_| screen.turn(1));
-        // Without curves, whose titles depend on the width.
+        // Drawn without graphs, whose titles depend on the width.
         let whole = pieces(&drawn(&screen, 400, CURVES_FROM - 1));
         let mut shown = Vec::new();
         for columns in [40, 60, 80, 120] {
@@ -344,7 +344,7 @@ fn pressed(keys: &[Key], told: Vec<TopUpdate>) -> Vec<String> {
 #[test]
 fn keys_switch_tables_and_quit() {
     let seen = pressed(&[Key::Next, Key::Next, Key::Previous], Vec::new());
-    assert_eq!(seen.len(), 4, "the first, and one for each key but the last");
+    assert_eq!(seen.len(), 4, "the first table, and one for each key except the last");
     assert!(seen[0].contains("192.0.2.9:50000") && !seen[1].contains("192.0.2.9:50000"));
     assert!(seen[1].contains("no permission") && seen[2].contains("wrong key"));
     assert!(seen[3].contains("no permission"));

@@ -30,13 +30,13 @@ enum State {
     #[default]
     Good,
     Hangs,
-    /// Answers when released.
+    /// Answers only when it is released.
     Waits,
     Refuses,
     Tells,
     TakesNothing,
     AnswersLate,
-    /// Changes are made without an answer.
+    /// Makes changes, but does not answer.
     LosesAnswers,
 }
 
@@ -198,7 +198,11 @@ async fn user_or_absence_is_queried_once_per_lifetime() {
     assert_eq!((world.found("alice").await, world.found("bob").await), ("user", "absent"));
     assert_eq!([world.cached("alice"), world.cached("bob")], ["user", "absent"]);
     advance(Duration::from_secs(10)).await;
-    assert_eq!([world.cached("alice"), world.cached("bob")], ["user", "unknown"], "bob may exist by now");
+    assert_eq!(
+        [world.cached("alice"), world.cached("bob")],
+        ["user", "unknown"],
+        "bob may have been added in the meantime"
+    );
     advance(Duration::from_secs(50)).await;
     assert_eq!(world.cached("alice"), "unknown");
     lock(&world.fake.users).clear();
@@ -264,7 +268,7 @@ async fn cached_user_keeps_working_during_an_outage() {
     }
     world.take_away(State::Hangs).await;
     advance(Duration::from_secs(86_400)).await;
-    assert_eq!(world.cached("alice"), "unknown", "forgotten after a day");
+    assert_eq!(world.cached("alice"), "unknown", "no longer accepted after a day");
     assert_eq!(world.found("alice").await, "unavailable");
 }
 
@@ -296,13 +300,13 @@ async fn store_recovery_is_noticed_without_requests() {
     assert_eq!(
         world.directory.secrets(REALM).map(|secrets| secrets.len()),
         Some(1),
-        "the secrets were reread"
+        "the secrets were read again"
     );
     assert_eq!(world.found("alice").await, "user");
 }
 
 #[tokio::test(start_paused = true)]
-async fn single_failure_does_not_affect_others() {
+async fn single_failure_does_not_affect_other_lookups() {
     let world = World::new();
     for number in 0..10 {
         world.set(State::Refuses);
@@ -377,8 +381,8 @@ async fn new_secret_is_found_with_at_most_ten_queries_a_second() {
     for one in many {
         assert_eq!(one.await.expect("an answer").map(|secrets| secrets.len()), Some(1));
     }
-    assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 1, "they share one query");
-    // Rotated after the last query, by another server of the store.
+    assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 1, "the callers share one query");
+    // Rotated after the last query, by another server that uses the store.
     lock(&world.fake.secrets).push(secret("newer"));
     assert!(world.directory.may_have_new_secrets());
     let begun = Instant::now();
@@ -390,7 +394,7 @@ async fn new_secret_is_found_with_at_most_ten_queries_a_second() {
     assert!(begun.elapsed() >= SECRETS_PAUSE, "the clock is virtual");
     world.take_away(State::Hangs).await;
     advance(SECRETS_PAUSE).await;
-    assert!(!world.directory.may_have_new_secrets(), "the store is away");
+    assert!(!world.directory.may_have_new_secrets(), "the store is unavailable");
     assert_eq!(ask().await.expect("an answer").map(|secrets| secrets.len()), Some(2), "the previous secrets");
 }
 
@@ -481,7 +485,7 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert_eq!((held(), lock(&world.fake.secrets).len()), (2, 2));
     assert_eq!(world.fake.removals.load(Ordering::Relaxed), 1);
-    // Allocations that began with its credentials continue, in another process too.
+    // Allocations created with its credentials continue, even in another process.
     let ended = |directory: &Directory<Arc<Fake>>| {
         let ended = directory.ended_secrets(REALM);
         ended.iter().map(|secret| secret.value.to_string()).collect::<BTreeSet<_>>()
@@ -491,7 +495,8 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     another.directory.remember_ended_secrets(world.directory.all_ended_secrets());
     another.directory.read().await.expect("an answer");
     assert_eq!(ended(&another.directory), ["over".to_owned()].into());
-    // Also in another directory of the same store that never read the secret between its end and its removal.
+    // This also holds for another directory of the same store that did not read the secret between its expiry
+    // and its removal.
     lock(&world.fake.secrets).push(StoredSecret { until: Some(unix() - 1), ..secret("just over") });
     world.directory.read().await.expect("an answer");
     let next = World::new();
@@ -501,7 +506,7 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     lock(&world.fake.secrets).pop();
     world.directory.read().await.expect("an answer");
 
-    // A read-only store is not retried all the time.
+    // Removal from a read-only store is not retried constantly.
     let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };
     lock(&world.fake.secrets).push(over);
     world.set(State::TakesNothing);
@@ -545,7 +550,7 @@ async fn older_secrets_answer_does_not_replace_a_newer_one() {
     world.fake.released.notify_one();
     late.await.expect("an answer");
     assert_eq!(held(), "second");
-    // The other way round.
+    // The same with the queries swapped.
     advance(Duration::from_millis(200)).await;
     world.set(State::AnswersLate);
     let directory = world.directory.clone();

@@ -1,4 +1,4 @@
-//! Address of a fleet's store: one server, a master known to sentinels, or a cluster.
+//! Address of a fleet's store: one server, a master that sentinels know, or a cluster.
 
 use std::{fmt, str::FromStr};
 
@@ -16,12 +16,12 @@ pub struct FleetAddress {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Alone,
-    /// Sentinels, which know the master of this name; with a password of their own if they need one.
+    /// Sentinels that know the master of this name. They may need a separate password.
     Sentinels {
         master: String,
         password: Option<Zeroizing<String>>,
     },
-    /// Some servers of a cluster.
+    /// Some of the servers of a cluster.
     Cluster,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Debug for Kind {
 }
 
 const FORMS: &str = "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST; \
-                     valkey is the same";
+                     valkey works in the same way";
 
 impl FleetAddress {
     #[must_use]
@@ -49,7 +49,7 @@ impl FleetAddress {
 impl FromStr for FleetAddress {
     type Err = String;
 
-    /// Messages never quote the text, because it may hold a password.
+    /// Messages never quote the text, because it may contain a password.
     fn from_str(text: &str) -> Result<Self, String> {
         let none = || format!("not a fleet store address: expected {FORMS}");
         let (scheme, rest) = text.trim().split_once("://").ok_or_else(none)?;

@@ -1,4 +1,5 @@
-//! Connection to the server with the fleet's keys, found through sentinels or cluster redirects.
+//! Connection to the server that has the fleet's keys, which is found through sentinels or cluster
+//! redirects.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -87,7 +88,7 @@ impl Link {
 pub(super) struct Finder {
     address: FleetAddress,
     name: String,
-    /// Index of the address that answered last, and the server that a cluster redirected to.
+    /// Index of the address that last answered, and the server that a cluster last redirected to.
     known: Mutex<(usize, Option<ServerAddress>)>,
 }
 
@@ -97,7 +98,8 @@ impl Finder {
         Self { address, name, known: Mutex::default() }
     }
 
-    /// Connects to the server that currently holds the keys, with the deadline `patience` for each step.
+    /// Connects to the server that currently holds the keys, with `patience` as the deadline for each
+    /// step.
     pub(super) async fn connect(
         &self,
         patience: Duration,
@@ -107,7 +109,7 @@ impl Finder {
         if let Some(server) = moved {
             match self.open(&server, patience, for_answers).await {
                 Ok(connection) => return Ok(connection),
-                // The other servers know the current one.
+                // The other servers can name the current one.
                 Err(_) => self.known.lock().unwrap_or_else(PoisonError::into_inner).1 = None,
             }
         }
@@ -163,7 +165,7 @@ impl Finder {
     pub(super) fn told(&self, error: &RedisError) -> StoreError {
         let told = told(&self.name, error).of_fleet();
         match told.fault {
-            // coturn's schema is irrelevant for a fleet's store.
+            // coturn's schema does not apply to a fleet's store.
             StoreFault::Schema => StoreError { fault: StoreFault::Row, detail: error.to_string(), ..told },
             _ => told,
         }
@@ -226,7 +228,7 @@ impl Finder {
     }
 }
 
-/// Returns true if the connection is useless: broken, silent, or to a server that became read-only.
+/// Returns true if the connection is unusable: broken, silent, or to a server that became read-only.
 pub(super) fn is_over(error: &RedisError) -> bool {
     let code = error.code().unwrap_or_default();
     error.is_io_error()

@@ -1,4 +1,4 @@
-//! Stream of events from the nodes: one connection that blocks until there are some.
+//! Stream of events from the nodes: one connection, which blocks until there are events.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use super::{
 };
 use crate::StoreError;
 
-/// Fields of an event: a sealed message, changed levels.
+/// Fields of an event: a sealed message, and changed levels.
 pub(super) const MESSAGE: &str = "n";
 const LEVELS: &str = "l";
 
-/// Blocking time of one XREAD, and the additional time to wait for its answer.
+/// Time that an XREAD blocks, and the additional time to wait for its answer.
 const BLOCK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum events per answer.
+/// Maximum number of events per answer.
 const MOST: usize = 1000;
 
 pub struct FleetNews {
@@ -31,7 +31,7 @@ pub struct FleetNews {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewsBatch {
-    /// True for a new connection: stored state may have changed without an event.
+    /// True for a new connection: stored state may have changed without this node seeing an event.
     pub anew: bool,
     pub messages: Vec<Vec<u8>>,
     pub levels: Vec<(Bucket, Level)>,
@@ -90,8 +90,9 @@ impl FleetNews {
             newest = self.newest(&mut connection).await;
         }
         let newest = newest.map_err(|error| self.finder.told(&error))?;
-        // Starts after the newest event on the first connection. Also if the last known event is in the
-        // future: the store was emptied, or a server with another clock took over.
+        // The first connection starts after the newest event. So does a later one if the last known
+        // event is in the future, because the store was emptied or a server with a different clock took
+        // over.
         self.last = Some(self.last.map_or(newest, |last| last.min(newest)));
         Ok(connection)
     }
@@ -129,7 +130,7 @@ impl FleetNews {
     }
 }
 
-/// Names of 16 bytes, each followed by a digit.
+/// Parses bucket names of 16 bytes, each followed by a digit.
 fn levels(bytes: &[u8]) -> impl Iterator<Item = (Bucket, Level)> + '_ {
     bytes.chunks_exact(17).filter_map(|chunk| {
         let (name, digit) = chunk.split_first_chunk::<16>()?;
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_parsed_in_both_shapes_and_the_last_is_kept() {
+    fn events_are_parsed_in_both_shapes_and_the_last_id_is_kept() {
         let level = [&[7; 16][..], b"2", &[8; 16], b"0", &[9; 16], b"x"].concat();
         let event = |id: &str, field: &str, value: Value| {
             Value::Array(vec![text(id), Value::Array(vec![text(field), value])])

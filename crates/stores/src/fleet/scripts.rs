@@ -1,8 +1,10 @@
-//! Lua scripts for atomic changes. Each is sent whole (at most 3,000 bytes), so no script cache is needed.
+//! Lua scripts for atomic changes. Each script is sent in full (at most 3,000 bytes), so no script cache is
+//! needed.
 
 use redis::Cmd;
 
-/// Approximate number of events in the stream: minutes of a busy fleet, for nodes that lost their connection.
+/// Approximate number of events in the stream: a few minutes' worth in a busy fleet, for nodes that have lost
+/// their connection.
 pub(super) const EVENTS: usize = 100_000;
 
 /// Runs a script on these keys; arguments follow.
@@ -12,7 +14,7 @@ pub(super) fn eval(script: &str, keys: &[String]) -> Cmd {
     command
 }
 
-/// Lua: converts a stored value to a number. Invalid text counts as 0, so that it cannot stop all nodes.
+/// Lua: converts a stored value to a number. Invalid text is treated as 0, so that it cannot stop all nodes.
 macro_rules! count {
     () => {
         r"
@@ -25,10 +27,10 @@ end
     };
 }
 
-/// Lua prologue of each script that grants quotas or checks if it could: determines the epoch, starts a new
-/// one if needed, and checks if the store is complete. The rule is `turnpike_fleet::Chronicle`; a test
-/// compares the two. A server and its restarts are distinguished by `run_id`; a replica that took over has
-/// another one.
+/// Lua prologue of each script that grants quotas or checks whether it could: determines the epoch, starts a
+/// new one if needed, and checks whether the store is complete. The rule is `turnpike_fleet::Chronicle`; a
+/// test compares the two. A server that was restarted has a new `run_id`; a replica that took over has a
+/// different one.
 macro_rules! chronicle {
     () => {
         concat!(
@@ -82,9 +84,9 @@ return {era.number, era.since, era.whole and 1 or 0}
 );
 
 /// Keys: nodes, numbers, ring, epoch, nodes that have reported. Arguments: name, incarnation, age of a stale
-/// record, preferred number, record, record to overwrite, prefix of held quotas, number and beginning of the
-/// epoch that the node knows, nodes it knew, its progress. A number is free when its node is gone and holds
-/// nothing. A new process of a name gets the number of the last one.
+/// record, preferred number, record, record to overwrite, key prefix of held quotas, number and beginning of
+/// the epoch that the node knows, number of nodes that it knew, its progress. A number is free when its node
+/// is gone and holds no quota. A new process with the same name gets the number of the previous one.
 pub(super) const BEAT: &str = concat!(
     chronicle!(),
     r"
@@ -210,9 +212,9 @@ return 1
 );
 
 /// Keys: nodes, cards, sums, levels, events, held by the node. Arguments: name, number, age of a stale
-/// record, buckets per call, 1 if the node itself asks. Returns the number of buckets left; below 0 for a
-/// live node. Until the last bucket is returned, a record without an owner stays, so that another node can
-/// continue, and the node learns of it if it comes back.
+/// record, buckets per call, 1 if the node itself asks. Returns the number of buckets left; negative for a
+/// live node. Until the last bucket is returned, a record without an owner remains, so that another node can
+/// continue, and so that the node notices if it comes back.
 pub(super) const REAP: &str = concat!(
     count!(),
     r"
@@ -243,7 +245,7 @@ for at = 1, #part, 2 do
     redis.call('HDEL', KEYS[3], bucket)
   end
   redis.call('HDEL', KEYS[6], bucket)
-  -- The limit is unknown here, so the rest counts as heavy until the next request.
+  -- The limit is unknown here, so the remaining use is considered heavy until the next request.
   if sum > 0 then
     if redis.call('HGET', KEYS[4], bucket) == '2' then
       redis.call('HSET', KEYS[4], bucket, '1')
@@ -271,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_use_the_durations_of_the_rule() {
+    fn scripts_use_the_durations_of_the_rules() {
         for script in [BEAT, EXCHANGE, LOOK_AT_ERA] {
             assert_eq!(script.matches(&format!("now + {SETTLE_MS}")).count(), 3);
         }

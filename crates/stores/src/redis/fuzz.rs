@@ -37,9 +37,8 @@ fn redis_keys() {
     fuzz::target("redis_keys", seeds, |bytes| _ = runtime.block_on(check(bytes)));
 }
 
-/// Some seeds are valid and some are not.
 #[test]
-fn seeds_of_keys_are_mixed() {
+fn key_seeds_include_valid_and_invalid_ones() {
     let runtime = runtime();
     let read: Vec<bool> = seeds().iter().map(|seed| runtime.block_on(check(seed))).collect();
     let good = read.iter().filter(|is_read| **is_read).count();
@@ -58,7 +57,7 @@ fn pattern_matches_as_in_redis() {
     }
 }
 
-/// The test has only one connection; discarding it fails the next query.
+/// The test has only one connection; if that were discarded, the next query would fail.
 #[test]
 fn binary_value_is_reported_and_keeps_the_connection() {
     runtime().block_on(async {
@@ -79,12 +78,12 @@ async fn check(bytes: &[u8]) -> bool {
     for _ in 0..input.below(MOST_ROWS) {
         keyspace.draw(&mut input, well, &mut texts);
     }
-    // Leading and trailing blanks are ignored when reading.
+    // Leading and trailing spaces are ignored when reading.
     let exact = texts.iter().all(|(_, text)| text.trim() == text);
     let redis = connected(&keyspace).await;
 
     let read = redis.rules().await;
-    // The order of keys, members and fields must not matter, unless two differ only in such blanks.
+    // The order of keys, members and fields must not matter, unless two differ only in such spaces.
     let turned = connected(&Keyspace { turned: true, ..keyspace.clone() }).await;
     match (&read, turned.rules().await) {
         (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
@@ -112,7 +111,7 @@ async fn connected(keyspace: &Keyspace) -> Redis {
     let (connection, driver) = made.expect("an answer");
     tokio::spawn(driver);
     Redis {
-        client: Err(StoreError::new("memory", StoreFault::Other, "there is one connection")),
+        client: Err(StoreError::new("memory", StoreFault::Other, "there is only one connection")),
         patience: Duration::MAX,
         connection: Mutex::new(Some(connection)),
         name: "memory".to_owned(),
@@ -168,7 +167,7 @@ impl Keyspace {
             10 => {
                 let name = word(Word::User, input);
                 let text = word(Word::Keys, input);
-                // The name marks it as a limit.
+                // The name of the key marks it as a limit.
                 if OPTIONS.iter().any(|option| name.ends_with(option)) {
                     texts.push((Word::Number, text.clone()));
                 }
@@ -192,7 +191,7 @@ impl Keyspace {
         }
     }
 
-    /// Checks that no set member is lost, especially none that denies peers.
+    /// Checks that no set member is lost, in particular none that denies peers.
     fn is_read_whole(&self, rules: &Rules) {
         let ranges = |of: fn(&PeerRanges) -> &Vec<IpRange>| -> usize {
             rules.realms.values().map(|realm| of(&realm.peers).len()).sum::<usize>() + of(&rules.peers).len()
@@ -217,7 +216,7 @@ impl Keyspace {
         let keys: Vec<Vec<u8>> = self.lock().keys().cloned().collect();
         let names = keys.iter().filter_map(|key| str::from_utf8(key).ok());
         for realm in names.filter_map(|key| key.strip_prefix(REALM)?.strip_suffix("/secret")) {
-            let found = redis.secrets(realm).await.expect("all could be read");
+            let found = redis.secrets(realm).await.expect("all secrets are readable");
             let expected = rules.secrets.get(realm).map(|secrets| secrets.to_vec()).unwrap_or_default();
             assert_eq!(found, expected, "{realm:?}");
         }
@@ -242,7 +241,7 @@ impl Keyspace {
             assert_eq!(found.expect("a text"), Some(UserKeys::from_hex(digits).unwrap_or_default()));
         }
         if readable {
-            let listed = redis.users(None, None).await.expect("each could be read");
+            let listed = redis.users(None, None).await.expect("all users are readable");
             assert!(listed.into_iter().map(|user| (user.realm, user.name)).eq(users.into_keys()));
         }
     }
@@ -261,7 +260,7 @@ impl Keyspace {
         }
     }
 
-    /// Runs a script of [`super`] with the same `redis.call` errors.
+    /// Emulates a script of [`super`], including the errors of `redis.call`.
     fn eval(&self, script: &str, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<usize, Vec<u8>> {
         let call = |words: &[&[u8]]| -> Result<Vec<u8>, Vec<u8>> {
             let answer = self.answer(&words.iter().map(|word| word.to_vec()).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Fuzz target: arbitrary rows in coturn's tables and ours, in an in-memory SQLite.
+//! Fuzz target: arbitrary rows in coturn's tables and our own, in an in-memory SQLite.
 
 use std::{
     collections::BTreeSet,
@@ -103,7 +103,7 @@ fn sql_rows() {
 }
 
 #[test]
-fn seeds_of_rows_are_mixed() {
+fn row_seeds_include_valid_and_invalid_ones() {
     let runtime = runtime();
     let read: Vec<bool> = seeds().iter().map(|seed| runtime.block_on(check(seed))).collect();
     let good = read.iter().filter(|is_read| **is_read).count();
@@ -117,11 +117,11 @@ async fn check(bytes: &[u8]) -> bool {
     let drawn: Vec<Stored> = (0..input.below(MOST_ROWS)).map(|_| row(&mut input, has_own, well)).collect();
     let (tables, rows) = filled(has_own, drawn);
     let texts: Vec<(Word, String)> = rows.iter().flat_map(texts).collect();
-    // Leading and trailing blanks are ignored when reading.
+    // Leading and trailing spaces are ignored when reading.
     let exact = texts.iter().all(|(_, text)| text.trim() == text);
 
     let read = tables.rules().await;
-    // The order of rows must not matter, unless two differ only in such blanks.
+    // The order of rows must not matter, unless two rows differ only in such spaces.
     let (turned, _) = filled(has_own, rows.iter().rev().cloned());
     match (&read, turned.rules().await) {
         (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
@@ -146,7 +146,7 @@ fn row(input: &mut Input<'_>, has_own: bool, well: bool) -> Stored {
     (table, COLUMNS[table].1.iter().map(|(_, word)| word.draw(input, well)).collect())
 }
 
-/// A database with these rows, and the rows it kept: of two with the same key, the first.
+/// A database with these rows, and the rows that it kept: if two have the same key, only the first.
 fn filled(has_own: bool, rows: impl IntoIterator<Item = Stored>) -> (CoturnTables<Memory>, Vec<Stored>) {
     let connection = Connection::open_in_memory().expect("memory");
     connection.execute_batch(sqlite::TABLES).expect("coturn's tables");
@@ -158,7 +158,7 @@ fn filled(has_own: bool, rows: impl IntoIterator<Item = Stored>) -> (CoturnTable
         let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
         let marks = vec!["?"; names.len()].join(", ");
         let insert = format!("insert or ignore into {table} ({}) values ({marks})", names.join(", "));
-        connection.execute(&insert, params_from_iter(row)).expect("text fits every column") == 1
+        connection.execute(&insert, params_from_iter(row)).expect("every column accepts text") == 1
     };
     let kept = rows.into_iter().filter(is_kept).collect();
     (CoturnTables::new(Memory(Mutex::new(connection))), kept)
@@ -193,9 +193,9 @@ fn has_all(rules: &Rules, rows: &[Stored]) {
 
 async fn secrets_are_those_of_their_realms(tables: &CoturnTables<Memory>, rules: &Rules, rows: &[Stored]) {
     for realm in of(rows, "turn_secret").filter_map(|row| field(row, 0)) {
-        // Secrets of null and empty realms are merged under an empty name.
+        // Secrets of the null realm and the empty realm are merged under an empty name.
         let is_both = realm.is_empty() && of(rows, "turn_secret").any(|row| field(row, 0).is_none());
-        let found = tables.secrets(realm).await.expect("all could be read");
+        let found = tables.secrets(realm).await.expect("all rows are readable");
         let expected = rules.secrets.get(realm).map(|secrets| secrets.to_vec()).unwrap_or_default();
         assert!(is_both || found == expected, "{realm:?}: {found:?}, {expected:?}");
     }

@@ -295,7 +295,7 @@ fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stra
     world.sql(comes);
     within(SOON, told, || {
         let lines = &server.lines()[since..];
-        lines.iter().any(|line| line.contains(told) && line.contains("the previous rules stay in force"))
+        lines.iter().any(|line| line.contains(told) && line.contains("the previous rules stay in effect"))
     });
     world.sql(NOBODY_NEW[0]);
     let begun = Instant::now();
