@@ -389,7 +389,7 @@ mod tests {
 
     use super::*;
 
-    /// As for the listeners of `serve`.
+    /// Mirrors the listeners of `serve`.
     #[tokio::test]
     async fn both_families_can_listen_on_one_port() {
         let any = |ip: &str, port| SocketAddr::new(ip.parse().expect("an address"), port);

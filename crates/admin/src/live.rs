@@ -56,7 +56,7 @@ type AllocationTimes = [u64; ALLOCATION_MS.len() + 1];
 
 pub(crate) struct Feed {
     program: Arc<dyn Owner>,
-    /// By the wall clock for the time of day, and by the monotonic clock for the uptime.
+    /// Wall clock for the time of day, and monotonic clock for the uptime.
     started: (Timestamp, Instant),
     newest: watch::Sender<Option<Arc<Frame>>>,
     minutes: Mutex<Minutes>,

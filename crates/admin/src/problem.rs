@@ -61,7 +61,7 @@ pub(crate) const CODES: [Code; 56] = [
         statuses: &[409, 503],
         meaning: "The program is draining: it accepts no new clients and does not reload.",
     },
-    Code { name: "failed", statuses: &[500], meaning: "The change failed; the log says why." },
+    Code { name: "failed", statuses: &[500], meaning: "The change failed; see the log for the reason." },
     Code { name: "fleet_store_unavailable", statuses: &[503], meaning: "The fleet's store does not answer." },
     Code { name: "foreign_origin", statuses: &[403], meaning: "A page of another origin sent the request." },
     Code {

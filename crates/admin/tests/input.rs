@@ -1,5 +1,5 @@
-//! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages say what is
-//! wrong.
+//! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages name the
+//! error.
 
 use crate::prelude::*;
 

@@ -127,7 +127,7 @@ pub struct Status {
 }
 
 /// Remaining rights of a process in its sandbox. If a part is null, it is not restricted, and `missing`
-/// says why.
+/// contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sandbox {
     /// Number of system calls that can be made.

@@ -1,5 +1,5 @@
-//! Translates coturn's turnserver.conf and command line, as of 4.17. Each option is translated, needs
-//! nothing, or gets a note.
+//! Translates coturn's turnserver.conf and command line, as of 4.17. Each option is translated, needs no
+//! translation, or gets a note.
 
 mod draft;
 pub(crate) mod options;
@@ -31,14 +31,17 @@ use read::{Setting, is_on, settings, whole, without_comment};
 struct CoturnHost {
     is_own: fn(IpAddr) -> bool,
     is_file: fn(&Path) -> bool,
-    /// Returns true if DTLS can use a certificate and its key; `None` if the files cannot be read here.
+    /// Returns true if DTLS can use a certificate and its key; `None` if the files cannot be read on this
+    /// machine.
     can_dtls: fn(cert: &Path, key: &Path) -> Option<bool>,
-    /// Mistakes of a configuration, without reading the files it names: they may be on another machine.
+    /// Returns the errors in a configuration without reading the files that it names, which may be on
+    /// another machine.
     mistakes: fn(&str) -> Vec<Mistake>,
 }
 
-/// Translates a file, command line arguments, or both; arguments win, as in coturn. `can_dtls` decides if
-/// DTLS can use a certificate and its key (`None` if unreadable). `mistakes` checks the result.
+/// Translates a file, command line arguments, or both; arguments take precedence, as in coturn.
+/// `can_dtls` decides whether DTLS can use a certificate and its key (`None` if the files are
+/// unreadable). `mistakes` checks the result.
 pub fn import(
     path: Option<&Path>,
     arguments: &[String],
@@ -49,7 +52,7 @@ pub fn import(
     let given = read::arguments(arguments, &mut notes);
     if let Some(named) = path.filter(|_| given.no_file) {
         let text = format!(
-            "coturn would not read a file; {} is translated anyway, because it was given here",
+            "coturn would not read a file; {} is translated anyway, because it was passed explicitly",
             named.display()
         );
         notes.push(Note { line: 0, option: "-n".to_owned(), text, is_harmless: true });
@@ -81,7 +84,8 @@ pub fn import(
     Ok(translate(&name, all, notes, &here))
 }
 
-/// Returns true if packets to this address leave from it. With `ip_nonlocal_bind`, a bind proves nothing.
+/// Returns true if packets to this address leave from it. A successful bind would prove nothing if
+/// `ip_nonlocal_bind` is set.
 fn is_own(ip: IpAddr) -> bool {
     let any = if ip.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let from = || {
@@ -119,7 +123,9 @@ fn translate<'a>(
         note.line = line_of(&all, note);
     }
     notes.sort_by_key(|note| note.line);
-    let from = format!("From {name}, by turnpike import coturn. docs/from-coturn.md lists the differences.");
+    let from = format!(
+        "Translated from {name} by turnpike import coturn. docs/from-coturn.md lists the differences."
+    );
     toml.insert_str(0, &format!("{}\n", comment(&from)));
     let open: Vec<_> = notes.iter().filter(|note| !note.is_harmless).collect();
     if !open.is_empty() {
@@ -160,8 +166,8 @@ fn apply(draft: &mut CoturnDraft, handling: &Handling, raw: &str, note: &mut imp
         }
         Handling::Text(translate) => {
             if has_comment {
-                let why = "coturn has no comments after values: everything up to the end of the line is part of the value, there and \
-                           in this translation; delete the comment unless clients really use it";
+                let why = "coturn has no comments after values: everything up to the end of the line is part of the value, both there and \
+                           in this translation; delete the comment unless clients really use it as part of the value";
                 note(why.to_owned(), false);
             }
             if let Err(why) = translate(draft, whole(raw)) {
@@ -187,14 +193,16 @@ fn apply(draft: &mut CoturnDraft, handling: &Handling, raw: &str, note: &mut imp
     }
 }
 
-/// Line of the option that a note is about; of several, the one whose value the note quotes. 0 if none.
+/// Line of the option that a note is about; if there are several, the one whose value the note quotes. 0
+/// if there is none.
 fn line_of(all: &[Setting<'_>], note: &Note) -> usize {
     let is_named = |value: &str| without_comment(value).0.split('/').all(|part| note.text.contains(part));
     let lines = all.iter().filter(|(_, option, _)| *option == note.option);
     lines.map(|(line, _, value)| (is_named(value), *line)).max().map_or(0, |(_, line)| line)
 }
 
-/// A comment line. Control characters are replaced, because they could end the comment (TOML 1.0).
+/// Formats a comment line. Control characters are replaced, because they could end the comment (TOML
+/// 1.0).
 fn comment(text: &str) -> String {
     format!("# {}\n", text.replace(char::is_control, " "))
 }

@@ -1,4 +1,5 @@
-//! Reads configurations of coturn, rinetd and oxidinetd, and recognizes others for a helpful error.
+//! Reads configurations of coturn, rinetd and oxidinetd, and recognizes others to report a helpful
+//! error.
 #![forbid(unsafe_code)]
 
 pub mod coturn;

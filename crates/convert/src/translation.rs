@@ -2,19 +2,19 @@
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// Our configuration file, with comments on settings without a translation.
+    /// turnpike's configuration file, with comments on settings that have no translation.
     pub toml: String,
     pub notes: Vec<Note>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Line of the original, from 1; 0 for the whole file and for command lines.
+    /// Line in the original, from 1; 0 for the whole file and for command lines.
     pub line: usize,
     pub option: String,
-    /// Work to do, or the reason why nothing is needed.
+    /// What to do is described here, or the reason why nothing needs to be done.
     pub text: String,
-    /// Needs no action by the operator.
+    /// True if the operator does not have to do anything.
     pub is_harmless: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Recognizes files of other programs or commands, to report one mistake instead of one per line.
+//! Recognizes files of other programs or commands, to report one error instead of one per line.
 
 use std::{net::IpAddr, path::Path};
 
@@ -13,7 +13,7 @@ pub enum FormatReader {
     Coturn,
 }
 
-/// Returns a mistake if the text is a file of another program that `reader` does not accept.
+/// Returns an error if the text is a file of another program that `reader` does not accept.
 pub fn of_another_program(path: &Path, text: &str, reader: FormatReader) -> Option<Mistake> {
     let found = lines(text).find_map(|line| recognise(&line, text)).or_else(|| yaml(text))?;
     let expected = expected(found.format, reader, path)?;
@@ -29,37 +29,37 @@ pub fn of_another_program(path: &Path, text: &str, reader: FormatReader) -> Opti
     Some(Mistake::new(&origin, "", format!("this looks like {name}"), expected))
 }
 
-/// Description of the right file for this reader; `None` if it accepts this one.
+/// Description of the file that this reader expects; `None` if it accepts this one.
 fn expected(format: ForeignFormat, reader: FormatReader, path: &Path) -> Option<String> {
     let path = path.display();
     Some(match (format, reader) {
         (ForeignFormat::Coturn, FormatReader::Coturn) | (ForeignFormat::Rinetd, FormatReader::Forward) => return None,
-        (_, FormatReader::Coturn) => "a turnserver.conf of coturn".to_owned(),
+        (_, FormatReader::Coturn) => "a turnserver.conf for coturn".to_owned(),
         (ForeignFormat::Coturn, FormatReader::Serve) => {
             format!("turnpike's TOML; to translate it: turnpike import coturn {path} -o turnpike.toml")
         }
         (ForeignFormat::Coturn, FormatReader::Forward) => {
-            "rules to forward ports; a TURN server is `turnpike serve`, with a file as examples/turnpike.toml".to_owned()
+            "rules to forward ports; a TURN server is `turnpike serve`, with a file like examples/turnpike.toml".to_owned()
         }
         (ForeignFormat::Eturnal, FormatReader::Serve) => {
-            "turnpike's TOML (examples/turnpike.toml); eturnal's secret is auth.secrets here, relay_min_port and relay_max_port are \
-             relay.ports, relay_ipv4_addr is relay.addresses"
+            "turnpike's TOML (examples/turnpike.toml); eturnal's secret becomes auth.secrets, relay_min_port and relay_max_port become \
+             relay.ports, and relay_ipv4_addr becomes relay.addresses"
                 .to_owned()
         }
         (ForeignFormat::Eturnal, FormatReader::Forward) => {
-            "rules to forward ports; a TURN server is `turnpike serve`, with a file as examples/turnpike.toml".to_owned()
+            "rules to forward ports; a TURN server is `turnpike serve`, with a file like examples/turnpike.toml".to_owned()
         }
         (ForeignFormat::Yaml, FormatReader::Forward) => "TOML (examples/forward.toml) or a rinetd.conf".to_owned(),
         (ForeignFormat::Haproxy | ForeignFormat::Nginx | ForeignFormat::Yaml, FormatReader::Serve) => {
             "turnpike's TOML (examples/turnpike.toml)".to_owned()
         }
         (ForeignFormat::Haproxy, FormatReader::Forward) => {
-            "rules: a listen or frontend with its backend is tcp://ADDR:PORT=TARGET[,TARGET...] on the command line, or a [[rule]] \
+            "rules: a listen, or a frontend with its backend, becomes tcp://ADDR:PORT=TARGET[,TARGET...] on the command line, or a [[rule]] \
              (examples/forward.toml)"
                 .to_owned()
         }
         (ForeignFormat::Nginx, FormatReader::Forward) => {
-            "rules: a server block of stream with its upstream is tcp://ADDR:PORT=TARGET[,TARGET...] or udp://... on the command \
+            "rules: a server block in stream with its upstream becomes tcp://ADDR:PORT=TARGET[,TARGET...] or udp://... on the command \
              line, or a [[rule]] (examples/forward.toml)"
                 .to_owned()
         }
@@ -69,7 +69,7 @@ fn expected(format: ForeignFormat, reader: FormatReader, path: &Path) -> Option<
     })
 }
 
-/// Mistake for sections that only the other command has.
+/// Returns an error for sections that only the other command has.
 pub fn of_the_other_command(
     path: &Path,
     entries: &[Entry],
@@ -88,8 +88,8 @@ pub fn of_the_other_command(
     Some(Mistake::new(
         &entry.origin,
         "",
-        format!("this is a file of turnpike {theirs}, by its {}", entry.key),
-        format!("a file of turnpike {ours}; for this one: turnpike {theirs} -c {}", path.display()),
+        format!("this is a file for turnpike {theirs}, because it contains {}", entry.key),
+        format!("a file for turnpike {ours}; for this one: turnpike {theirs} -c {}", path.display()),
     ))
 }
 
@@ -135,7 +135,7 @@ fn yaml(text: &str) -> Option<FormatMatch> {
     is_yaml.then_some(FormatMatch { format: ForeignFormat::Yaml, line: line.number, column: line.column })
 }
 
-/// Recognizes a format by one unambiguous line; `text` is the whole file for a second check.
+/// Recognizes a format by one unambiguous line; `text` is the whole file, for a second check.
 fn recognise(line: &NumberedLine<'_>, text: &str) -> Option<FormatMatch> {
     let found = |format| Some(FormatMatch { format, line: line.number, column: line.column });
     let words: Vec<&str> = line.text.split('#').next().unwrap_or_default().split_whitespace().collect();
@@ -146,7 +146,7 @@ fn recognise(line: &NumberedLine<'_>, text: &str) -> Option<FormatMatch> {
     if first == "eturnal:" {
         return found(ForeignFormat::Eturnal);
     }
-    // A HAProxy section stands alone or has a name; a rinetd rule has four words.
+    // The line of a HAProxy section has one word or also a name; a rinetd rule has four words.
     if HAPROXY.contains(&first) && words.len() < 4 && !line.text.contains(['=', ';', '{']) {
         return found(ForeignFormat::Haproxy);
     }
@@ -180,10 +180,10 @@ fn is_coturn(line: &str) -> bool {
     is_option(name) && (is_its_own || value.is_some() && COTURN_WITH_VALUE.contains(&name))
 }
 
-/// Words that other programs use too.
+/// Names that other programs use too.
 const COTURN_WITH_VALUE: [&str; 6] = ["realm", "user", "userdb", "cert", "pkey", "pidfile"];
 
-/// Recognizes a rule or a pattern by parts that cannot be names or words of a sentence.
+/// Recognizes a rule or a pattern by parts that cannot be names or words in a sentence.
 fn is_rinetd(words: &[&str]) -> bool {
     let is_address = |text: &str| text == "0" || text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
     let is_port = |text: &str| text.split('/').next().is_some_and(|port| port.parse::<u16>().is_ok());
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(told("realm=example.org\nuse-auth-secret\n", FormatReader::Coturn), None);
         for text in ["eturnal:\n  secret: x\n", "stream {\n", "0.0.0.0 80 10.0.0.1 80\n"] {
             let found = told(text, FormatReader::Coturn).unwrap_or_default();
-            assert!(found.ends_with("expected a turnserver.conf of coturn"), "{found}");
+            assert!(found.ends_with("expected a turnserver.conf for coturn"), "{found}");
         }
     }
 
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn rinetd_conf_is_foreign_only_to_serve() {
+    fn rinetd_conf_is_rejected_only_by_serve() {
         for text in ["0.0.0.0 80 10.0.0.1 80\n", "allow 10.*\n", "logcommon\n", "[::1] 53/udp a domain/udp"] {
             assert!(
                 told(text, FormatReader::Serve).is_some_and(|told| told.contains("turnpike forward -c f")),
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn own_and_supported_files_are_not_foreign() {
+    fn turnpikes_own_and_supported_files_are_accepted() {
         for text in [
             include_str!("../../../examples/turnpike.toml"),
             include_str!("../../../examples/forward.toml"),

@@ -74,7 +74,7 @@ pub struct AllocationListFilter {
     pub client: Option<String>,
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub transport: Option<String>,
-    /// In the same forms as `client`.
+    /// Accepts the same forms as `client`.
     pub relayed: Option<String>,
     pub limit: Option<usize>,
 }

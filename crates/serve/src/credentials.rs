@@ -546,7 +546,7 @@ mod tests {
 
     /// Clients of the credential service choose the id.
     #[test]
-    fn a_time_limited_id_does_not_share_the_quota_of_a_user_or_token_of_the_same_name() {
+    fn a_time_limited_id_does_not_share_the_quota_of_a_user_or_token() {
         let timed = |id: &str| {
             let name = restapi_credentials::username(NOW + 60, id);
             match ask_name(&name, restapi_credentials::password(&Secret::new("new"), &name).reveal()) {

@@ -304,7 +304,7 @@ impl FleetStore {
         for some in lines.chunks(LINES) {
             let mut commands = Vec::new();
             for (channel, line, kept_s) in some {
-                // In a cluster, these keys are on other servers.
+                // These keys are on other servers in a cluster.
                 let kept_s = kept_s.filter(|_| !self.link.address().is_cluster());
                 match kept_s {
                     Some(0) => commands.push(command("DEL", &[channel])),

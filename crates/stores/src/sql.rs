@@ -384,7 +384,8 @@ mod tests {
 
     use super::*;
 
-    /// Whether the first connection breaks after COMMIT, the number of runs, and the number of connections.
+    /// Fields: true if the first connection breaks after COMMIT, the number of runs, and the number of
+    /// connections.
     struct Breaks(bool, AtomicU8, AtomicU8);
 
     impl Driver for &'static Breaks {

@@ -187,7 +187,8 @@ fn every_turnadmin_name_is_found_and_none_breaks_the_store() {
     });
 }
 
-/// As in old installations: coturn's schema sets no character set, and MariaDB's default used to be latin1.
+/// Emulates an old installation: coturn's schema sets no character set, and MariaDB's default used to be
+/// latin1.
 #[test]
 fn name_outside_the_table_charset_does_not_exist() {
     on(Kind::Mariadb, |world| {

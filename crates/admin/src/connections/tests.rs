@@ -348,7 +348,7 @@ async fn oversized_body_is_refused_by_its_length_header() {
     let head = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
     let answer = answer_to(page, head).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    // The same response reaches a client that sends everything before it reads.
+    // A client that sends everything before it reads gets the same response.
     let whole = [&head[..], &[b'x'; 100_000]].concat();
     let answer = answer_to(page, &whole).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");

@@ -206,7 +206,7 @@ const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duratio
     )
 }
 
-/// In display order.
+/// Sorted by the order of display.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     scalar!(
         "rule.name",

@@ -419,7 +419,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "tcp://0.0.0.0:1=10.0.0.2:1,10.0.0.3:x",
         "column 28: rule.target: found \"10.0.0.3:x\": \"x\" is not a port: a port is a number, 0 to 65535; expected HOST:PORT \
-         or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, such as \"10.0.0.2:9001\", \
+         or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, followed by *WEIGHT if that is not 1, such as \"10.0.0.2:9001\", \
          \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"",
     ),
     (
@@ -677,11 +677,11 @@ fn file_of_another_program_or_of_serve_is_one_mistake() {
     for (text, told) in [
         (
             "global\n  daemon\nfrontend f\n  bind :80\n",
-            "f.conf:1:1: this looks like haproxy.cfg; expected rules: a listen or ",
+            "f.conf:1:1: this looks like haproxy.cfg; expected rules: a listen, or ",
         ),
         (
             "stream {\n  server {\n",
-            "f.conf:1:1: this looks like nginx.conf; expected rules: a server block of stream ",
+            "f.conf:1:1: this looks like nginx.conf; expected rules: a server block in stream ",
         ),
         (
             "# c\nlistening-port=3478\nrealm=a\n",
@@ -689,10 +689,13 @@ fn file_of_another_program_or_of_serve_is_one_mistake() {
         ),
         (
             "[log]\nlevel = \"info\"\n[server]\nlistn = 5\n",
-            "f.conf:3:2: this is a file of turnpike serve, by its server; expected a file of turnpike forward; for this one: \
+            "f.conf:3:2: this is a file for turnpike serve, because it contains server; expected a file for turnpike forward; for this one: \
              turnpike serve -c f.conf",
         ),
-        ("[[realm]]\nname = \"x\n", "f.conf:1:3: this is a file of turnpike serve, by its realm; "),
+        (
+            "[[realm]]\nname = \"x\n",
+            "f.conf:1:3: this is a file for turnpike serve, because it contains realm; ",
+        ),
     ] {
         let found = from_file(text).expect_err("another program's file").to_string();
         assert!(found.starts_with(told) && found.lines().count() == 1, "{found}");

@@ -1,4 +1,4 @@
-//! Settings of a turnserver.conf, collected first because options can change each other's meaning.
+//! Settings of a turnserver.conf, which are collected first because options can change each other's meaning.
 
 use std::{
     collections::HashSet,
@@ -37,7 +37,7 @@ pub(super) struct CoturnDraft {
     pub(super) no_udp: bool,
     pub(super) no_tcp: bool,
     pub(super) no_tls: bool,
-    /// `None` without the option: off in coturn 4.17, on in 4.6.
+    /// `None` if the option is not set, which means off in coturn 4.17 and on in 4.6.
     pub(super) dtls: Option<bool>,
     pub(super) multiplex_peer: bool,
     pub(super) cert: Option<String>,
@@ -73,10 +73,10 @@ pub(super) struct CoturnDraft {
     pub(super) log_level: Option<&'static str>,
 }
 
-/// Clients that an alternate server is for.
+/// Clients that are redirected to an alternate server.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum AlternateClients {
-    /// UDP and TCP clients without an alternate server of their own.
+    /// UDP and TCP clients that have no alternate server of their own.
     Plain,
     Udp,
     Tcp,
@@ -127,7 +127,7 @@ impl CoturnDraft {
         file.text
     }
 
-    /// Returns true if the file uses this address as one of the server's own.
+    /// Returns true if the file uses this address as one of the server's own addresses.
     pub(super) fn names(&self, ip: IpAddr) -> bool {
         let external = self.external_ips.iter().flat_map(|(public, local)| [Some(*public), *local]);
         let listeners = self.aux_servers.iter().map(SocketAddr::ip);
@@ -135,7 +135,7 @@ impl CoturnDraft {
         all.chain(listeners).chain(external.flatten()).any(|own| own == ip)
     }
 
-    /// Returns true if the file lists local addresses to serve on.
+    /// Returns true if the file lists local addresses to listen on.
     pub(super) fn names_local_addresses(&self) -> bool {
         let has_local = self.external_ips.iter().any(|(_, local)| local.is_some());
         has_local || self.listening_ips.iter().chain(&self.relay_ips).any(|ip| !ip.is_unspecified())
@@ -248,7 +248,7 @@ impl CoturnDraft {
             file.key("relay", "shared_ports", 1);
             note(
                 "multiplex-peer",
-                "a shared port distinguishes clients by their peers' addresses, coturn's by address and port: if many clients talk to \
+                "a shared port distinguishes clients by their peers' addresses, but coturn's does so by address and port: if many clients talk to \
                  one media server, raise relay.shared_ports or remove it (docs/serve.md)"
                     .to_owned(),
             );
@@ -260,13 +260,13 @@ impl CoturnDraft {
             file.key("relay", "tcp", false);
         }
         file.some("relay", "mobility", self.mobility);
-        // Without addresses, detection can find one per family.
+        // If no addresses are configured, detection can find one per family.
         let addresses = if addresses.is_empty() { 2 } else { addresses.len() };
         ports.len().max(1) * addresses
     }
 
     fn relay_addresses(&self, note: &mut impl FnMut(&str, String)) -> Vec<String> {
-        // Without relay-ip, coturn relays on the address that the client connected to.
+        // If relay-ip is not set, coturn relays on the address that the client connected to.
         let named = if self.relay_ips.is_empty() { &self.listening_ips } else { &self.relay_ips };
         let mut addresses: Vec<(IpAddr, Option<IpAddr>)> = Vec::new();
         for ip in named.iter().filter(|ip| !ip.is_unspecified()) {
@@ -296,7 +296,7 @@ impl CoturnDraft {
                 }
                 None if addresses.is_empty() && !detected.iter().any(is_of_family) => detected.push(*public),
                 None if addresses.is_empty() => {
-                    note("external-ip", format!("coturn uses only one such address: {public} is left out"));
+                    note("external-ip", format!("coturn uses only one such address: {public} is omitted"));
                 }
                 None => note(
                     "external-ip",
@@ -322,7 +322,7 @@ impl CoturnDraft {
             file.key("auth", "required", false);
             let has_some = !self.users.is_empty() || !self.secrets.is_empty() || self.store.is_some();
             if has_some {
-                let why = "users, secrets and databases are left out, because clients do not authenticate";
+                let why = "users, secrets and databases are omitted, because clients do not authenticate";
                 note("no-auth", why.to_owned());
             }
             return self.nonces(file);
@@ -331,7 +331,7 @@ impl CoturnDraft {
         if has_secret && !self.users.is_empty() {
             note(
                 "user",
-                "coturn ignores it along with use-auth-secret; here such users can authenticate too"
+                "coturn ignores this option if use-auth-secret is set; in turnpike, such users can authenticate too"
                     .to_owned(),
             );
         }
@@ -357,7 +357,7 @@ impl CoturnDraft {
                 Some(path) => note(
                     "userdb",
                     format!(
-                        "{path} is not on this machine, so store.url is left out: turnpike does not start without it. If it is on the \
+                        "{path} is not on this machine, so store.url is omitted, because turnpike would not start without the file. If it is on the \
                          server, add store.url = \"{store}\""
                     ),
                 ),
@@ -366,20 +366,20 @@ impl CoturnDraft {
             None if has_nobody && wants_some => match DEFAULT_DATABASES.iter().find(|path| is_file(path)) {
                 Some(path) => {
                     file.key("store", "url", quoted(&format!("sqlite://{path}")));
-                    note("userdb", format!("it is not set, so users come from coturn's default database: {path}"));
+                    note("userdb", format!("not set, so users come from coturn's default database: {path}"));
                 }
                 None => note(
                     "userdb",
                     format!(
-                        "it is not set, and coturn's default database is not on this machine: if it is on the server, add \
-                         store.url = \"sqlite://{}\"; otherwise make users with turnpike user add",
+                        "not set, and coturn's default database is not on this machine: if it is on the server, add \
+                         store.url = \"sqlite://{}\"; otherwise create users with turnpike user add",
                         DEFAULT_DATABASES[0]
                     ),
                 ),
             },
             None if has_nobody => note(
                 "no-auth",
-                "coturn implies it without users and lt-cred-mech; turnpike generates a user instead: for an open relay write \
+                "coturn implies it if there are no users and lt-cred-mech is not set; turnpike generates a user instead: for an open relay, write \
                  auth.required = false"
                     .to_owned(),
             ),
@@ -391,7 +391,8 @@ impl CoturnDraft {
         file.some("auth", "nonce_lifetime", self.nonce_lifetime);
     }
 
-    /// Caps quotas at the number of relay ports unless allocations share them, because turnpike rejects more.
+    /// Caps quotas at the number of relay ports unless allocations share them, because turnpike rejects
+    /// higher ones.
     fn limits(&self, file: &mut TomlWriter, ports: usize) {
         let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
         let ports = if self.multiplex_peer { usize::MAX } else { ports };
@@ -431,7 +432,7 @@ impl CoturnDraft {
         let at = SocketAddr::new(ip, self.prometheus_port.unwrap_or(9641));
         file.key("admin", "listen", strings(&["unix".to_owned(), at.to_string()]));
         if loopback.is_none() {
-            let why = "metrics are on loopback; for other machines name an address in admin.listen, with admin.tls_cert, admin.tls_key \
+            let why = "metrics are served on loopback; for other machines, set an address in admin.listen, and admin.tls_cert, admin.tls_key \
                        and a token in admin.read_tokens";
             note("prometheus", why.to_owned());
         }
@@ -442,7 +443,7 @@ impl CoturnDraft {
             return;
         }
         if self.no_udp {
-            return note("rfc5780", "NAT discovery uses only UDP, and no-udp is set".to_owned());
+            return note("rfc5780", "NAT discovery uses only UDP, but no-udp is set".to_owned());
         }
         let mut addresses = Vec::new();
         for is_v4 in [true, false] {
@@ -462,7 +463,8 @@ impl CoturnDraft {
         if addresses.is_empty() {
             return note(
                 "rfc5780",
-                "it needs two listening-ip of one family, which become nat_discovery.addresses".to_owned(),
+                "it needs two listening-ip options of the same family, which become nat_discovery.addresses"
+                    .to_owned(),
             );
         }
         let alternate =
@@ -475,7 +477,7 @@ impl CoturnDraft {
         let has = |wanted: AlternateClients| self.alternates.iter().any(|(_, of)| *of == wanted);
         for (address, of) in &self.alternates {
             let transports: Vec<&str> = match of {
-                // Transports with an alternate server of their own use only that one.
+                // Transports that have their own alternate server use only that one.
                 AlternateClients::Plain => [("udp", AlternateClients::Udp), ("tcp", AlternateClients::Tcp)]
                     .into_iter()
                     .filter(|(_, own)| !has(*own))
@@ -499,13 +501,13 @@ impl CoturnDraft {
 
 fn no_dtls(listen: &[SocketAddr]) -> String {
     format!(
-        "coturn up to 4.6, or with dtls, serves DTLS there too. Here that needs an ECDSA certificate (P-256 or P-384), beside an RSA one \
-         in tls.certificates; then write dtls.listen = {}",
+        "coturn up to 4.6, or with dtls set, serves DTLS there too. In turnpike, that needs an ECDSA certificate (P-256 or P-384), next to an RSA one \
+         in tls.certificates; then set dtls.listen = {}",
         strings(listen)
     )
 }
 
-/// coturn accepts duplicate addresses.
+/// Removes duplicate addresses, which coturn accepts.
 fn once(mut all: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let mut known = HashSet::new();
     all.retain(|address| known.insert(*address));

@@ -72,8 +72,8 @@ fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
         let is_mapped = matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some());
         if is_in(&allowed, ip) && !nothing_but_loopback(ip) && !is_mapped {
             assert!(settings.deny.iter().all(|prefix| !prefix.contains(ip)), "{ip} is denied");
-            // The server's own addresses are permitted only with relay ports. IPv6 addresses also depend on
-            // an embedded IPv4 address.
+            // The server's own addresses are permitted only on relay ports. For an IPv6 address, the IPv4
+            // address embedded in it matters too.
             assert!(ip.is_ipv6() || rules.permits(ip), "{ip} is allowed");
         } else if is_in(&denied, ip) && !ip.is_loopback() {
             assert!(!rules.permits(ip), "{ip} is denied");
@@ -98,15 +98,15 @@ fn before(ip: IpAddr) -> Option<IpAddr> {
     }
 }
 
-/// Notes are printed.
+/// Notes are printed, so none may contain a secret.
 fn no_note_has_a_secret(settings: &Settings, notes: &[Note], text: &str) {
     let passwords = settings.auth.users.iter().filter_map(|user| match &user.secret {
         UserSecret::Password(password) => Some(password),
         UserSecret::Keys(_) => None,
     });
     for secret in passwords.chain(&settings.auth.secrets).map(Secret::reveal) {
-        // A secret that also appears elsewhere in the text may be quoted from there, and short ones are part
-        // of many words.
+        // A secret that also occurs elsewhere in the text may be quoted from there, and short secrets are
+        // part of many words.
         if secret.len() >= 8 && text.matches(secret).count() == 1 {
             assert!(notes.iter().all(|note| !note.to_string().contains(secret)), "{secret}");
         }

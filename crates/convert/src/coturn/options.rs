@@ -8,7 +8,7 @@ use turnpike_wire::{address::is_swapped, names::is_username};
 use super::draft::{AlternateClients, CoturnDraft};
 use crate::toml_text::{quoted, strings};
 
-/// Handling of an option. An error becomes a note for the operator; the draft may hold a value anyway.
+/// Handling of an option. An error becomes a note for the operator, even if the draft has got a value.
 pub(super) enum Handling {
     /// A number. coturn reads leading digits (atoi(3)).
     Number(fn(&mut CoturnDraft, &str) -> Result<(), String>),
@@ -17,11 +17,11 @@ pub(super) enum Handling {
     /// Free text up to the end of the line.
     Text(fn(&mut CoturnDraft, &str) -> Result<(), String>),
     Switch(fn(&mut CoturnDraft, bool)),
-    /// On, regardless of its value.
+    /// An option that is on regardless of its value.
     Flag(fn(&mut CoturnDraft)),
-    /// Needs nothing, with the reason.
+    /// No translation needed, with the reason.
     Needless(&'static str),
-    /// No translation, with what to do instead.
+    /// No translation available, with an alternative.
     Instead(&'static str),
 }
 
@@ -55,7 +55,7 @@ pub fn is_option(name: &str) -> bool {
 
 const METRICS_BY_TLS: &str = "admin.listen beyond loopback uses TLS (admin.tls_cert, admin.tls_key) and needs a token (admin.read_tokens)";
 
-/// Sorted like coturn's own list, followed by options of older versions.
+/// Sorted like coturn's own list, followed by the options of older versions.
 pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("listening-device", Instead("list the addresses of that device in server.listen")),
     ("listening-port", Number(|draft, value| set(&mut draft.listening_port, value, PORT))),
@@ -65,7 +65,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     (
         "tcp-proxy-port",
         Instead(
-            "list the load balancers in server.proxy_protocol_from, such as [\"10.0.0.0/8\"]: their connections have a PROXY header on \
+            "list the load balancers in server.proxy_protocol_from, such as [\"10.0.0.0/8\"]: their connections then start with a PROXY header on \
              every TCP and TLS listener, and server.listen may have this port",
         ),
     ),
@@ -93,7 +93,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     (
         "redis-statsdb",
         Instead(
-            "fleet.url with fleet.coturn_status = true publishes the same (docs/fleet.md); or read /metrics (admin.listen), and the log line of each allocation (log.format = \"json\")",
+            "fleet.url with fleet.coturn_status = true publishes the same data (docs/fleet.md); or use /metrics (admin.listen) and the log line of each allocation (log.format = \"json\")",
         ),
     ),
     ("prometheus", Flag(|draft| draft.prometheus = true)),
@@ -102,7 +102,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("prometheus-path", Instead("the path is /metrics: change it in the configuration of Prometheus")),
     (
         "prometheus-username-labels",
-        Instead("no metric has a user name; the log line of each allocation has it"),
+        Instead("no metric has a username label; the log line of each allocation contains the username"),
     ),
     ("prometheus-tls", Instead(METRICS_BY_TLS)),
     ("prometheus-cert", Instead(METRICS_BY_TLS)),
@@ -112,11 +112,11 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("no-auth-pings", Needless("databases are not pinged; a lost connection is reopened")),
     (
         "no-dynamic-ip-list",
-        Instead("peer rules of a database are used: empty its allowed_peer_ip and denied_peer_ip"),
+        Instead("peer rules in a database are always used: empty its allowed_peer_ip and denied_peer_ip"),
     ),
     (
         "no-dynamic-realms",
-        Instead("realms of a database are used: empty its turn_origin_to_realm and turn_realm_option"),
+        Instead("realms in a database are always used: empty its turn_origin_to_realm and turn_realm_option"),
     ),
     ("realm", Text(|draft, value| set(&mut draft.realm, value, "a text"))),
     ("server-name", Text(|draft, value| set(&mut draft.server_name, value, "a text"))),
@@ -127,7 +127,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("bps-capacity", Number(|draft, value| rate(&mut draft.bps_capacity, value))),
     ("verbose", Switch(|draft, on| draft.log_level = on.then_some("debug").or(draft.log_level))),
     ("Verbose", Switch(|draft, on| draft.log_level = on.then_some("trace").or(draft.log_level))),
-    ("daemon", Needless("a service manager starts and supervises it")),
+    ("daemon", Needless("a service manager starts and supervises turnpike")),
     ("no-software-attribute", Switch(|draft, on| draft.software = Some(!on))),
     ("software-attribute", Switch(|draft, on| draft.software = Some(on))),
     ("fingerprint", Needless("a response has a FINGERPRINT if the request has one")),
@@ -146,7 +146,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     (
         "stun-only",
         Instead(
-            "there is no such mode: set auth.secrets to one unknown secret, and no client gets an allocation",
+            "there is no such mode: set auth.secrets to one secret that no client knows, so that no client gets an allocation",
         ),
     ),
     ("no-stun", Instead("Binding requests are always answered")),
@@ -169,8 +169,8 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("syslog", Needless("the log goes to standard error, and from there to the journal")),
     ("simple-log", Needless("there is no log file to rotate")),
     ("log-min-level", Value(log_min_level)),
-    ("new-log-timestamp", Needless("log lines have the time in UTC (RFC 3339)")),
-    ("new-log-timestamp-format", Needless("log lines have the time in UTC (RFC 3339)")),
+    ("new-log-timestamp", Needless("log lines contain the time in UTC (RFC 3339)")),
+    ("new-log-timestamp-format", Needless("log lines contain the time in UTC (RFC 3339)")),
     (
         "aux-server",
         Value(|draft, value| {
@@ -186,7 +186,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("max-allocate-timeout", Number(|draft, value| within(&mut draft.idle, value, 1, 86_400))),
     (
         "drain-min-allocations",
-        Instead("a drain ends with the last allocation, or after shutdown.deadline seconds"),
+        Instead("a drain ends when the last allocation ends, or after shutdown.deadline seconds"),
     ),
     ("no-multicast-peers", Needless("multicast peers are always refused")),
     ("allow-loopback-peers", Switch(|draft, on| draft.peers.allow_loopback = on)),
@@ -201,24 +201,27 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
         ),
     ),
     ("CA-file", Instead("client certificates are not supported: authenticate clients with credentials")),
-    ("dh-file", Needless("key exchange is by elliptic curves")),
-    ("proc-user", Instead("User= of the systemd unit, or DynamicUser=yes")),
-    ("proc-group", Instead("Group= of the systemd unit")),
+    ("dh-file", Needless("key exchange uses elliptic curves")),
+    ("proc-user", Instead("use User= in the systemd unit, or DynamicUser=yes")),
+    ("proc-group", Instead("use Group= in the systemd unit")),
     ("mobility", Switch(|draft, on| draft.mobility = Some(on))),
     ("no-cli", Needless("there is no telnet console")),
     ("cli", Instead("there is no telnet console: use turnpike top, allocations and allocation end")),
     ("cli-ip", Needless("there is no telnet console")),
     ("cli-port", Needless("there is no telnet console")),
     ("cli-password", Needless("there is no telnet console")),
-    ("web-admin", Instead("use the page on admin.listen; turnpike user, secret and realm change the store")),
-    ("web-admin-ip", Needless("the page is on admin.listen")),
-    ("web-admin-port", Needless("the page is on admin.listen")),
-    ("web-admin-listen-on-workers", Needless("the page is on admin.listen")),
+    (
+        "web-admin",
+        Instead("use the web page on admin.listen; turnpike user, secret and realm change the store"),
+    ),
+    ("web-admin-ip", Needless("the web page is on admin.listen")),
+    ("web-admin-port", Needless("the web page is on admin.listen")),
+    ("web-admin-listen-on-workers", Needless("the web page is on admin.listen")),
     ("server-relay", Instead("peers always need a permission")),
     ("cli-max-output-sessions", Needless("there is no telnet console")),
     ("ec-curve-name", Needless("X25519, P-256 and P-384 are offered")),
-    ("dh566", Needless("key exchange is by elliptic curves")),
-    ("dh1066", Needless("key exchange is by elliptic curves")),
+    ("dh566", Needless("key exchange uses elliptic curves")),
+    ("dh1066", Needless("key exchange uses elliptic curves")),
     ("tlsv1", Instead("only TLS 1.2 and 1.3 are supported")),
     ("tlsv1_1", Instead("only TLS 1.2 and 1.3 are supported")),
     ("no-tlsv1_2", Instead("TLS 1.2 is always offered along with 1.3")),
@@ -239,19 +242,25 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
         Needless("MAPPED-ADDRESS is sent if NAT discovery is on and the request is large enough"),
     ),
     ("rfc5766-channel-numbers", Switch(|draft, on| draft.old_channels = Some(on))),
-    ("rfc3489-compatibility", Instead("clients of RFC 3489 learn their address by Binding over UDP")),
+    (
+        "rfc3489-compatibility",
+        Instead("RFC 3489 clients learn their address through Binding requests over UDP"),
+    ),
     ("response-origin-only-with-rfc5780", Needless("RESPONSE-ORIGIN is sent if NAT discovery is on")),
-    ("respond-http-unsupported", Needless("protocols other than TLS and STUN close the connection")),
+    (
+        "respond-http-unsupported",
+        Needless("connections that use protocols other than TLS and STUN are closed"),
+    ),
     ("drop-invalid-packets", Needless("malformed packets are dropped and counted")),
     (
         "drop-invalid-packets-log",
         Instead("malformed packets are counted by reason (turnpike_dropped_datagrams_total), not logged"),
     ),
-    ("udp-recvmmsg", Needless("server.datapath uses the best method of the machine")),
-    ("udp-recvmmsg-log", Needless("/metrics has the sizes of batches")),
-    ("udp-sendmmsg-log", Needless("/metrics has the sizes of batches")),
-    ("udp-gso", Needless("server.datapath uses the best method of the machine")),
-    ("include-reason-string", Needless("reasons are in the log")),
+    ("udp-recvmmsg", Needless("server.datapath uses the best method that the machine supports")),
+    ("udp-recvmmsg-log", Needless("/metrics contains the batch sizes")),
+    ("udp-sendmmsg-log", Needless("/metrics contains the batch sizes")),
+    ("udp-gso", Needless("server.datapath uses the best method that the machine supports")),
+    ("include-reason-string", Needless("the log contains the reasons")),
     ("multiplex-peer", Flag(|draft| draft.multiplex_peer = true)),
     (
         "multiplex-peer-port",
@@ -261,7 +270,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ),
     (
         "multiplex-peer-max-peers",
-        Instead("limits.permissions and limits.channels bound the peers of an allocation"),
+        Instead("limits.permissions and limits.channels limit the number of peers of an allocation"),
     ),
     ("version", Needless("turnpike --version")),
     ("syslog-facility", Needless("the log goes to standard error, and from there to the journal")),
@@ -269,21 +278,21 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     (
         "unauthorized-ratelimit",
         Instead(
-            "limits.refusals_per_prefix limits error responses to one network; it is off by default, because many clients can share a network",
+            "limits.refusals_per_prefix limits error responses to a network; it is off by default, because many clients can share a network",
         ),
     ),
     ("unauthorized-ratelimit-rps", Instead("use limits.refusals_per_prefix with the same number")),
     ("stateless-nonce", Needless("nonces are always stateless")),
-    ("stateless-nonce-secret", Instead("nonces are valid on one server until it restarts")),
-    ("dh2066", Needless("key exchange is by elliptic curves")),
+    ("stateless-nonce-secret", Instead("nonces are valid on a single server until it restarts")),
+    ("dh2066", Needless("key exchange uses elliptic curves")),
     ("no-tlsv1", Needless("only TLS 1.2 and 1.3 are supported")),
     ("no-tlsv1_1", Needless("only TLS 1.2 and 1.3 are supported")),
     ("no-sslv2", Needless("only TLS 1.2 and 1.3 are supported")),
     ("no-sslv3", Needless("only TLS 1.2 and 1.3 are supported")),
-    ("no-loopback-peers", Needless("loopback peers are refused unless allowed by name")),
+    ("no-loopback-peers", Needless("loopback peers are refused unless peers.allow lists them")),
     ("no-stun-backward-compatibility", Needless("MAPPED-ADDRESS is sent if NAT discovery is on")),
     ("no-http", Needless("HTTP is not served on the listeners")),
-    ("ne", Needless("server.datapath uses the best method of the machine")),
+    ("ne", Needless("server.datapath uses the best method that the machine supports")),
     ("st-cred-mech", Instead("TURN no longer has short-term credentials (RFC 8656): use long-term ones")),
     ("sha256", Needless("SHA-256 is offered if every user has a SHA-256 key")),
 ];
@@ -312,7 +321,7 @@ fn within(place: &mut Option<u32>, value: &str, least: u32, most: u32) -> Result
     if (least..=most).contains(&number) {
         Ok(())
     } else {
-        Err(format!("{number} is not within {least} to {most}: the nearest limit is used"))
+        Err(format!("{number} is outside {least} to {most}: the nearest limit is used"))
     }
 }
 
@@ -324,7 +333,7 @@ fn rate(place: &mut Option<u64>, value: &str) -> Result<(), String> {
     if bytes == 0 || bytes.checked_mul(8) == Some(bits) {
         Ok(())
     } else {
-        Err(format!("{bytes} bytes a second are out of range: {bits} bits a second are used"))
+        Err(format!("{bytes} bytes a second is out of range: {bits} bits a second is used"))
     }
 }
 
@@ -332,7 +341,7 @@ fn rate(place: &mut Option<u64>, value: &str) -> Result<(), String> {
 fn external_ip(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     if value.contains(['$', '`']) {
         return Err(format!(
-            "{value:?} is a command of a shell: turnpike public-address finds the address (docs/nat.md)"
+            "{value:?} is a shell command: turnpike public-address finds the address (docs/nat.md)"
         ));
     }
     let (public, local) =
@@ -343,7 +352,7 @@ fn external_ip(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
         Some(local) if is_swapped(local, public) => {
             draft.external_ips.push((local, Some(public)));
             Err(format!(
-                "{value} is in the wrong order for coturn too, which reads PUBLIC/LOCAL: {public} is private, so it is used as the \
+                "{value} is in the wrong order, even for coturn, which expects PUBLIC/LOCAL: {public} is private, so it is used as the \
                  local address"
             ))
         }
@@ -373,13 +382,13 @@ fn user(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
 
 fn userdb(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     if !value.starts_with('/') {
-        return Err(format!("{value:?} is not an absolute path: write store.url = \"sqlite:///PATH\""));
+        return Err(format!("{value:?} is not an absolute path: set store.url = \"sqlite:///PATH\""));
     }
     draft.store = Some(format!("sqlite://{value}"));
     Ok(())
 }
 
-/// Keeps coturn's form, which the store understands.
+/// Keeps coturn's format, which the store can parse.
 fn store(draft: &mut CoturnDraft, option: &str, value: &str) -> Result<(), String> {
     let again = draft.store.is_some();
     draft.store = Some(format!("{option}={value}"));
@@ -391,7 +400,7 @@ fn prometheus_address(draft: &mut CoturnDraft, value: &str) -> Result<(), String
     set(&mut draft.prometheus_address, value, IP)
 }
 
-/// 600 s without a value; 0 means forever.
+/// 600 s if there is no value; 0 means forever.
 fn stale_nonce(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     match value {
         "" => within(&mut draft.nonce_lifetime, "600", 60, 86_400),
@@ -400,7 +409,7 @@ fn stale_nonce(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     }
 }
 
-/// One hour without a value.
+/// One hour if there is no value.
 fn max_allocate_lifetime(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     within(&mut draft.max_lifetime, if value.is_empty() { "3600" } else { value }, 60, 86_400)
 }
@@ -411,7 +420,7 @@ fn log_min_level(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
         "info" | "control" => "info",
         "warning" | "warn" => "warn",
         "error" => "error",
-        _ => return Err(format!("{value:?} is not a log level of turnpike: see log.level")),
+        _ => return Err(format!("{value:?} is not one of turnpike's log levels: see log.level")),
     });
     Ok(())
 }
@@ -425,7 +434,9 @@ fn alternate(draft: &mut CoturnDraft, value: &str, of: AlternateClients) -> Resu
     {
         Ok(address) => address,
         Err(_) => {
-            return Err(format!("{value:?} is not an address, and host names are not supported here"));
+            return Err(format!(
+                "{value:?} is not an address, and host names are not supported in this place"
+            ));
         }
     };
     draft.alternates.push((address, of));
@@ -435,7 +446,7 @@ fn alternate(draft: &mut CoturnDraft, value: &str, of: AlternateClients) -> Resu
 fn separator(_: &mut CoturnDraft, value: &str) -> Result<(), String> {
     match value {
         ":" => Ok(()),
-        _ => Err("time-limited names have a colon between time and id: change it in the program that makes credentials"
+        _ => Err("time-limited usernames have a colon between time and id: change the separator in the program that creates credentials"
             .to_owned()),
     }
 }
@@ -447,7 +458,7 @@ fn default_family(_: &mut CoturnDraft, value: &str) -> Result<(), String> {
     }
 }
 
-/// IPv4-mapped peers are always refused, so a range of them changes nothing.
+/// IPv4-mapped peers are always refused, so a range of them has no effect.
 fn peer(list: &mut Vec<IpRange>, value: &str) -> Result<(), String> {
     list.push(value.parse::<IpRange>()?);
     Ok(())

@@ -1,6 +1,6 @@
-//! Translates `allowed-peer-ip`, `denied-peer-ip` and `allow-loopback-peers` to peer rules. Three differences
-//! from coturn: deny wins over allow, special ranges are refused without a rule, and an allowed address of
-//! this machine opens its services.
+//! Translates `allowed-peer-ip`, `denied-peer-ip` and `allow-loopback-peers` to peer rules. There are three
+//! differences from coturn: deny overrides allow, special ranges are refused even if no rule mentions them,
+//! and an allowed address of this machine exposes its services.
 
 use std::{net::IpAddr, ops::RangeInclusive};
 
@@ -17,9 +17,9 @@ pub(super) struct PeerLists {
     pub(super) allow_loopback: bool,
 }
 
-/// Addresses of the server that the file is for.
+/// Addresses of the server that the file configures.
 pub(super) struct OwnAddresses<'a> {
-    /// An address that the file names, or one of this machine.
+    /// Returns true for an address that the file mentions, and for one of this machine.
     pub(super) includes: &'a dyn Fn(IpAddr) -> bool,
     pub(super) are_local_named: bool,
     /// Relay ports.
@@ -74,7 +74,8 @@ fn alone(prefix: &Cidr) -> Option<IpAddr> {
     (prefix.bits == if prefix.base.is_ipv4() { 32 } else { 128 }).then_some(prefix.base)
 }
 
-/// A rule with an address of the server would open all services there, so it is limited to the relay ports.
+/// A rule that allows an address of the server would expose all services on it, so it is limited to the relay
+/// ports.
 fn allow(prefix: &Cidr, own: &OwnAddresses<'_>, note: &mut impl FnMut(&str, String)) -> String {
     match alone(prefix).filter(|ip| !ip.is_loopback() && (own.includes)(*ip)) {
         Some(ip) => {
@@ -82,8 +83,8 @@ fn allow(prefix: &Cidr, own: &OwnAddresses<'_>, note: &mut impl FnMut(&str, Stri
             note(
                 "allowed-peer-ip",
                 format!(
-                    "{ip} is this server's own address: peers.allow has only its relay ports ({rule}), where clients of this server \
-                     meet. Without ports, every service of this machine would be open; to open one, add it, such as {}",
+                    "{ip} is this server's own address: peers.allow contains only its relay ports ({rule}), where clients of this server \
+                     reach each other. Without the ports, every service on this machine would be open; to open a service, add it, for example {}",
                     with_ports(ip, "5060")
                 ),
             );
@@ -101,7 +102,7 @@ fn with_ports(ip: IpAddr, ports: &str) -> String {
     if ip.is_ipv4() { format!("{ip}:{ports}") } else { format!("[{ip}]:{ports}") }
 }
 
-/// Adds a note if an allowed address may be the server's own on another machine.
+/// Adds a note if an allowed address may be the server's own, because the server is another machine.
 fn doubtful(allowed: &[IpRange], own: &OwnAddresses<'_>, note: &mut impl FnMut(&str, String)) {
     let alone: Vec<IpAddr> = prefixes(allowed).iter().filter_map(alone).collect();
     let is_known = |ip: &IpAddr| ip.is_loopback() || (own.includes)(*ip);
@@ -114,8 +115,8 @@ fn doubtful(allowed: &[IpRange], own: &OwnAddresses<'_>, note: &mut impl FnMut(&
         note(
             "allowed-peer-ip",
             format!(
-                "if this is the address of the server itself, remove it from peers.allow ({}): it opens every service there, and \
-                 clients of this server reach each other without it",
+                "if this is the address of the server itself, remove it from peers.allow ({}): it opens every service on that address, and \
+                 clients of this server can reach each other without it",
                 unknown.join(", ")
             ),
         );
@@ -128,8 +129,8 @@ fn private_peers(lists: &PeerLists, note: &mut impl FnMut(&str, String)) {
     if lists.allowed.is_empty() && !difference(&ranges(&PRIVATE), &refused).is_empty() {
         note(
             "allowed-peer-ip",
-            "private, link-local and other special peers, which coturn relays to, are refused here: list the ones you need in \
-             peers.allow, such as [\"10.1.0.0/16\"]"
+            "private, link-local and other special peers, which coturn relays to, are refused by turnpike: list the ones that you need in \
+             peers.allow, for example [\"10.1.0.0/16\"]"
                 .to_owned(),
         );
     }

@@ -7,10 +7,10 @@ use super::{
     options::{self, OPTIONS},
 };
 
-/// A setting: its line (0 on a command line), its name, and its value as written.
+/// A setting: its line (0 for the command line), its name, and its value as written.
 pub(super) type Setting<'a> = (usize, &'a str, &'a str);
 
-/// Settings of a file: a name, then `=` or blanks, then a value that may be quoted. `#` begins a comment
+/// Settings of a file: a name, then `=` or spaces, then a value that may be quoted. `#` begins a comment
 /// line.
 pub(super) fn settings(text: &str) -> impl Iterator<Item = Setting<'_>> {
     let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));
@@ -26,7 +26,7 @@ pub(super) fn whole(value: &str) -> &str {
     value.strip_prefix('"').map_or(value, |rest| rest.strip_suffix('"').unwrap_or(rest))
 }
 
-/// A value without its quotes and trailing comment, and true if there was a comment: a `#` after a blank.
+/// A value without its quotes and trailing comment, and true if there was a comment: a `#` after a space.
 pub(super) fn without_comment(value: &str) -> (&str, bool) {
     let is_comment = |text: &str| text.starts_with([' ', '\t']) && text.trim_start().starts_with('#');
     if let Some(rest) = value.strip_prefix('"') {
@@ -40,7 +40,7 @@ pub(super) fn without_comment(value: &str) -> (&str, bool) {
     comment.map_or((value, false), |(at, _)| (value[..at].trim_end(), true))
 }
 
-/// coturn checks only the first letter, and a switch without a value is on.
+/// coturn checks only the first letter, and a switch that has no value is on.
 pub(super) fn is_on(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
         "" | "on" => Some(true),
@@ -112,7 +112,7 @@ pub(super) fn arguments<'a>(arguments: &'a [String], notes: &mut Vec<Note>) -> A
         } else if let Some(letters) = word.strip_prefix('-').filter(|letters| !letters.is_empty()) {
             read.letters(letters, &mut words, notes);
         } else if !is_program {
-            notes.push(strange(word, "it is not an option, and coturn ignores it"));
+            notes.push(strange(word, "this is not an option, and coturn ignores it"));
         }
     }
     read
@@ -148,7 +148,7 @@ fn strange(word: &str, why: &str) -> Note {
     Note { line: 0, option: word.to_owned(), text: why.to_owned(), is_harmless: false }
 }
 
-/// Option with this name, or the only one with this prefix.
+/// Returns the option with this name, or the only option with this prefix.
 fn full_name(name: &str) -> &str {
     let mut longer = OPTIONS.iter().map(|(known, _)| *known).filter(|known| known.starts_with(name));
     match (OPTIONS.iter().any(|(known, _)| *known == name), longer.next(), longer.next()) {

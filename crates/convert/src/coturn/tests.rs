@@ -1,4 +1,4 @@
-//! Each option has its line in `all.conf`; `all.toml` and `all.txt` hold the expected translation.
+//! Each option has a line in `all.conf`; `all.toml` and `all.txt` contain the expected translation.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ fn translated(text: &str) -> (Settings, Vec<String>) {
     (read(&imported.toml), notes.collect())
 }
 
-/// A machine without the addresses and certificates of the file, but with all its databases.
+/// A machine that has none of the addresses and certificates in the file, but all its databases.
 pub(super) const ELSEWHERE: CoturnHost =
     CoturnHost { is_own: |_| false, is_file: |_| true, can_dtls: |_, _| None, mistakes };
 
@@ -51,14 +51,14 @@ fn every_coturn_option_is_known_tested_and_documented() {
     assert_eq!(missing, [""; 0]);
     let used: BTreeSet<&str> = settings(CONF).map(|(_, name, _)| name).collect();
     assert_eq!(used, known);
-    // Entries of lists start with their options, each in backquotes.
+    // List entries start with their options, each in backquotes.
     let entries = DOCUMENT.lines().filter_map(|line| line.strip_prefix("- `")?.split("`: ").next());
     let names = entries.flat_map(|options| options.split('`').step_by(2).collect::<Vec<_>>());
     let documented: BTreeSet<&str> = names.filter(|name| known.contains(name)).collect();
     assert_eq!(documented, known);
 }
 
-/// After an intended change, copy the output of the failing test into the files.
+/// If a change is intended, copy the output of the failing test into the files.
 #[test]
 fn each_option_is_translated_as_in_the_files() {
     let imported = translate("all.conf", settings(CONF), Vec::new(), &ELSEWHERE);
@@ -73,7 +73,7 @@ fn each_option_is_translated_as_in_the_files() {
 }
 
 #[test]
-fn notes_have_the_line_of_their_option() {
+fn notes_contain_the_line_of_their_option() {
     let (_, notes) = translated(
         "relay-ip=10.0.0.5\nexternal-ip=203.0.113.7/10.0.0.7\nexternal-ip=203.0.113.5/10.0.0.5\ncert=c.pem\npkey=/k.pem\nuser=a:b",
     );
@@ -108,7 +108,8 @@ fn each_option_changes_the_result_or_has_a_note() {
             .lines()
             .find(|line| settings(line).any(|(_, found, _)| found == name))
             .expect("a line for the option");
-        // Switching off a default changes nothing. Options that depend on others are tested together.
+        // Turning off a default changes nothing. Options that depend on others are tested together with
+        // them.
         let is_off = settings(line).any(|(_, _, value)| is_on(value) == Some(false) && !value.is_empty());
         let with = [
             "cert=/c",
@@ -215,7 +216,7 @@ fn authentication_is_the_same_as_in_coturn() {
     let (settings, _) = translated("lt-cred-mech\npsql-userdb=\"host=h dbname=d user=u password=p\"");
     let url = settings.store.url.expect("a store");
     assert_eq!(url.reveal(), "psql-userdb=host=h dbname=d user=u password=p");
-    // Without users of its own, coturn uses its default database.
+    // If coturn has no users of its own, it uses its default database.
     let (settings, notes) = translated("lt-cred-mech\nrealm=example.org");
     assert!(settings.store.url.is_some_and(|url| url.reveal().starts_with("sqlite:///")));
     assert!(told(&notes, "coturn's default database"), "{notes:?}");
@@ -285,7 +286,7 @@ fn listeners_are_the_same_as_in_coturn() {
     }
 }
 
-/// Without a DTLS option in the file, a usable certificate decides.
+/// If the file has no DTLS option, DTLS depends on a usable certificate.
 #[test]
 fn dtls_is_on_as_in_coturn_if_the_certificate_allows_it() {
     let listen = |text: &str, can_dtls: fn(&Path, &Path) -> Option<bool>| {
@@ -330,7 +331,7 @@ fn missing_database_is_left_out_with_a_note() {
         "{notes:?}"
     );
     assert_eq!(store("userdb=/var/db/turndb").0.as_deref(), Some("sqlite:///var/db/turndb"));
-    assert_eq!(store("lt-cred-mech").0.as_deref(), Some("sqlite:///var/db/turndb"), "coturn's own");
+    assert_eq!(store("lt-cred-mech").0.as_deref(), Some("sqlite:///var/db/turndb"), "coturn's default");
 }
 
 #[test]
@@ -398,13 +399,13 @@ fn peer_on_the_server_itself_gets_only_the_relay_ports() {
         assert_eq!(shown, [expected], "{text}");
         assert!(told(&notes, "is this server's own address"), "{text}: {notes:?}");
     }
-    // The machine may know its address if the file does not.
+    // The machine may have the address even if the file does not mention it.
     let machine = CoturnHost { is_own: |ip| ip == IpAddr::from([10, 0, 0, 1]), ..ELSEWHERE };
     let text = "user=a:b\nallowed-peer-ip=10.0.0.1\nallowed-peer-ip=10.0.0.9";
     let imported = translate("t.conf", settings(text), Vec::new(), &machine);
     let shown: Vec<_> = read(&imported.toml).allow.iter().map(ToString::to_string).collect();
     assert_eq!(shown, ["10.0.0.1:49152-65535", "10.0.0.9/32"]);
-    // On another machine it is unknown, and a note mentions it.
+    // On another machine the address is unknown, so a note mentions it.
     let (settings, notes) = translated("user=a:b\nallowed-peer-ip=10.0.0.1");
     assert_eq!(settings.allow.len(), 1);
     assert!(told(&notes, "if this is the address of the server itself"), "{notes:?}");
@@ -416,7 +417,7 @@ fn peer_on_the_server_itself_gets_only_the_relay_ports() {
 }
 
 #[test]
-fn external_ip_without_local_uses_the_detected_address() {
+fn external_ip_without_a_local_address_uses_the_detected_one() {
     let addresses = |text: &str| {
         let (settings, notes) = translated(text);
         (settings.relay.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), notes)
@@ -489,7 +490,7 @@ fn numbers_use_leading_digits_and_flags_are_always_on() {
     assert!(told(&notes, "line 1, realm: coturn has no comments"), "{notes:?}");
 }
 
-/// The peers that Synapse's documentation denies, and the rules that remain here.
+/// The peers that Synapse's documentation denies need no rules in turnpike.
 #[test]
 fn synapse_example_needs_no_peer_rules() {
     let denied = "0.0.0.0-0.255.255.255 10.0.0.0-10.255.255.255 100.64.0.0-100.127.255.255 127.0.0.0-127.255.255.255 \
@@ -557,7 +558,7 @@ fn command_line_is_parsed_like_getopt() {
     assert_eq!(read("-n --fingerprint yes -Y --realm r").3, ["yes", "-Y"]);
 }
 
-/// Arguments of a compose file: everything is translated, and mistakes name the option.
+/// Arguments of a compose file: everything is translated, and errors name the option.
 #[test]
 fn command_line_without_a_file_is_translated() {
     let words =
@@ -569,7 +570,7 @@ fn command_line_without_a_file_is_translated() {
         (settings.auth.users.len(), settings.realm.as_str(), *settings.relay.ports.start()),
         (1, "example.org", 50_000)
     );
-    assert!(imported.toml.starts_with("# From a command line, "), "{}", imported.toml);
+    assert!(imported.toml.starts_with("# Translated from a command line "), "{}", imported.toml);
     let dir = turnpike_testkit::Dir::new();
     let file = dir.at("turnserver.conf");
     std::fs::write(&file, "realm=old.example.org\nuser=bob:builder\n").expect("a file");

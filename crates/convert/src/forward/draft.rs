@@ -1,4 +1,4 @@
-//! Rules while they are read: the keys that are set, and their places.
+//! Rules while they are being read: the keys that are set, and their positions.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -7,7 +7,7 @@ use turnpike_strict::Origin;
 
 use super::parts;
 
-/// A rule while it is read, with the places of its keys.
+/// A rule while it is being read, with the positions of its keys.
 #[derive(Clone, Debug)]
 pub struct Draft {
     pub rule: Rule,
@@ -41,13 +41,13 @@ impl Draft {
 }
 
 pub fn defaults(protocol: Protocol) -> Rule {
-    // Default of rinetd and oxidinetd. A UDP session ends only by timeout.
+    // Default of rinetd and oxidinetd. A UDP session ends only through a timeout.
     let idle = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));
     Rule { protocol, idle, ..Rule::default() }
 }
 
-/// `tcp://0.0.0.0:9000`: each listener has one rule, so this name stays when the target changes. With port 0
-/// the listener is unknown, so the target becomes part of the name.
+/// `tcp://0.0.0.0:9000`: each listener has one rule, so this name stays the same when the target changes.
+/// With port 0, the listener is unknown, so the target becomes part of the name.
 pub fn default_id(rule: &Rule) -> RuleId {
     let mut id = format!("{}://{}", rule.protocol.name(), parts::show_listener(&rule.bind, rule.ports));
     if rule.ports.first == 0 && !matches!(rule.bind, Bind::Unix(_)) {

@@ -1,4 +1,4 @@
-//! Rules of rinetd and oxidinetd, and the parts of rules that all formats share.
+//! Rules of rinetd and oxidinetd, and the parts of rules that all formats have in common.
 
 pub mod draft;
 pub mod oxidinetd;
@@ -20,7 +20,7 @@ pub use self::services::Services;
 pub struct ForeignRules {
     pub drafts: Vec<Draft>,
     pub access: Access,
-    /// File with a line per connection.
+    /// File with one line per connection.
     pub connection_file: Option<LogFile>,
     pub pid_file: Option<PathBuf>,
     pub warnings: Vec<String>,

@@ -1,7 +1,8 @@
 //! Reads the TOML file of oxidinetd: `[[forwarding_rules]]`, `[[global_rules]]`, `log_file`, `log_format`,
 //! `pid_file`.
 //!
-//! oxidinetd ignores unknown keys, so they are warnings here: a file that works there must work here.
+//! oxidinetd ignores unknown keys, so they are only warnings here: a file that works with oxidinetd must
+//! work here too.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! Parsers for the parts of forwarding rules: hosts, ports, targets, client patterns. All formats share
-//! them and accept the same text. They return the reason alone; the caller adds the position to form a
+//! Parsers for the parts of forwarding rules: hosts, ports, targets and client patterns. All formats share
+//! them and accept the same text. They return only the reason; the caller adds the position to form a
 //! [`Mistake`](turnpike_strict::Mistake).
 
 use std::{
@@ -15,7 +15,7 @@ use turnpike_wire::address::split_zone;
 use crate::toml_text::quoted;
 
 /// Completes "expected ..." for [`endpoint`].
-pub const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, \
+pub const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, followed by *WEIGHT if that is not 1, \
                                       such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"";
 /// Completes "expected ..." for [`listener`].
 pub const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, such as \"0.0.0.0:9000\" or \
@@ -31,7 +31,7 @@ pub const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10
 pub const PAYLOAD_FORM: &str =
     "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
 
-/// Rejects an address with a zone: addresses on the network and in patterns have none.
+/// Rejects an address with a zone: addresses on the network and in patterns have no zone.
 pub fn without_zone(text: &str) -> Result<&str, String> {
     let address = text.split(['/', ']']).next().unwrap_or_default().trim_start_matches('[');
     if let Some((address, zone)) = split_zone(address) {
@@ -49,7 +49,7 @@ pub fn port_range(text: &str) -> Result<PortRange, String> {
         return Err(format!("the first port of {text} is above the last"));
     }
     if first == 0 && last != 0 {
-        return Err("a range of ports starts at 1 or above".to_owned());
+        return Err("a range of ports must start at 1 or above".to_owned());
     }
     Ok(PortRange { first, last })
 }
@@ -84,7 +84,8 @@ pub fn host(text: &str) -> Result<Host, String> {
     Err(format!("{text:?} is neither an address nor a host name"))
 }
 
-/// RFC 1123 section 2.1, plus underscores. The last label is not all digits, so `10.0.0.256` is not a name.
+/// RFC 1123 section 2.1, plus underscores. The last label must not be all digits, so `10.0.0.256` is not a
+/// name.
 fn is_host_name(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     let label_is_good = |label: &str| {
@@ -148,7 +149,7 @@ pub fn meant_listener(text: &str) -> Option<String> {
 fn split_port(text: &str) -> Result<(&str, &str), String> {
     if let Some((protocol, _)) = text.split_once("://") {
         return Err(format!(
-            "{protocol}:// belongs to the command line; in a file the protocol is a key of its own"
+            "{protocol}:// is for the command line; in a file, the protocol is a separate key"
         ));
     }
     let (host, port) = text.rsplit_once(':').ok_or("it has no port")?;
@@ -167,7 +168,7 @@ pub type Resolve = fn(&str) -> io::Result<Option<IpAddr>>;
 pub fn local_address(text: &str, resolve: Resolve) -> Result<IpAddr, String> {
     match host(text)? {
         Host::Ip(address) => Ok(address),
-        // Unreachable: no word before a port parses to this.
+        // Unreachable: the text before a port never parses as a Unix socket.
         Host::Unix(_) => Err("a Unix socket has no port".to_owned()),
         Host::Name(name) => {
             let first = resolve(&name).map_err(|error| format!("{name:?} cannot be resolved: {error}"))?;
@@ -192,7 +193,7 @@ pub fn pattern(text: &str) -> Result<Pattern, String> {
     })
 }
 
-/// Suggests a pattern for one that matches no address.
+/// Suggests a replacement for a pattern that matches no address.
 pub fn meant_pattern(text: &str) -> Option<String> {
     let text = text.to_ascii_lowercase();
     let text = without_mapping(&text);
@@ -211,7 +212,7 @@ pub fn meant_pattern(text: &str) -> Option<String> {
     candidates.find(|candidate| pattern(candidate).is_ok_and(|pattern| pattern.fits_some_address()))
 }
 
-/// Converts a pattern for IPv4-mapped addresses to IPv4, because such clients count as IPv4.
+/// Converts a pattern for IPv4-mapped addresses to IPv4, because such clients are treated as IPv4.
 pub fn without_mapping(text: &str) -> &str {
     text.strip_prefix("::ffff:").filter(|rest| rest.contains('.') && !rest.contains('/')).unwrap_or(text)
 }
@@ -227,9 +228,9 @@ pub fn meant_prefix(text: &str) -> Option<String> {
     (1..8).contains(&groups.len()).then(|| format!("{}/{}", Ipv6Addr::from(address), 16 * groups.len()))
 }
 
-/// Returns true if a pattern such as `2001:db8:0:*` misses most of the intended addresses: `2001:db8::1` has
-/// no such text. Zeros in a row become `::` (RFC 5952 section 4.2), so a zero group appears only between
-/// nonzero ones.
+/// Returns true if a pattern such as `2001:db8:0:*` misses most of the intended addresses: for example,
+/// `2001:db8::1` does not match. Zeros in a row become `::` (RFC 5952 section 4.2), so a zero group appears
+/// only between nonzero ones.
 pub fn misses_zeros(pattern: &Pattern) -> bool {
     let Pattern::Wildcard(text) = pattern else { return false };
     if !text.contains(':') || text.contains("::") || !text.contains(['*', '?']) {
@@ -318,7 +319,7 @@ pub fn show_pattern(pattern: &Pattern) -> String {
     }
 }
 
-/// Inverse of [`payload`], as TOML; `None` looks like an empty one.
+/// Inverse of [`payload`], as TOML; `None` is shown like an empty payload.
 pub fn show_payload(payload: Option<&[u8]>) -> String {
     let payload = payload.unwrap_or_default();
     let plain = |byte: &u8| (b' '..=b'~').contains(byte) && !b"\"\\".contains(byte);
@@ -390,14 +391,14 @@ mod tests {
             ("10.0.0.2:+80", "\"+80\" is not a port: a port is a number, 0 to 65535"),
             ("10.0.0.2:9-5", "the first port of 9-5 is above the last"),
             ("10.0.0.2:0", "port 0 cannot be a target"),
-            ("10.0.0.2:0-5", "a range of ports starts at 1 or above"),
+            ("10.0.0.2:0-5", "a range of ports must start at 1 or above"),
             ("10.0.0.256:80", "\"10.0.0.256\" is neither an address nor a host name"),
             ("2001:db8::2:80", "the IPv6 address needs brackets"),
             ("[10.0.0.2]:80", "[10.0.0.2] is not an IPv6 address in brackets"),
             (":80", "the address before the port is missing"),
             (
                 "tcp://10.0.0.2:80",
-                "tcp:// belongs to the command line; in a file the protocol is a key of its own",
+                "tcp:// is for the command line; in a file, the protocol is a separate key",
             ),
             ("-a:80", "\"-a\" is neither an address nor a host name"),
             ("a:80*257", "\"257\" is not a weight: a weight is a number, 0 to 256"),

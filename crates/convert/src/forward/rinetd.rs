@@ -1,9 +1,9 @@
-//! Reads rinetd.conf, as rinetd 0.73 does (rinetd(8) and its grammar): forwarding rules, allow and deny,
-//! logfile, logcommon, pidlogfile.
+//! Reads rinetd.conf, as rinetd 0.73 does (rinetd(8) and its grammar): forwarding rules, allow, deny,
+//! logfile, logcommon and pidlogfile.
 //!
 //! Also accepts extensions of other programs: a `keepalive` option (rinetd after 0.73), prefixes
-//! as patterns and ALLOW in capitals (oxidinetd). Everything that rinetd accepts has the same meaning. A
-//! `timeout` of a TCP rule has no effect in either; here it is also a warning.
+//! as patterns and ALLOW in capitals (oxidinetd). Everything that rinetd accepts has the same meaning.
+//! `timeout` on a TCP rule has no effect, as in rinetd; here it also produces a warning.
 
 use std::{
     collections::HashMap,
@@ -18,14 +18,16 @@ use super::{ForeignRules, ForwardHost, LineFormat, LogFile, draft::Draft, parts,
 
 const RULE_FORM: &str =
     "bindaddress bindport connectaddress connectport [options], such as 0.0.0.0 80 10.0.0.2 8080";
-const PORT_FORM: &str = "a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default";
+const PORT_FORM: &str =
+    "a port from 1 to 65535 or a service name, optionally followed by /tcp or /udp (default: tcp)";
 const ADDRESS_FORM: &str = "an IPv4 or IPv6 address or a host name";
 /// Maximum of `rule.idle`.
 const LONGEST_IDLE: u32 = 31_536_000;
 const OPTIONS_FORM: &str = "[timeout=SECONDS, src=ADDRESS, keepalive=on|off], each at most once";
 const DIRECTIVES: [&str; 5] = ["allow", "deny", "logfile", "logcommon", "pidlogfile"];
 
-/// Wrong lines that are reported in a file without a valid line. With more, it is not a rinetd.conf.
+/// Maximum number of invalid lines that are reported one by one if no line is valid. A file with more of them
+/// is not a rinetd.conf.
 const FEW: usize = 3;
 
 /// Reads a file. Names are resolved only if all lines are valid: a name server can be slow, and every line of
@@ -54,9 +56,9 @@ pub fn read(path: &Path, text: &str, machine: &ForwardHost, problems: &mut Vec<M
     } else if conf.drafts.is_empty() && wrong.len() > FEW {
         let more = wrong.len() - 1;
         wrong.truncate(1);
-        wrong[0].problem += &format!(", and {more} more lines are wrong, without a valid rule in the file");
+        wrong[0].problem += &format!("; {more} more lines are invalid too, and the file has no valid rule");
         wrong[0].expected = format!(
-            "rinetd.conf, with lines {RULE_FORM}; or TOML, turnpike's (examples/forward.toml) or oxidinetd's"
+            "a rinetd.conf with lines of the form {RULE_FORM}; or a TOML file in the format of turnpike (examples/forward.toml) or oxidinetd"
         );
     }
     problems.extend(wrong);
@@ -73,7 +75,7 @@ struct SourceName {
 
 const LOOKUPS: usize = 32;
 
-/// Resolves names concurrently, because each can take as long as a name server timeout.
+/// Resolves names concurrently, because each lookup can take as long as a name server timeout.
 fn resolve(
     names: Vec<SourceName>,
     resolve: parts::Resolve,
@@ -179,7 +181,7 @@ impl RinetdLine<'_> {
         let at = self.skip_blanks();
         let (port, from) = self.port("bindport")?;
         if port == 0 {
-            let why = "bindport 0: the kernel would choose a random port".to_owned();
+            let why = "bindport 0: with this, the kernel would choose a random port".to_owned();
             return Err(self.problem(at, why, PORT_FORM));
         }
         draft.rule.ports = PortRange { first: port, last: port };
@@ -244,9 +246,9 @@ impl RinetdLine<'_> {
         }
         let numeric = name.starts_with(|c: char| c.is_ascii_digit());
         let why = if numeric {
-            "no port".to_owned()
+            "not a port".to_owned()
         } else {
-            format!("no service of this name over {} in /etc/services", transport.name())
+            format!("/etc/services has no {} service of this name", transport.name())
         };
         let meant = if numeric { None } else { nearest(name, self.services.names()) };
         let problem = self.problem(at, format!("{what} {word}: {why}"), PORT_FORM);
@@ -297,7 +299,7 @@ impl RinetdLine<'_> {
             }
         };
         if draft.has(path) {
-            return Err(bad("it is given twice"));
+            return Err(bad("this option is given twice"));
         }
         match key {
             "timeout" => {
@@ -309,7 +311,7 @@ impl RinetdLine<'_> {
                     return Ok(());
                 }
                 if seconds > LONGEST_IDLE {
-                    return Err(bad(&format!("it is longer than a year, {LONGEST_IDLE} seconds")));
+                    return Err(bad(&format!("longer than a year, {LONGEST_IDLE} seconds")));
                 }
                 if from == Transport::Tcp {
                     warnings.push(format!("{}: timeout has no effect on TCP, as in rinetd", self.origin(at)));
@@ -325,7 +327,7 @@ impl RinetdLine<'_> {
                         let origin = self.origin(at);
                         self.names.push(SourceName { name, draft: number, origin });
                     }
-                    // Unreachable: no word before a port parses to this.
+                    // Unreachable: `parts::host` never returns a Unix socket here.
                     Host::Unix(_) => {}
                 }
             }
@@ -341,7 +343,7 @@ impl RinetdLine<'_> {
         Ok(())
     }
 
-    /// A pattern before the first rule applies to all rules; after it, to the last one.
+    /// A pattern before the first rule applies to all rules; any other pattern applies to the rule above it.
     fn pattern(
         &mut self,
         conf: &mut ForeignRules,
@@ -350,7 +352,7 @@ impl RinetdLine<'_> {
     ) -> Result<()> {
         let at = self.skip_blanks();
         let word = self.word("#").to_owned();
-        // A listener of rinetd on :: sees IPv4 clients as mapped.
+        // A rinetd listener on :: sees IPv4 clients as IPv4-mapped IPv6 addresses.
         let lower_case = word.to_ascii_lowercase();
         let pattern = parts::pattern(parts::without_mapping(&lower_case))
             .map_err(|why| self.problem(at, format!("pattern {word:?}: {why}"), parts::PATTERN_FORM))?;
@@ -368,7 +370,7 @@ impl RinetdLine<'_> {
 
     fn file_name(&mut self) -> Result<PathBuf> {
         let at = self.skip_blanks();
-        const EXPECTED: &str = "the path of a file, in double quotes if it has blanks";
+        const EXPECTED: &str = "the path of a file, in double quotes if it contains spaces";
         if let Some(quoted) = self.text[at..].strip_prefix('"') {
             let Some(len) = quoted.find('"').filter(|len| *len > 0) else {
                 return Err(self.problem(at, "the quotes are empty or not closed".to_owned(), EXPECTED));

@@ -191,7 +191,7 @@ pub(super) fn rules(live: &Live) -> Grid {
     )
 }
 
-/// Why rules are waiting; each reason begins with the name of its rule.
+/// Reasons why rules are waiting; each begins with the name of its rule.
 pub(super) fn waiting(live: &Live) -> Grid {
     let rows = live.rules.iter().filter_map(|rule| Some(vec![rule.waits_for.clone()?]));
     Grid::new(&[("REASON", 0)], rows)

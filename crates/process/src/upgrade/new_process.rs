@@ -150,7 +150,7 @@ pub fn take_over(
     if let Some(previous) = previous {
         previous.take_over(carried, keeps_flows, receive, serve)?;
     }
-    // From here on, the previous process cannot resume.
+    // The previous process cannot resume after this point.
     if let Some(previous) = previous.take() {
         previous.listen(Arc::clone(carried), released);
     }

@@ -42,7 +42,7 @@ impl Room {
 }
 
 pub(super) struct LoadGauge {
-    /// Busy polling always uses a whole core, so CPU time says nothing about the load.
+    /// Busy polling always uses a whole core, so CPU time does not reflect the load.
     polls: bool,
     before: Option<Sample>,
     bits_per_second: f64,

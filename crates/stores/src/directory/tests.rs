@@ -550,7 +550,7 @@ async fn older_secrets_answer_does_not_replace_a_newer_one() {
     world.fake.released.notify_one();
     late.await.expect("an answer");
     assert_eq!(held(), "second");
-    // The same with the queries swapped.
+    // Repeated with the queries swapped.
     advance(Duration::from_millis(200)).await;
     world.set(State::AnswersLate);
     let directory = world.directory.clone();

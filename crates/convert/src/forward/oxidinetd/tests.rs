@@ -1,4 +1,4 @@
-//! Tests of oxidinetd's TOML: a good file, and each mistake with its message.
+//! Tests of oxidinetd's TOML: a valid file, and each error with its message.
 
 use std::{path::Path, time::Duration};
 
@@ -100,7 +100,7 @@ fn unknown_keys_and_useless_timeouts_are_warnings() {
         "verbos = true\n[[forwarding_rules]]\nbind_address = \"0.0.0.0\"\nbind_port = 1\nconnect_address = \"a\"\nconnect_port = 2\n\
          timeout = 5\nsource_addres = \"x\"\n",
     )
-    .expect("oxidinetd takes it");
+    .expect("oxidinetd accepts it");
     assert_eq!(
         file.warnings,
         [
@@ -164,7 +164,7 @@ fn each_mistake_names_line_column_key_and_form() {
         ]
     );
     assert_eq!(
-        parse("log_format = \"xml\"\nforwarding_rules = []").expect_err("no format"),
+        parse("log_format = \"xml\"\nforwarding_rules = []").expect_err("not a format"),
         ["o.toml:1:14: log_format: found the string \"xml\"; expected \"rinetd\" or \"common\""]
     );
 }

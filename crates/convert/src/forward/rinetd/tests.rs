@@ -1,4 +1,4 @@
-//! Tests of rinetd.conf: good files, and each mistake with its message.
+//! Tests of rinetd.conf: valid files, and each error with its message.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ fn rules_are_parsed_like_rinetd_parses_them() {
 }
 
 #[test]
-fn options_are_parsed_with_and_without_blanks() {
+fn options_are_parsed_with_and_without_spaces() {
     for line in [
         "0.0.0.0 1/udp 10.0.0.1 2/udp [timeout=1200,src=10.0.0.9,keepalive=off]",
         "0.0.0.0 1/udp 10.0.0.1 2/udp [ src = 10.0.0.9 , keepalive = off , timeout = 1200 ] # note",
@@ -121,34 +121,34 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         "0.0.0.0 65536 10.0.0.1 80",
-        "r.conf:1:9: bindport 65536: no port; expected a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default",
+        "r.conf:1:9: bindport 65536: not a port; expected a port from 1 to 65535 or a service name, optionally followed by /tcp or /udp (default: tcp)",
     ),
     (
         "0.0.0.0 80 10.0.0.1 htp",
-        "r.conf:1:21: connectport htp: no service of this name over tcp in /etc/services; expected a port 1 to 65535 or a \
-         service name, with an optional /tcp or /udp, tcp by default; did you mean \"http\"?",
+        "r.conf:1:21: connectport htp: /etc/services has no tcp service of this name; expected a port from 1 to 65535 or a \
+         service name, optionally followed by /tcp or /udp (default: tcp); did you mean \"http\"?",
     ),
     (
         "0.0.0.0 http/udp 10.0.0.1 80",
-        "r.conf:1:9: bindport http/udp: no service of this name over udp in /etc/services; expected a port 1 to 65535 or a \
-         service name, with an optional /tcp or /udp, tcp by default; did you mean \"http\"?",
+        "r.conf:1:9: bindport http/udp: /etc/services has no udp service of this name; expected a port from 1 to 65535 or a \
+         service name, optionally followed by /tcp or /udp (default: tcp); did you mean \"http\"?",
     ),
     (
         "0.0.0.0 80/sctp 10.0.0.1 80",
-        "r.conf:1:9: bindport 80/sctp: no such protocol; expected a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default",
+        "r.conf:1:9: bindport 80/sctp: no such protocol; expected a port from 1 to 65535 or a service name, optionally followed by /tcp or /udp (default: tcp)",
     ),
     (
         "0.0.0.0 80 10.0.0.1 0",
-        "r.conf:1:21: port 0 cannot be a target; expected a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default",
+        "r.conf:1:21: port 0 cannot be a target; expected a port from 1 to 65535 or a service name, optionally followed by /tcp or /udp (default: tcp)",
     ),
     (
         "0.0.0.0 0 10.0.0.1 80",
-        "r.conf:1:9: bindport 0: the kernel would choose a random port; expected a port 1 to 65535 or a service \
-         name, with an optional /tcp or /udp, tcp by default",
+        "r.conf:1:9: bindport 0: with this, the kernel would choose a random port; expected a port from 1 to 65535 or a service \
+         name, optionally followed by /tcp or /udp (default: tcp)",
     ),
     (
         "0.0.0.0 80-90 10.0.0.1 80",
-        "r.conf:1:9: bindport 80-90: no port; expected a port 1 to 65535 or a service name, with an optional /tcp or /udp, tcp by default",
+        "r.conf:1:9: bindport 80-90: not a port; expected a port from 1 to 65535 or a service name, optionally followed by /tcp or /udp (default: tcp)",
     ),
     (
         "0.0.0.0 80 10.0.0.1 80 fast",
@@ -195,11 +195,11 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         "logfile",
-        "r.conf:1:8: the file name is missing; expected the path of a file, in double quotes if it has blanks",
+        "r.conf:1:8: the file name is missing; expected the path of a file, in double quotes if it contains spaces",
     ),
     (
         "logfile \"/a b",
-        "r.conf:1:9: the quotes are empty or not closed; expected the path of a file, in double quotes if it has blanks",
+        "r.conf:1:9: the quotes are empty or not closed; expected the path of a file, in double quotes if it contains spaces",
     ),
     (
         "logcommon yes",
@@ -215,7 +215,7 @@ fn each_mistake_names_line_column_and_form() {
 }
 
 #[test]
-fn every_wrong_line_is_reported() {
+fn every_invalid_line_is_reported() {
     let problems = parse("0.0.0.0 80\n0.0.0.0 80 10.0.0.1 80\nallow x\n\n0.0.0.0 1 10.0.0.1 99999\n")
         .expect_err("wrong");
     let places: Vec<&str> = problems.iter().filter_map(|problem| problem.split(": ").next()).collect();
@@ -240,7 +240,7 @@ fn impossible_pattern_is_a_warning_with_a_suggestion() {
 fn names_are_resolved_only_if_all_lines_are_valid() {
     let names = "0.0.0.0 80 10.0.0.1 80 [src=a.invalid]\n0.0.0.0 81 10.0.0.1 81 [src=b.invalid]\n\
                  0.0.0.0 82 10.0.0.1 82 [src=a.invalid]\n";
-    let wrong = parse(&format!("{names}0.0.0.0 80 10.0.0.1\n")).expect_err("one line is wrong");
+    let wrong = parse(&format!("{names}0.0.0.0 80 10.0.0.1\n")).expect_err("one line is invalid");
     assert_eq!(wrong.len(), 1, "{wrong:?}");
     assert!(wrong[0].starts_with("r.conf:4:20: "), "{wrong:?}");
     let unknown = parse(names).expect_err("RFC 2606 reserves these names");
@@ -259,9 +259,12 @@ fn file_without_a_valid_line_is_one_problem() {
     let told = parse("this is a letter to you\nand has no rule in it\n\nat all, at all\nis it?\n")
         .expect_err("no rules");
     assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("r.conf:1:6: bindport is: no service of this name over tcp in /etc/services, and 3 more lines are wrong"), "{told:?}");
-    assert!(told[0].contains("expected rinetd.conf, with lines bindaddress bindport"), "{told:?}");
-    // All mistakes are reported if one line is valid.
+    assert!(told[0].starts_with("r.conf:1:6: bindport is: /etc/services has no tcp service of this name; 3 more lines are invalid too"), "{told:?}");
+    assert!(
+        told[0].contains("expected a rinetd.conf with lines of the form bindaddress bindport"),
+        "{told:?}"
+    );
+    // All errors are reported if one line is valid.
     assert_eq!(parse("a b c d\na b c d\na b c d\na b c d\n0 1 10.0.0.1 2\n").expect_err("wrong").len(), 4);
 }
 
