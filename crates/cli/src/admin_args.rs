@@ -22,12 +22,13 @@ pub(crate) struct AdminArgs {
     /// Address of the running program: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT
     ///
     /// [default: the first of $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock and /run/turnpike/turnpike.sock;
-    /// otherwise 127.0.0.1:9641, which only reads; health and top also try the sockets of `turnpike forward`]
+    /// otherwise 127.0.0.1:9641, which is read-only; health and top also try the sockets of `turnpike
+    /// forward`]
     #[arg(long, value_name = "ADDRESS", env = "TURNPIKE_ADMIN")]
     admin: Option<Target>,
 
-    /// File whose first line is a token of admin.tokens or, for read-only commands, of admin.read_tokens; not needed for the Unix
-    /// socket [default: none]
+    /// File whose first line is a token from admin.tokens or, for read-only commands, from admin.read_tokens;
+    /// not needed for the Unix socket [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
@@ -42,7 +43,7 @@ pub(crate) struct AdminArgs {
 
 #[derive(Args)]
 pub(crate) struct AllocationsArgs {
-    /// Only allocations of this user: the username, or the name that quotas count
+    /// Only allocations of this user: the username, or the name that quotas apply to
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 
@@ -103,7 +104,7 @@ pub(crate) struct DrainArgs {
 
 #[derive(Args)]
 pub(crate) struct HealthArgs {
-    /// Check only that the program runs; a draining one passes
+    /// Check only that the program is running; a draining program passes
     #[arg(long)]
     live: bool,
 
@@ -159,7 +160,7 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     interval: Duration,
 
-    /// Print one reading and exit
+    /// Print one update and exit
     #[arg(long)]
     once: bool,
 
@@ -179,7 +180,7 @@ impl AdminArgs {
         Ok(if self.admin.is_none() { client.or_on_loopback() } else { client })
     }
 
-    /// Client that also tries the sockets of a forwarder.
+    /// Returns a client that also tries the sockets of a forwarder.
     fn client_of_either(&self) -> Result<Client, CommandError> {
         let client = self.client()?;
         Ok(if self.admin.is_none() { client.or_a_forwarder() } else { client })
@@ -270,7 +271,7 @@ impl TopArgs {
             return Err(CommandError::NoTerminal);
         }
         if is_picture {
-            // Restores the terminal on a signal.
+            // Makes sure that the terminal is restored after a signal.
             let wait = || STOPPED.store(wait_for_stop().is_ok(), Ordering::Relaxed);
             thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
         }
@@ -307,12 +308,12 @@ pub(crate) const DRAIN_EXAMPLES: &str = "\
 Examples:
   turnpike drain
   turnpike drain --deadline 3600        (existing allocations get an hour; repeating the command restarts the hour)
-  turnpike drain --deadline 0           (ends all allocations at once)
+  turnpike drain --deadline 0           (ends all allocations immediately)
   turnpike drain --deadline 300 --wait  (a Kubernetes preStop hook)";
 
 pub(crate) const HEALTH_EXAMPLES: &str = "\
 Examples:
-  turnpike health                       (readiness probe: exit code 0 if it accepts clients, 1 if it drains or is not running)
+  turnpike health                       (readiness probe: exit code 0 if the program accepts clients, 1 if it is draining or not running)
   turnpike health --live                (liveness probe)";
 
 pub(crate) const FLEET_EXAMPLES: &str = "\
@@ -320,7 +321,7 @@ Examples:
   turnpike fleet status
   turnpike fleet drain turn-3            (before an upgrade; `status` shows the remaining allocations)
   turnpike fleet uncordon turn-3
-  turnpike fleet allocations --user alice   (on all nodes; `turnpike allocation end ID` ends one on any node)";
+  turnpike fleet allocations --user alice   (on all nodes; `turnpike allocation end ID` ends an allocation on any node)";
 
 pub(crate) const RELOAD_EXAMPLES: &str = "\
 Examples:

@@ -43,7 +43,7 @@ pub(crate) enum Command {
     /// Check the configuration of `serve` or `forward` and print the effective settings
     #[command(long_about = CHECK_CONFIG, after_help = CHECK_CONFIG_EXAMPLES)]
     CheckConfig(Box<CheckConfigArgs>),
-    /// Make time-limited credentials, access tokens (RFC 7635) or stored keys
+    /// Create time-limited credentials, access tokens (RFC 7635) or stored keys
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
     /// Add, list and remove users
@@ -52,7 +52,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: UserCommand,
     },
-    /// Add, list, rotate and remove shared secrets of time-limited credentials
+    /// Add, list, rotate and remove shared secrets for time-limited credentials
     #[command(after_help = SECRET_EXAMPLES)]
     Secret {
         #[command(subcommand)]
@@ -151,7 +151,7 @@ on loopback. The log goes to standard error. With --tls-cert and --tls-key the T
 add ports.
 
 Precedence of each setting: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_SECTION_KEY_FILE, such as TURNPIKE_AUTH_SECRETS_FILE, names \
-a file), configuration file, defaults. A repeatable flag replaces the whole list of a weaker source.
+a file), configuration file, defaults. A repeatable flag replaces the whole list from a source of lower precedence.
 
 Fleet: with --fleet URL, several servers form one service. The fleet redirects clients to servers with free capacity and enforces quotas and bans \
 across all of them (docs/fleet.md).
@@ -161,11 +161,11 @@ admin interface, a Unix socket and HTTP on loopback (docs/admin.md). Application
 listeners ([credentials], docs/credentials.md).
 
 Signals: SIGTERM and SIGINT stop new allocations and wait for the existing ones to end, at most shutdown.deadline seconds (30); a second \
-signal, or Ctrl-C on a terminal, exits at once. SIGHUP reloads the configuration and the certificates; a certificate is also reloaded when \
-its file changes. If a file has a mistake, nothing changes; if a certificate is unusable, the old one stays in use; the log has the reason. \
+signal, or Ctrl-C on a terminal, exits immediately. SIGHUP reloads the configuration and the certificates; a certificate is also reloaded when \
+its file changes. If a file contains an error, nothing changes; if a certificate is unusable, the old one stays in use. The reason is in the log. \
 SIGUSR2 upgrades to a new process, like `turnpike upgrade`.
 
-systemd: the server reports readiness, reload, stop, status and watchdog through NOTIFY_SOCKET (Type=notify-reload) and accepts listeners of \
+systemd: the server reports readiness, reload, stop, status and watchdog through NOTIFY_SOCKET (Type=notify-reload) and accepts listeners from \
 a .socket unit through LISTEN_FDS, including those named tls and dtls. docs/install.md has units.";
 
 const SERVE_HINT: &str = "\
@@ -201,11 +201,11 @@ max_bytes_per_second_per_connection=N, copy=auto|splice|buffer|kernel, kernel=BO
 Precedence of each setting: flags, environment (TURNPIKE_SECTION_KEY), file, defaults.
 
 Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30); UDP sessions \
-idle for 2 seconds do not count. A second signal, or Ctrl-C on a terminal, exits at once. SIGHUP reloads the file; connections of unchanged \
-rules continue, and a broken file changes nothing. SIGUSR2 upgrades to a new process, like `turnpike upgrade`.
+idle for 2 seconds do not count. A second signal, or Ctrl-C on a terminal, exits immediately. SIGHUP reloads the file; connections of unchanged \
+rules continue, and a file with errors changes nothing. SIGUSR2 upgrades to a new process, like `turnpike upgrade`.
 
 systemd: the forwarder reports readiness, reload, stop, status and watchdog through NOTIFY_SOCKET (Type=notify-reload) and accepts listeners \
-of a .socket unit through LISTEN_FDS, matched to rules by address. docs/install.md has units.";
+from a .socket unit through LISTEN_FDS, matched to rules by address. docs/install.md has units.";
 
 const FORWARD_HINT: &str = "\
 Example: turnpike forward tcp://0.0.0.0:9000=10.0.0.2:9001
@@ -222,10 +222,10 @@ Examples:
 const UPGRADE: &str = "\
 Upgrade a running `serve` or `forward` to a new process, usually of a new version (docs/upgrade.md).
 
-The running process starts the new one with its own arguments and environment. The new process reads the configuration, takes over the \
+The running process starts the new one with the same arguments and environment. The new process reads the configuration, takes over the \
 sockets and the sessions of UDP clients, and serves them, without loss or reordering. New TCP, TLS and DTLS clients reach the new process; \
 existing connections stay in the old process until they end, at most shutdown.upgrade_deadline seconds (3600). If the new process fails to \
-start or to take over, the old one continues.
+start or to take over, the old one keeps serving.
 
 Progress is printed on standard error and the outcome on standard output. If the upgrade fails, the exit code is 1 and the reason is \
 printed. SIGUSR2 to the process does the same and logs the steps.";
@@ -239,9 +239,9 @@ Examples:
 const CHECK_CONFIG: &str = "\
 Check the configuration that `serve` would use with the same flags, or a file of forwarding rules with --forward.
 
-Prints \"ok\" and the effective settings as TOML, each with its origin and secrets masked. Otherwise lists every mistake with file, line, \
+Prints \"ok\" and the effective settings as TOML, each with its origin and secrets masked. Otherwise lists every error with file, line, \
 column, key and the expected value, and exits with code 2. Also finds addresses that are not on this machine, and missing files, \
-certificates and databases. Opens no listener, so a port in use shows only when `serve` starts. `serve --check` does the same.";
+certificates and databases. Opens no listener, so a port in use is noticed only when `serve` starts. `serve --check` does the same.";
 
 const CHECK_CONFIG_EXAMPLES: &str = "\
 Example:
@@ -249,7 +249,7 @@ Example:
   turnpike check-config --forward /etc/rinetd.conf";
 
 const CREDENTIALS: &str = "\
-Make time-limited credentials from a shared secret, access tokens (RFC 7635), or stored keys from a password.
+Create time-limited credentials from a shared secret, access tokens (RFC 7635), or stored keys from a password.
 
 With --secret: prints a username and password that a server with the same secret accepts until they expire \
 (username = expiry:id, password = base64(HMAC-SHA1(secret, username))).
@@ -269,8 +269,8 @@ Examples:
 const USER: &str = "\
 Add, list and remove the users of a store.
 
-If a server is running, the command goes to it and takes effect at once; otherwise it changes the embedded store of `turnpike serve`. \
--c, --store and --state select another store: a server using it sees the change within a second (SQLite), or at the next lookup of the user \
+If a server is running, the command goes to it and takes effect immediately; otherwise it changes the embedded store of `turnpike serve`. \
+-c, --store and --state select another store: a server that uses it sees the change within a second (SQLite), or at the next lookup of the user \
 (store.cache_lifetime, 60 s). The output names the change and the store. `secret`, `realm` and `key` work the same way.";
 
 const USER_EXAMPLES: &str = "\
@@ -287,14 +287,14 @@ Examples:
   turnpike secret add --secret-file new.txt      (in addition to the existing secrets)
   turnpike secret list
   turnpike secret rotate example.org             (a new secret signs; the old ones stay valid for a day)
-  turnpike secret rotate example.org --overlap 0 (after a leak: credentials of the old secrets are refused at once)
+  turnpike secret rotate example.org --overlap 0 (after a leak: credentials made with the old secrets are refused immediately)
   turnpike secret remove 5f2c19e0a4d1b3c7";
 
 const KEY: &str = "\
 Add, list and remove API keys for applications that request credentials from a server (docs/credentials.md).
 
 A key is printed once, when it is created; the store keeps only its hash. The key is valid on the listeners of credentials.listen, for all \
-realms or for --realm. The server that handles the command accepts it at once, other servers with the same store within store.refresh \
+realms or for --realm. The server that handles the command accepts it immediately, other servers that use the same store within store.refresh \
 seconds (10).";
 
 const KEY_EXAMPLES: &str = "\
@@ -322,7 +322,7 @@ Print firewall rules for the listeners and relay ports that `serve` would use wi
 forwarding rules.
 
 Changes nothing and opens no socket. nftables and iptables rules are in a chain named turnpike; jump to it from your input chain. aws and \
-gcp print commands for those command-line tools. Loopback listeners and the admin page stay closed, as comments in the output note.";
+gcp print commands for those command-line tools. Loopback listeners and the admin page stay closed; comments in the output list them.";
 
 const PRINT_FIREWALL_EXAMPLES: &str = "\
 Examples:
@@ -427,7 +427,7 @@ mod tests {
         }
     }
 
-    /// Words of help texts and documents that look like a TURNPIKE_ variable.
+    /// Words in help texts and documents that look like a TURNPIKE_ variable.
     fn documented_variables() -> Vec<String> {
         let mut command = Cli::command();
         command.build();
@@ -456,14 +456,14 @@ mod tests {
         for name in ["TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER", "TURNPIKE_FORWARD_CONFIG"] {
             assert!(documented.iter().any(|found| found == name), "{name} is missing from the help texts");
         }
-        // Placeholders for any key.
+        // These are placeholders for any key.
         let of_any = ["TURNPIKE_SECTION_KEY", "TURNPIKE_SECTION_KEY_FILE"];
         for name in documented.iter().filter(|name| !of_any.contains(&name.as_str())) {
             assert!(known.contains(name), "{name}");
         }
     }
 
-    /// A shell expands `?` and ends a command at `&`.
+    /// A shell would expand `?` and end the command at `&`.
     #[test]
     fn rules_with_options_are_quoted_in_shell_examples() {
         let documents = [
@@ -485,7 +485,7 @@ mod tests {
         assert!(found >= 5, "{found}");
     }
 
-    /// examples/forward.toml has every key of a rule; a test in `config` checks that.
+    /// examples/forward.toml contains every key of a rule, which a test in `config` checks.
     #[test]
     fn forward_help_names_every_option_of_a_rule() {
         let example = include_str!("../../../examples/forward.toml");

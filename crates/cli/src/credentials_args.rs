@@ -8,11 +8,11 @@ use turnpike_config::{Secret, access_tokens, restapi_credentials, secret_file};
 #[derive(Args)]
 #[command(group = ArgGroup::new("source").required(true))]
 pub(crate) struct CredentialsArgs {
-    /// Username; with a shared secret, the id that quotas count; with a token key, its kid
+    /// Username; with a shared secret, the id that quotas apply to; with a token key, its kid
     #[arg(long, value_name = "NAME")]
     user: String,
 
-    /// Shared secret from the server's auth.secrets. Other users of this machine can see it in the process list
+    /// Shared secret from the server's auth.secrets. Other users on this machine can see it in the process list
     #[arg(long, value_name = "S", group = "source", value_parser = secret)]
     secret: Option<String>,
 
@@ -20,7 +20,7 @@ pub(crate) struct CredentialsArgs {
     #[arg(long, value_name = "FILE", group = "source")]
     secret_file: Option<PathBuf>,
 
-    /// Password to derive stored keys from. Other users of this machine can see it in the process list
+    /// Password to derive stored keys from. Other users on this machine can see it in the process list
     #[arg(long, value_name = "PASSWORD", group = "source", value_parser = password)]
     password: Option<String>,
 
@@ -28,8 +28,8 @@ pub(crate) struct CredentialsArgs {
     #[arg(long, value_name = "FILE", group = "source")]
     password_file: Option<PathBuf>,
 
-    /// Key shared with the server (oauth.key), base64, to make an access token (RFC 7635). Other users of this machine can
-    /// see it in the process list
+    /// Key shared with the server (oauth.key), base64, to create an access token (RFC 7635). Other users of
+    /// this machine can see it in the process list
     #[arg(long, value_name = "KEY", group = "source", requires = "server_name")]
     token_key: Option<String>,
 

@@ -29,7 +29,7 @@ impl FirewallArgs {
     pub(crate) fn make(self) -> Result<String, Mistakes> {
         let firewall = match self.forward {
             Some(file) => Firewall::of_forwarder(&ForwardArgs::of_file(file).load()?.settings),
-            // An unusable certificate changes no port.
+            // An unusable certificate does not change the ports.
             None => Firewall::of_server(&self.serve.into_sources().settings()?),
         };
         Ok(firewall.show(self.format))

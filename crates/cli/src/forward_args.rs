@@ -1,5 +1,5 @@
-//! Flags of `forward`. They stay text here; `config` checks them together with the file and the environment, so that one run
-//! reports every mistake.
+//! Flags of `forward`. They remain text here; `config` checks them together with the file and the environment, so that one run
+//! reports every error.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::{config_checks::CHECKS, log_args::LogArgs};
 
 #[derive(Args)]
 pub(crate) struct ForwardArgs {
-    /// Rules, in addition to those of the file
+    /// Rules, in addition to those in the file
     ///
     /// Scheme tcp, udp, udptotcp, tcptoudp or unix, then listener, targets and options; docs/forward.md has examples
     #[arg(value_name = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]")]
@@ -38,25 +38,26 @@ pub(crate) struct ForwardArgs {
 
     /// Busy-poll before sleeping, in microseconds [default: 0]
     ///
-    /// A worker that was just busy keeps polling this long, 0 to 1000: lower latency for more CPU
+    /// A worker that has just been busy keeps polling for this long, 0 to 1000: lower latency at the cost of more CPU
     #[arg(long, value_name = "US")]
     busy_poll_us: Option<String>,
 
     /// TCP copy mode: auto, splice, buffer or kernel [default: auto]
     ///
-    /// Applies to rules without their own copy option. With kernel, interactive traffic moves from socket to socket in the kernel (Linux
+    /// Applies to rules that have no copy option of their own. With kernel, interactive traffic moves from socket to socket in the kernel
+    /// (Linux
     /// 6.16) and everything else as with auto
     #[arg(long, value_name = "MODE")]
     copy: Option<String>,
 
     /// Address of the admin interface, or "off"
     ///
-    /// Serves metrics, health and the HTTP API: unix (the socket that the commands look for), unix:/PATH, ADDR:PORT, or "off". An address
-    /// beyond loopback requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9642]
+    /// Serves metrics, health and the HTTP API: unix (the socket that turnpike's commands use by default), unix:/PATH, ADDR:PORT, or "off".
+    /// An address beyond loopback requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9642]
     #[arg(long, value_name = "ADDRESS|off")]
     admin: Vec<String>,
 
-    /// Drop unneeded privileges at start [default: on]
+    /// Drop unneeded privileges at startup [default: on]
     ///
     /// With on, the process keeps only the capabilities, files and system calls that it needs, as far as the kernel supports this; the log
     /// lists the restrictions
@@ -72,13 +73,13 @@ pub(crate) struct ForwardArgs {
     #[arg(long)]
     keep_going: bool,
 
-    /// Ignored: turnpike always runs in the foreground. Accepts command lines of rinetd
+    /// Ignored: turnpike always runs in the foreground. Accepted so that command lines for rinetd work
     #[arg(short = 'f', long = "foreground", hide = true)]
     _foreground: bool,
 
     /// Only check the configuration
     ///
-    /// Prints "ok" and the effective settings and rules as TOML, or every mistake, and opens no listener
+    /// Prints "ok" and the effective settings and rules as TOML, or every error, and opens no listener
     #[arg(long)]
     pub(crate) check: bool,
 }

@@ -21,7 +21,8 @@ pub(crate) enum ImportCommand {
         /// Configuration file, usually /etc/turnserver.conf; may be omitted if arguments are given
         #[arg(required_unless_present = "arguments")]
         file: Option<PathBuf>,
-        /// Write the translation to FILE, readable by this user alone; "-" is standard output [default: standard output]
+        /// Write the translation to FILE, readable only by this user; "-" is standard output [default:
+        /// standard output]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
         /// Arguments of coturn's command line, as in a compose file or unit

@@ -1,4 +1,4 @@
-//! Commands of `turnpike load`; the flags come from the settings of each generator.
+//! Commands of `turnpike load`; the flags are defined by the settings of each generator.
 
 use clap::Subcommand;
 use turnpike_load::{
@@ -43,7 +43,7 @@ pub(crate) enum LoadCommand {
 const LOAD_TURN: &str = "\
 Load a TURN server with traffic, allocations or invalid packets, and measure loss and latency.
 
-Each client allocates, binds a channel, and sends datagrams through the server to a reflector, which returns them. Round-trip times count \
+Each client allocates, binds a channel, and sends datagrams through the server to a reflector, which returns them. Round-trip times are measured \
 from the moment a datagram was due, so a stall is not hidden; the result reports delays of the generator itself. A progress line appears \
 on standard error every second.
 
@@ -51,22 +51,22 @@ The JSON result is one object: sent, received, lost, duplicated, reordered, send
 rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, transport, relay, errors {}. \
 Over TLS and DTLS also full_handshakes and resumed_handshakes.
 
-TCP and TLS: a message waiting for a slow server counts as in flight; a message for which the send buffer has no room counts as not sent, \
-and as error send_would_block. With --relay tcp each client has its own connection to the peer. The returned bytes are split into pieces of \
---size bytes; the result includes sent_bytes and received_bytes, and a piece that arrives changed counts as error garbled.
+TCP and TLS: a message waiting for a slow server counts as in flight; a message for which the send buffer has no room counts as not sent \
+and as an error (send_would_block). With --relay tcp, each client has its own connection to the peer. The returned bytes are split into pieces of \
+--size bytes; the result includes sent_bytes and received_bytes, and a piece that arrives changed counts as an error (garbled).
 
---profile: each client has a call, a conference or similar traffic with a peer of the generator, which sends its own stream instead of an \
+--profile: each client exchanges the traffic of a call, a conference or the like with a peer in the generator, which sends its own stream instead of an \
 echo. Latency is one-way, from the moment a packet was due to its arrival, and loss is reported by direction and stream \
 (profile {name, seed, to_peer, to_client, streams []}); rtt_us is the latency of both directions together. See docs/load.md.
 
---migrate: each client in turn opens a new socket and closes the old one at once, like a phone that changes networks, and sends a Refresh \
-with its mobility ticket from the new socket (RFC 8016). Datagrams on their way to the old socket are lost and count as lost. Datagrams due \
-before the server answers wait, and their round-trip time includes the wait. The result includes migrations_done, migrations_failed and \
-migration_ms_p50, _p99 and _max, measured from opening the socket, handshakes included, to the server's answer.
+--migrate: each client in turn opens a new socket and closes the old one immediately, like a phone that changes networks, and sends a Refresh \
+with its mobility ticket from the new socket (RFC 8016). Datagrams on their way to the old socket are lost and counted as lost. Datagrams that are due \
+before the server answers are held back, and their round-trip time includes the wait. The result includes migrations_done, migrations_failed and \
+migration_ms_p50, _p99 and _max, measured from opening the socket to the server's answer, including handshakes.
 
---reconnect: a client without replies for the given time requests a new allocation from a new socket at the first server, and retries until \
-it succeeds, like ICE after a restart of the server or a change of path. Datagrams due in the meantime count as sent and lost, and as error \
-no_allocation. The result includes allocations_lost (allocations given up), returns_done, returns_failed, reconnect_ms_p50, _p90, _p99 and _max \
+--reconnect: a client that gets no replies for the given time requests a new allocation from a new socket at the first server, and retries until \
+it succeeds, like ICE after a restart of the server or a change of path. Datagrams due in the meantime count as sent and lost, and as errors \
+(no_allocation). The result includes allocations_lost (allocations given up), returns_done, returns_failed, reconnect_ms_p50, _p90, _p99 and _max \
 (from the last reply to the new allocation), lost_within_ms (from the first given-up allocation to the last), lost_of_others (lost datagrams \
 of clients that never reconnected), clients_silent (clients without replies at the end), and pause_ms_p50, _p99 and _max (longest silence of \
 each client in the measured time, not counting stalls of the generator itself).
@@ -110,7 +110,7 @@ const LOAD_RR: &str = "\
 Exchange requests and responses with `turnpike reflect` over open TCP connections, directly or through a forwarder, and measure the \
 response time.
 
-With --rate max the loop is closed: a stall delays later requests without adding to their latency. With a fixed rate, latency counts \
+With --rate max, the loop is closed: a stall delays later requests without adding to their latency. With a fixed rate, latency is measured \
 from the moment a request was due, and the result reports requests that found no free connection before the end.
 
 The JSON result has the common fields plus transactions_per_s and generator_cpu_s.";
@@ -126,7 +126,7 @@ Exit codes: 0 success, 1 failure, 2 bad usage, 3 a limit (--max-loss, --max-p99)
 const LOAD_CONNECT: &str = "\
 Open TCP connections to `turnpike reflect`, directly or through a forwarder: connect, send a byte, receive a byte, close.
 
-Latency counts from the connect, or with a fixed rate from the moment it was due, to the last byte received. Failed connections are \
+Latency is measured from the connect (with a fixed rate, from the moment it was due) to the last byte received. Failed connections are \
 counted by reason; the run fails if none succeeds for 1.5 s.
 
 The JSON result has the common fields plus connections_per_s and generator_cpu_s.";
@@ -142,10 +142,10 @@ Exit codes: 0 success, 1 failure, 2 bad usage, 3 a limit (--max-loss, --max-p99)
 const LOAD_UDP: &str = "\
 Send datagrams to `turnpike reflect`, directly or through a forwarder, and measure the replies.
 
-Works like `load turn` without TURN: round-trip times count from the moment a datagram was due, and the result reports delays of the \
+Works like `load turn` without TURN: round-trip times are measured from the moment a datagram was due, and the result reports delays of the \
 generator itself.
 
-With --profile each client has a call, a conference or similar traffic with a peer of the generator, in one thread, and the result reports \
+With --profile, each client exchanges the traffic of a call, a conference or the like with a peer in the generator, in one thread, and the result reports \
 latency and loss by direction and stream. See docs/load.md.";
 
 const LOAD_UDP_EXAMPLES: &str = "\

@@ -62,7 +62,7 @@ use crate::{
 };
 
 const FAILED: u8 = 1;
-/// Bad flags or configuration; matches the exit code of clap.
+/// Bad flags or configuration; the same exit code as clap's.
 const BAD_USAGE: u8 = 2;
 /// A limit of `--max-loss`, `--max-p99` or `--fail-on`.
 const LIMIT_EXCEEDED: u8 = 3;
@@ -145,7 +145,8 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     }
 }
 
-/// Writes the translation to standard output or a file, and notes about options without one to standard error.
+/// Writes the translation to standard output or a file, and notes about options without a translation to
+/// standard error.
 fn import(command: &ImportCommand) -> ExitCode {
     let imported = match command.run() {
         Ok(imported) => imported,
@@ -374,13 +375,13 @@ fn run_load(
     if outcome.interrupted { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
 }
 
-/// The first SIGINT or SIGTERM ends the run and reports its measurements; the second exits at once.
+/// The first SIGINT or SIGTERM ends the run and reports its measurements; the second exits immediately.
 fn stop_on_signals(stop: StopHandle) -> io::Result<()> {
     let wait = move || {
         if wait_for_stop().is_ok() {
             stop.stop();
             tell(format_args!(
-                "turnpike: interrupted; waiting for the last replies (interrupt again to exit at once)"
+                "turnpike: interrupted; waiting for the last replies (interrupt again to exit immediately)"
             ));
             let _ = wait_for_stop();
             std::process::exit(FAILED.into());
@@ -389,7 +390,7 @@ fn stop_on_signals(stop: StopHandle) -> io::Result<()> {
     std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
 }
 
-/// Checks before the run that the result can be written; keeps the content of the file.
+/// Checks before the run that the result can be written; keeps the contents of the file.
 fn unwritable(json: &Path) -> io::Result<()> {
     if json.as_os_str() == "-" {
         return Ok(());
@@ -397,7 +398,7 @@ fn unwritable(json: &Path) -> io::Result<()> {
     fs::OpenOptions::new().append(true).create(true).open(json).map(drop)
 }
 
-/// Writes JSON if requested, and text to standard output unless the JSON goes there.
+/// Writes JSON if requested, and text to standard output unless the JSON is written there.
 fn show(report: &LoadReport, unit: Unit, json: Option<&Path>) -> io::Result<()> {
     let Some(path) = json else {
         return writeln!(io::stdout(), "{}", Summary { report, unit }).or_else(forgive_closed_pipe);
@@ -450,7 +451,8 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
     fail_as(code, error, None)
 }
 
-/// Prints one line per mistake, or one JSON object with `--json`: the problem of the server or store, if there is one.
+/// Prints one line per error or, with `--json`, one JSON object: the problem that the server or store
+/// reported, if there is one.
 fn fail_as(code: u8, error: &dyn Display, problem: Option<&Problem>) -> ExitCode {
     if usage::wants_json() {
         let detail = error.to_string();

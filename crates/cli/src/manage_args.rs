@@ -21,7 +21,7 @@ use turnpike_serve::ServeError;
 
 use crate::config_checks::CHECKS;
 
-/// Store to change: a running server's, or one named with the flags of `serve`.
+/// Store to change: that of a running server, or one that the flags of `serve` name.
 #[derive(Args)]
 pub(crate) struct StoreArgs {
     /// Use the running server at this address: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: TURNPIKE_ADMIN, else a
@@ -29,7 +29,7 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["store", "state"])]
     admin: Option<Target>,
 
-    /// File whose first line is a token of admin.tokens; not needed for the Unix socket [default: none]
+    /// File whose first line is a token from admin.tokens; not needed for the Unix socket [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
@@ -61,11 +61,11 @@ pub(crate) struct StoreArgs {
 
 #[derive(Subcommand)]
 pub(crate) enum UserCommand {
-    /// Add a user, or change its password; without a password, generates one and prints it
+    /// Add a user, or change the user's password; if no password is given, one is generated and printed
     Add {
         /// Name, 1 to 508 bytes without a colon
         name: String,
-        /// Password. Other users of this machine can see it in the process list
+        /// Password. Other users on this machine can see it in the process list
         #[arg(long, value_name = "PASSWORD", conflicts_with = "password_file")]
         password: Option<String>,
         /// File whose first line is the password; "-" is standard input
@@ -90,9 +90,9 @@ pub(crate) enum UserCommand {
 
 #[derive(Subcommand)]
 pub(crate) enum SecretCommand {
-    /// Add a shared secret for time-limited credentials; without a secret, generates one and prints it
+    /// Add a shared secret for time-limited credentials; if no secret is given, one is generated and printed
     Add {
-        /// Secret. Other users of this machine can see it in the process list
+        /// Secret. Other users on this machine can see it in the process list
         #[arg(long, value_name = "S", conflicts_with = "secret_file")]
         secret: Option<String>,
         /// File whose first line is the secret; "-" is standard input
@@ -111,7 +111,7 @@ pub(crate) enum SecretCommand {
         /// Realm
         #[arg(value_name = "REALM", conflicts_with = "realm")]
         name: String,
-        /// Seconds that the old secrets stay valid, 0 to 31536000 [default: the server's credentials.max_ttl plus a minute]
+        /// Seconds for which the old secrets stay valid, 0 to 31536000 [default: the server's credentials.max_ttl plus a minute]
         #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(..=31_536_000))]
         overlap: Option<u32>,
         /// File whose first line is the new secret; "-" is standard input [default: generate a secret and print it]
@@ -120,7 +120,7 @@ pub(crate) enum SecretCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Remove a secret; credentials made with it are refused at once
+    /// Remove a secret; credentials made with it are refused immediately
     Remove {
         /// Fingerprint from `turnpike secret list`
         fingerprint: String,
@@ -189,7 +189,7 @@ pub(crate) enum KeyCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Remove a key; it is refused at once, and credentials made with it stay valid until they expire
+    /// Remove a key; it is refused immediately, and credentials made with it stay valid until they expire
     Remove {
         /// Name
         name: String,
@@ -317,7 +317,7 @@ impl KeyCommand {
 }
 
 impl StoreArgs {
-    /// Backend for a change in one realm. Fails without --realm if the server of the store has another realm.
+    /// Backend for a change in one realm. Fails without --realm if the server that uses the store has another realm.
     fn backend_of_realm(self) -> Result<AccountBackend, ManageError> {
         let is_named = self.realm.is_some();
         self.open(|settings| {
@@ -391,7 +391,7 @@ pub(crate) enum ManageError {
     Loop(#[from] io::Error),
     /// The server that uses this store has another realm.
     #[error(
-        "the server of this store has realm {server:?} ({}), but the change would apply to realm {realm:?}: choose the realm with --realm, \
+        "the server that uses this store has realm {server:?} ({}), but the change would apply to realm {realm:?}: choose the realm with --realm, \
          or the server's configuration with -c",
         file.display()
     )]
@@ -402,7 +402,7 @@ pub(crate) enum ManageError {
         realm: String,
     },
     #[error(
-        "the realm of a shared store's servers is unknown: choose it with --realm, or pass the server's configuration with -c"
+        "the realm of the servers that use a shared store is unknown: choose it with --realm, or pass the server's configuration with -c"
     )]
     NoRealm,
     #[error("TURNPIKE_ADMIN: {0}")]

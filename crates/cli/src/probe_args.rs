@@ -21,7 +21,7 @@ pub(crate) struct ProbeArgs {
     #[command(flatten)]
     tls: TlsOptions,
 
-    /// Time limit in seconds; checks not done by then are skipped
+    /// Time limit in seconds; checks that are not done by then are skipped
     #[arg(long, value_name = "S", default_value = "30", value_parser = seconds)]
     timeout: Duration,
 
@@ -29,7 +29,7 @@ pub(crate) struct ProbeArgs {
     #[arg(long, value_name = "N", default_value_t = 5)]
     count: usize,
 
-    /// Test the server's defences: forbidden peers in every spelling and over every transport, and amplification towards strangers.
+    /// Test the server's defences: forbidden peers in every notation and over every transport, and amplification towards third parties.
     /// Without --i-own-this-server, only prints the planned requests
     #[arg(long)]
     attack: bool,
@@ -86,7 +86,7 @@ Tries every transport that the URI allows (for a plain name: UDP and TCP on its 
 port 443 of TURN servers, on one address of each family. Checks the certificate, the credential and the reason for a refusal, the \
 relayed address, round-trip times, NATs on the path, optional features, and whether users can reach peers that should be blocked: \
 loopback, cloud metadata, private networks and their IPv6 forms. Each line starts with ok, note, warn or bad, followed by the remedy. \
-With --insecure a bad certificate is still reported as bad, but the server counts as usable. In the JSON, a peer's `allowed` is null if \
+With --insecure, a bad certificate is still reported as bad, but the server counts as usable. In the JSON, a peer's `allowed` is null if \
 the server refused for another reason, such as a full server.
 
 The probe sends no data to peers, deletes its allocations, and finishes within --timeout.";

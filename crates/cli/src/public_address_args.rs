@@ -22,7 +22,7 @@ pub(crate) struct PublicAddressArgs {
 }
 
 impl PublicAddressArgs {
-    /// Returns the addresses, one a line, unless they were written to files.
+    /// Returns the addresses, one per line, unless they were written to files.
     pub(crate) fn run(self) -> Result<Option<String>, PublicAddressError> {
         let found = PublicAddress::find(&self.from)?;
         match self.out {
@@ -35,7 +35,7 @@ impl PublicAddressArgs {
 pub(crate) const PUBLIC_ADDRESS: &str = "\
 Print the public address of this machine, in the form of relay.addresses: LOCAL=PUBLIC for each address behind a NAT, as in most clouds.
 
-Supports the metadata services of AWS (and compatible ones), Azure, Google, Hetzner and DigitalOcean. In a Kubernetes pod the service \
+Supports the metadata services of AWS (and compatible ones), Azure, Google, Hetzner and DigitalOcean. In a Kubernetes pod, the service \
 account needs permission to get nodes.";
 
 pub(crate) const PUBLIC_ADDRESS_EXAMPLES: &str = "\

@@ -1,8 +1,9 @@
-//! Commands and flags with a new name. The old name is accepted for one version, with a notice.
+//! Commands and flags with a new name. The old name is accepted for one more version, with a notice.
 
 use std::ffi::OsString;
 
-/// The words of a command. A last word with `--` is a flag, which may be anywhere after the others.
+/// The words of a command. If the last word begins with `--`, it is a flag, which may be anywhere after
+/// the others.
 struct RenamedWords {
     old: &'static [&'static str],
     new: &'static [&'static str],
@@ -14,7 +15,7 @@ const RENAMED: &[RenamedWords] = &[
     RenamedWords { old: &["fleet", "sessions"], new: &["fleet", "allocations"] },
 ];
 
-/// Command line with the new names, and a notice for each old one.
+/// Returns the command line with the new names, and a notice for each old one.
 pub(crate) fn rename(arguments: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
     rename_with(arguments, RENAMED)
 }

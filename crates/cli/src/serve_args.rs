@@ -1,5 +1,5 @@
-//! Flags that set configuration, shared by `serve`, `check-config` and `print-firewall`. They stay text here; `config` checks
-//! them together with the file and the environment, so that one run reports every mistake.
+//! Flags that set configuration, shared by `serve`, `check-config` and `print-firewall`. They remain text here; `config` checks
+//! them together with the file and the environment, so that one run reports every error.
 
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ pub(crate) struct ServeArgs {
     /// Certificate chain (PEM)
     ///
     /// The server's own certificate comes first. The server reloads the file when it changes and keeps the old certificate if the new one
-    /// is unusable. The configuration file can name further certificates, chosen by server name [default: none]
+    /// is unusable. The configuration file can list additional certificates, which are chosen by server name [default: none]
     #[arg(long, value_name = "FILE", help_heading = LISTENERS)]
     tls_cert: Option<String>,
 
@@ -62,21 +62,21 @@ pub(crate) struct ServeArgs {
 
     /// Add a user with a password
     ///
-    /// Repeat for several users. Other users of this machine can see the password in the process list: prefer the configuration file,
+    /// Repeat for several users. Other users on this machine can see the password in the process list: prefer the configuration file,
     /// TURNPIKE_AUTH_USERS or TURNPIKE_AUTH_USERS_FILE [default: user turnpike with a random password, which is printed]
     #[arg(long, value_name = "NAME:PASSWORD", help_heading = CREDENTIALS)]
     user: Vec<String>,
 
-    /// Shared secret of time-limited credentials
+    /// Shared secret for time-limited credentials
     ///
-    /// `turnpike credentials` makes such credentials. Repeat to rotate secrets. Visible in the process list like --user: prefer
+    /// `turnpike credentials` creates such credentials. Repeat to rotate secrets. Visible in the process list like --user: prefer
     /// TURNPIKE_AUTH_SECRETS_FILE
     #[arg(long, value_name = "S", help_heading = CREDENTIALS)]
     secret: Vec<String>,
 
     /// Database with users, secrets and realms
     ///
-    /// Holds users, secrets, realms and peer rules in coturn's schema: postgres://, mysql://, redis://, rediss:// or sqlite:///PATH.
+    /// Contains users, secrets, realms and peer rules in coturn's schema: postgres://, mysql://, redis://, rediss:// or sqlite:///PATH.
     /// Visible in the process list like --user: prefer TURNPIKE_STORE_URL_FILE [default: the embedded store of --state]
     #[arg(long, value_name = "URL", help_heading = CREDENTIALS)]
     store: Option<String>,
@@ -101,10 +101,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "A-B", help_heading = RELAY)]
     relay_ports: Option<String>,
 
-    /// Relay ports that allocations of a worker share
+    /// Relay ports shared by the allocations of a worker
     ///
     /// Number of shared ports on each relay address of each worker, 0 to 1024. Saves ports and sockets for many clients whose peers have
-    /// addresses of their own: on a shared port each peer address belongs to one client, and other clients are refused it [default: 0, a
+    /// different addresses: on a shared port, each peer address belongs to one client, and other clients cannot use it [default: 0, a
     /// port for each allocation]
     #[arg(long, value_name = "N", help_heading = RELAY)]
     shared_ports: Option<String>,
@@ -144,33 +144,33 @@ pub(crate) struct ServeArgs {
 
     /// Busy-poll before sleeping, in microseconds [default: 0]
     ///
-    /// A worker that was just busy keeps polling this long, 0 to 1000: lower latency for more CPU
+    /// A worker that has just been busy keeps polling for this long, 0 to 1000: lower latency at the cost of more CPU
     #[arg(long, value_name = "US", help_heading = OPERATION)]
     busy_poll_us: Option<String>,
 
     /// Delay wake-ups to batch datagrams, in microseconds [default: 0]
     ///
-    /// A worker may delay a datagram this long so that its next wake-up handles more, 0 to 1000: less CPU for more latency. Takes effect
-    /// only at packet rates that fill such a batch. Conflicts with --busy-poll-us
+    /// A worker may delay a datagram for this long so that its next wake-up handles more, 0 to 1000: less CPU at the cost of latency. Takes
+    /// effect only at packet rates that fill such a batch. Conflicts with --busy-poll-us
     #[arg(long, value_name = "US", help_heading = OPERATION)]
     coalesce_us: Option<String>,
 
     /// Form a fleet with other servers through this store
     ///
     /// All servers with this store and the same fleet.secret form one service: redis://, rediss://, redis+sentinel:// or
-    /// redis+cluster://, Valkey too (docs/fleet.md). Visible in the process list like --user: prefer TURNPIKE_FLEET_URL_FILE [default:
+    /// redis+cluster://, also for Valkey (docs/fleet.md). Visible in the process list like --user: prefer TURNPIKE_FLEET_URL_FILE [default:
     /// none]
     #[arg(long, value_name = "URL", help_heading = OPERATION)]
     fleet: Option<String>,
 
     /// Address of the admin interface, or "off"
     ///
-    /// Serves metrics, health and the HTTP API: unix (the socket that the commands look for), unix:/PATH, ADDR:PORT, or "off". An address
-    /// beyond loopback requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9641]
+    /// Serves metrics, health and the HTTP API: unix (the socket that turnpike's commands use by default), unix:/PATH, ADDR:PORT, or "off".
+    /// An address beyond loopback requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9641]
     #[arg(long, value_name = "ADDRESS|off", help_heading = OPERATION)]
     admin: Vec<String>,
 
-    /// Drop unneeded privileges at start [default: on]
+    /// Drop unneeded privileges at startup [default: on]
     ///
     /// With on, the process keeps only the capabilities, files and system calls that it needs, as far as the kernel supports this; the log
     /// lists the restrictions
@@ -185,7 +185,7 @@ pub(crate) struct ServeArgs {
 pub(crate) struct ServeCommand {
     /// Only check the configuration
     ///
-    /// Like `check-config`: prints "ok" and the effective settings as TOML, or every mistake, and opens no listener
+    /// Like `check-config`: prints "ok" and the effective settings as TOML, or every error, and opens no listener
     #[arg(long)]
     pub(crate) check: bool,
 

@@ -1,4 +1,4 @@
-//! Text output of a load generator; scripts use `--json`.
+//! Text output of a load generator; scripts should use `--json`.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ fn messages(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     )
 }
 
-/// Traffic of a profile: totals, then each direction, then each stream.
+/// Formats the traffic of a profile: totals, then each direction, then each stream.
 fn shaped(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Some(profile) = &report.profile else { return Ok(()) };
     counts(report, f)?;

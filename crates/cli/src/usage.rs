@@ -1,4 +1,5 @@
-//! Usage errors: clap's messages, with hints for options of coturn and for files and addresses without their option.
+//! Usage errors: clap's messages, with hints for coturn's options, and for files and addresses that are
+//! given without their option.
 
 use std::{env, net::SocketAddr, process::ExitCode};
 
@@ -11,7 +12,8 @@ use turnpike_convert::coturn;
 
 use crate::args::Cli;
 
-/// Prints clap's error and returns its exit code; an option of coturn gets a hint to `turnpike import`.
+/// Prints clap's error and returns its exit code; for an option of coturn, the error includes a hint to
+/// `turnpike import`.
 pub(crate) fn show(mut error: Error) -> ExitCode {
     if let Some(option) = coturns(&arguments()).filter(|_| error.kind() == ErrorKind::UnknownArgument) {
         return crate::fail(
@@ -84,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_or_address_without_its_option_gets_a_tip() {
+    fn file_or_address_without_its_option_gets_a_hint() {
         let tip = |line: &str| {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
             let error = Cli::try_parse_from(&words).map(drop).expect_err("the last word is unexpected");

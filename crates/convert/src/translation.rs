@@ -12,7 +12,7 @@ pub struct Note {
     /// Line in the original, from 1; 0 for the whole file and for command lines.
     pub line: usize,
     pub option: String,
-    /// What to do is described here, or the reason why nothing needs to be done.
+    /// Description of the work to do, or the reason why there is none.
     pub text: String,
     /// True if the operator does not have to do anything.
     pub is_harmless: bool,

@@ -46,8 +46,8 @@ fn page(command: &Command, out: &mut dyn Write) -> io::Result<()> {
     behind.to_writer(out)
 }
 
-/// Converts the help text after the flags. Lines are "Heading: text", "Heading:" or "Heading (text):" before indented (verbatim)
-/// lines, or plain text.
+/// Converts the help text after the flags. Lines are "Heading: text", "Heading:" or "Heading (text):"
+/// followed by indented (verbatim) lines, or plain text.
 fn sections(text: &str, roff: &mut Roff) {
     let mut verbatim = false;
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn text_after_the_flags_becomes_sections() {
         let mut roff = Roff::new();
-        let help = "This is no heading, as it is too long: see?\nExamples (on one machine):\n  a --b c:d\n  .e\n\nExit codes: 0 done, 1: failed";
+        let help = "This is not a heading, as it is too long: see?\nExamples (on one machine):\n  a --b c:d\n  .e\n\nExit codes: 0 done, 1: failed";
         sections(help, &mut roff);
         let page = roff.render();
         let (first, page) = page.split_once(".SH EXAMPLES\n").expect("a heading");
