@@ -43,7 +43,7 @@ fn check_config_prints_effective_settings_without_secrets() {
 }
 
 #[test]
-fn broken_configuration_exits_with_2_and_lists_every_mistake() {
+fn invalid_configuration_exits_with_2_and_lists_every_error() {
     let dir = Dir::new();
     let path = dir.file("t.toml", "[server]\nlisten = [\"nowhere\"]\nrelm = \"x\"\n");
     let path = path.to_str().expect("UTF-8");
@@ -118,7 +118,7 @@ fn closed_output_pipe_is_not_a_failure() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the binary is there");
+        .expect("the binary starts");
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

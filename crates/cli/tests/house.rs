@@ -1,5 +1,5 @@
 //! Forbidden dependencies between crates (ARCHITECTURE.md), checked with `cargo metadata` and the sources. Every rule is a
-//! function, and the second half of this file shows on modified input that each one fails.
+//! function, and the second half of this file checks with modified input that each rule can fail.
 
 use std::{fs, path::Path, path::PathBuf, process::Command};
 
@@ -157,7 +157,7 @@ fn crates_import_only_lower_layers() {
 fn turn_uses_no_socket_clock_thread_or_file() {
     let house = house();
     assert_eq!(io_crates_in_turn(&house), NONE);
-    let turn = house.iter().find(|room| room.name == "turnpike-turn").expect("turn is a room");
+    let turn = house.iter().find(|room| room.name == "turnpike-turn").expect("turn is a crate");
     let sources = sources(&turn.dir.join("src"));
     assert!(!sources.is_empty());
     assert_eq!(tokens_in(&sources, IO_NAMES), NONE);
@@ -189,7 +189,7 @@ fn turn_and_fleet_use_only_injected_randomness() {
 fn fleet_uses_no_socket_clock_thread_or_file() {
     let house = house();
     assert_eq!(forbidden_imports(&house, "turnpike-fleet", IO_CRATES), NONE);
-    let fleet = house.iter().find(|room| room.name == "turnpike-fleet").expect("fleet is a room");
+    let fleet = house.iter().find(|room| room.name == "turnpike-fleet").expect("fleet is a crate");
     assert_eq!(tokens_in(&sources(&fleet.dir.join("src")), IO_NAMES), NONE);
 }
 
@@ -226,7 +226,7 @@ fn unsafe_blocks_are_counted_and_have_safety_comments() {
     for room in house().iter().filter(|room| MAY_BE_UNSAFE.contains(&room.name.as_str())) {
         let crates = room.dir.parent().expect("crates are in one directory");
         for (path, text) in sources(&room.dir.join("src")) {
-            assert_eq!(unargued(&text), Vec::<usize>::new(), "{}: no SAFETY above", path.display());
+            assert_eq!(unargued(&text), Vec::<usize>::new(), "{}: no SAFETY comment above", path.display());
             let count = tokens_in(&[(path.clone(), text)], &["unsafe"]).len();
             let name = path.strip_prefix(crates).expect("the file is in the crate").display().to_string();
             found.extend((count > 0).then_some((name, count)));
@@ -387,7 +387,7 @@ struct Room {
     name: String,
     /// Normal and build dependencies, without dev-dependencies.
     imports: Vec<String>,
-    /// `lib.rs` and `main.rs`, which hold crate attributes.
+    /// `lib.rs` and `main.rs`, which contain the crate attributes.
     roots: Vec<PathBuf>,
     dir: PathBuf,
 }

@@ -244,7 +244,7 @@ fn allocations_are_listed_shown_and_ended_over_the_default_socket() {
 }
 
 #[test]
-fn reload_reports_changes_and_every_mistake() {
+fn reload_reports_changes_and_every_error() {
     let Some(login) = login() else { return };
     let file = login.0.file("t.toml", "[auth]\nusers = [\"alice:one\"]\n");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("the test's own file");
@@ -358,7 +358,7 @@ fn second_server_runs_without_the_default_socket() {
     let line = third.line_with("cannot serve the admin interface on unix:");
     assert!(line.contains("choose another"), "{line}");
     assert_eq!(third.wait(SOON).code, Some(1));
-    assert_eq!(login.run(&["allocations"]).code, Some(0), "the first server is asked");
+    assert_eq!(login.run(&["allocations"]).code, Some(0), "the first server answers");
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn forwarder_is_reloaded_and_drained_by_address() {
     assert_eq!(changed.stdout, "rule web: changed", "{}", changed.output());
     let allocations = login.run(&["allocations", "--admin", &address]);
     assert_eq!(allocations.code, Some(1));
-    assert!(allocations.stderr.contains("this program forwards"), "{}", allocations.stderr);
+    assert!(allocations.stderr.contains("this program is a forwarder"), "{}", allocations.stderr);
     assert_eq!(login.run(&["drain", "--admin", &address]).code, Some(0));
     assert_eq!(forward.wait(SOON).code, Some(0));
     assert!(!socket.exists());

@@ -47,11 +47,11 @@ fn clients_cannot_take_the_descriptors_of_the_admin_interface() {
         let file = dir.file("turnpike.toml", text);
         let serve = Serve::start(&["--workers", "1", "-c", file.to_str().expect("the test's path is UTF-8")]);
         assert_eq!(max_descriptors(&serve), 1024);
-        // The first byte of a STUN message: the server accepts the connection and waits for more. This process may open
-        // 1,024 as well.
+        // The first byte of a STUN message: the server accepts the connection and waits for more. This
+        // process, too, may open 1,024 descriptors.
         let there = serve.address_of("tcp", V4);
         let _crowd: Vec<TcpStream> = (0..985).map(|_| connect_to(there, &[0])).collect();
-        eventually("the listener rests", || serve.metrics().sum("turnpike_accept_pauses_total", "") > 0);
+        eventually("accepting is paused", || serve.metrics().sum("turnpike_accept_pauses_total", "") > 0);
         assert!(serve.metrics().sum("turnpike_process_open_fds", "") >= 1024 - 48);
         for _ in 0..3 {
             assert_eq!(serve.health(), Some(200));

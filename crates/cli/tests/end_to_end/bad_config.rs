@@ -1,4 +1,4 @@
-//! Mistakes in files, flags and environment: exit code 2 with location and reason, before any socket opens.
+//! Errors in files, flags and environment: exit code 2 with location and reason, before any socket opens.
 
 use crate::prelude::*;
 
@@ -10,7 +10,7 @@ fn run(file: &str) -> Finished {
 }
 
 #[test]
-fn mistake_in_a_flag_names_the_flag() {
+fn error_in_a_flag_names_the_flag() {
     for (flag, value, what) in [
         ("--listen", "nonsense", ""),
         ("--relay-ports", "9000-8000", ""),
@@ -43,7 +43,8 @@ fn messages_contain_no_secrets() {
     assert!(!ended.output().contains("hunter"), "{}", ended.output());
 }
 
-/// The file has a mistake and its port is taken: a program that reads everything before binding reports only the file.
+/// The file has an error and its port is taken: a program that reads everything before binding reports only
+/// the file.
 #[test]
 fn configuration_is_checked_before_sockets_open() {
     let holder = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
@@ -135,7 +136,7 @@ fn world_readable_secrets_cause_a_warning() {
     let closed = check([0o600, 0o640]);
     assert_eq!((closed.code, closed.stderr.as_str()), (Some(0), ""));
     let open = check([0o604, 0o644]);
-    assert_eq!(open.code, Some(0), "a warning, no mistake");
+    assert_eq!(open.code, Some(0), "a warning, not an error");
     for (file, mode) in [(&secrets, "604"), (&file, "644")] {
         let told = format!(
             "warning: {}: every user on this machine can read the secrets in it (mode {mode})",

@@ -203,10 +203,11 @@ fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
         Some(server.credential(&json!({ "user": "carol" }))).filter(|credential| credential.is_of(&second))
     });
     assert_eq!([server.allocate(&old), server.allocate(&new)], [None, None]);
-    // The next rotation ends all older secrets at once, although the first was valid until tomorrow.
+    // The next rotation ends all older secrets immediately, although the first was valid until
+    // tomorrow.
     let third = rotate(state, &["--overlap", "0"]);
     assert!(third["until"].is_string(), "{third}");
-    eventually("the other secrets are good no more", || {
+    eventually("the other secrets are no longer accepted", || {
         // Each accepted credential adds an allocation.
         std::thread::sleep(std::time::Duration::from_millis(50));
         [server.allocate(&old), server.allocate(&new)] == [Some(401); 2]
@@ -217,7 +218,7 @@ fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
     assert_eq!(server.allocate(&newest), None);
     let line = server.serve.program.line_with("an expired secret of realm");
     assert!(line.contains(REALM), "{line}");
-    eventually("only it is left", || {
+    eventually("only the third secret is left", || {
         let listed = json_of(&["secret", "list", "--json", "--state", text(state)]);
         let left: Vec<&Value> =
             listed.as_array().expect("a list").iter().map(|one| &one["fingerprint"]).collect();
@@ -226,13 +227,13 @@ fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
 }
 
 #[test]
-fn servers_of_one_store_accept_each_others_credentials_at_once() {
+fn servers_of_one_store_immediately_accept_each_others_credentials() {
     let store = Store::new();
     let full = "[admin]\nloopback = \"full\"\n";
     let [one, other] = [(), ()].map(|()| store.serve(None, full));
     let admin = one.serve.admin().to_string();
     let secret = json_of(&["secret", "rotate", REALM, "--json", "--admin", &admin]);
-    // The first server knows the secret; the other looks it up when no secret matches.
+    // The first server has the secret in memory; the other looks it up when no secret matches.
     let credential = one.credential(&json!({ "user": "carol" }));
     assert!(credential.is_of(&secret));
     assert_eq!([other.allocate(&credential), one.allocate(&credential)], [None, None]);

@@ -1,10 +1,12 @@
-//! Exhausted resources: the client gets a 508, the log one line with the remedy, the counter every case.
+//! Exhausted resources: the client gets a 508, the log one line with the remedy, and the counter counts
+//! every case.
 
 use crate::prelude::*;
 
 #[test]
 fn exhausted_port_range_is_logged_once_with_the_remedy() {
-    // Two ports in the upper half; if another program holds one, the range is only smaller.
+    // Two ports in the upper half; if another program uses one of them, the range is smaller, which does
+    // not matter.
     let first = free_port(V4).clamp(32_768, 65_000);
     let ports = format!("{first}-{}", first + 1);
     let mut serve = Serve::start(&["--workers", "1", "--relay-ports", &ports]);

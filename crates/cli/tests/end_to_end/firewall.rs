@@ -115,7 +115,7 @@ fn aws_permissions_are_json_without_duplicates() {
 }
 
 #[test]
-fn invalid_configuration_prints_mistakes_and_no_rules() {
+fn invalid_configuration_prints_errors_and_no_rules() {
     let run = Program::run(&mut turnpike(&["print-firewall", "--relay-ports", "9-1"]));
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{}", run.output());
     assert!(run.stderr.contains("--relay-ports"), "{}", run.stderr);

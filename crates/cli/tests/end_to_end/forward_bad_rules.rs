@@ -1,5 +1,5 @@
-//! Unparsable rules: exit code 2, every mistake reported, no socket opened. Unbindable rules: reported with exit code 1, or
-//! skipped with `--keep-going`.
+//! Unparsable rules: exit code 2, every error reported, no socket opened. Rules that cannot be bound:
+//! reported with exit code 1, or skipped with `--keep-going`.
 
 use crate::prelude::*;
 use std::io::Read as _;
@@ -15,7 +15,7 @@ fn run(arguments: &[&str], file: Option<(&str, &str)>) -> Finished {
 /// One rule is valid but its port is taken, another is invalid: a program that reads everything before binding reports only the
 /// second.
 #[test]
-fn every_mistake_is_reported_before_a_socket_opens() {
+fn every_error_is_reported_before_a_socket_opens() {
     let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
     let taken = holder.local_addr().expect("the port is bound");
     let conf = format!("127.0.0.1 {} 127.0.0.1 9\n0.0.0.0 80 10.0.0.1\nalow 10.*\n", taken.port());
@@ -33,7 +33,7 @@ fn every_mistake_is_reported_before_a_socket_opens() {
 }
 
 #[test]
-fn mistakes_on_the_command_line_quote_the_argument() {
+fn errors_on_the_command_line_quote_the_argument() {
     for (arguments, message) in [
         (&["forward", "tcp://0.0.0.0=a:1"][..], "argument tcp://0.0.0.0=a:1, column 7: rule.listen: "),
         (&["forward", "tcp://0.0.0.0:1=a:1", "--workers", "none"], "flag --workers: forward.workers: "),
@@ -116,7 +116,7 @@ fn unreachable_targets_and_recovery_are_logged_once() {
     let mut forward = Forward::start(&[&format!("tcp://127.0.0.1:0={target}?name=a")]);
     let address = forward.address("rule a");
     for count in 1..=3 {
-        // The connection is reset at once, perhaps before connect(2) returns.
+        // The connection is reset immediately, perhaps before connect(2) returns.
         let refused = TcpStream::connect_timeout(&address, SOON);
         let _ = refused.and_then(|mut refused| refused.read(&mut [0; 1]));
         forward.wait_for("turnpike_forward_ended_total", "rule=\"a\",reason=\"connect_failed\"", count);

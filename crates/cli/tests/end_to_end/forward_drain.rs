@@ -1,5 +1,5 @@
-//! SIGTERM: no new connections; existing ones continue until they end or the deadline passes; a second signal exits at
-//! once.
+//! SIGTERM: no new connections; existing ones continue until they end or the deadline passes; a second
+//! signal makes the forwarder exit immediately.
 
 use crate::prelude::*;
 
@@ -40,7 +40,7 @@ fn existing_connections_continue_until_the_last_ends() {
 }
 
 #[test]
-fn forwarder_without_connections_exits_at_once() {
+fn forwarder_without_connections_exits_immediately() {
     let (forward, _) = start("tcp", EVER);
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
@@ -97,7 +97,7 @@ fn ask(socket: &UdpSocket) -> String {
     String::from_utf8_lossy(&name[..len]).into_owned()
 }
 
-/// Without an end marker, only the idle timeout of 72 seconds would end it.
+/// Without an end marker, only the idle timeout of 72 seconds would end the session.
 #[test]
 fn idle_udp_session_does_not_delay_the_exit() {
     let (forward, address) = start("udp", EVER);
@@ -128,7 +128,7 @@ fn next_forwarder_binds_the_udp_port_while_the_old_one_drains() {
     let Forward { program, .. } = first;
     program.wait(SOON).ended(0);
     for client in [talking, quiet] {
-        // The last answers of the first process may still be unread.
+        // The first process's last answers may still be unread.
         eventually("the next process serves the client", || ask(&client) == "second");
     }
 }

@@ -1,4 +1,4 @@
-//! SIGHUP: rules are added, changed and removed while a transfer loses no byte; a broken file changes
+//! SIGHUP: rules are added, changed and removed while a transfer loses no byte; an invalid file changes
 //! nothing.
 
 use crate::prelude::*;
@@ -69,7 +69,7 @@ fn reload_changes_rules_without_losing_a_byte() {
 }
 
 #[test]
-fn reload_rereads_included_files_and_names_the_broken_one() {
+fn reload_rereads_included_files_and_names_the_invalid_one() {
     let target = tcp_echo();
     let main = format!("include = [\"*.rules\"]\n{}", rule("a", target, ""));
     let mut forward = Forward::start_file("f.toml", &main);

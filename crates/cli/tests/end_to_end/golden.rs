@@ -1,6 +1,6 @@
 //! Interfaces that scripts and dashboards rely on, each in a file of `tests/golden`: help texts, metric names with labels, keys of
 //! JSON results. The API has docs/openapi.json. `TURNPIKE_TEST_GOLDEN=write cargo test --workspace --test end_to_end golden::`
-//! rewrites the files after an intended change, which the diff then shows.
+//! rewrites the files after an intended change; the diff then shows it.
 
 use crate::prelude::*;
 use std::fmt::Write as _;

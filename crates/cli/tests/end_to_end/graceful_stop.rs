@@ -1,5 +1,5 @@
-//! SIGTERM: no new allocations; existing ones relay until they are deleted or the deadline passes; a second signal
-//! exits at once.
+//! SIGTERM: no new allocations; existing ones relay until they are deleted or the deadline passes; a
+//! second signal makes the server exit immediately.
 
 use crate::prelude::*;
 use std::io::{BufRead, BufReader};
@@ -54,7 +54,7 @@ fn existing_allocations_continue_and_new_ones_are_refused() {
 }
 
 #[test]
-fn server_without_allocations_exits_at_once() {
+fn server_without_allocations_exits_immediately() {
     let serve = Serve::start(&[]);
     serve.program.signal("TERM");
     serve.program.wait(SOON).ended(0);
@@ -96,7 +96,7 @@ fn server_survives_a_closed_log_pipe() {
     let started = log.lines().map_while(Result::ok).any(|line| line.contains("no admin interface"));
     for signal in ["-HUP", "-TERM"] {
         let sent = Command::new("kill").args([signal, &server.id().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "it ended by itself");
+        assert!(sent.is_ok_and(|status| status.success()), "the server is still running");
     }
     let code = eventually("the server stops", || server.try_wait().expect("the test's own child"));
     assert!(started && code.success(), "{code}");

@@ -50,7 +50,7 @@ fn pour_in_forged_requests(server: SocketAddr, stop: &AtomicBool) -> u64 {
                 }
             }
         }
-        // A few thousand a second, so that genuine requests find room in the socket.
+        // A few thousand a second, so that the socket buffer has room for genuine requests.
         thread::sleep(Duration::from_millis(20));
     }
     sent
@@ -63,7 +63,7 @@ fn refusals_of_genuine_clients_are_logged_during_a_forged_flood() {
     let started = serve.program.lines().len();
     let stop = AtomicBool::new(false);
     let forged = thread::scope(|scope| {
-        // Stops also if an assertion fails; otherwise the scope would never end.
+        // Also stops the thread if an assertion fails; otherwise the scope would never end.
         let _stop = StopAtEnd(&stop);
         let attacker = scope.spawn(|| pour_in_forged_requests(server, &stop));
         let invalid = Load::new(server).with("--mode invalid --clients 4 --rate 2000 --duration 3").start();
@@ -81,7 +81,7 @@ fn refusals_of_genuine_clients_are_logged_during_a_forged_flood() {
         attacker.join().expect("the thread does not panic")
     });
     assert!(forged > 1000, "{forged}");
-    eventually("forged ones are counted", || wrong_realms(&serve) > forged / 4);
+    eventually("forged requests are counted", || wrong_realms(&serve) > forged / 4);
     let lines = serve.program.lines();
     assert!(!lines.iter().any(|line| line.contains("forged-")), "{lines:#?}");
     assert_eq!(lines.len() - started, 9, "a line for each genuine refusal, and no other: {lines:#?}");

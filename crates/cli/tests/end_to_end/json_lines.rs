@@ -9,7 +9,7 @@ use serde::{
     de::{Error, MapAccess, Visitor},
 };
 
-/// An object that may not repeat a name; `serde_json` itself keeps the last.
+/// An object that may not repeat a name; `serde_json` itself keeps the last one.
 struct Line(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Line {
@@ -44,7 +44,7 @@ impl Line {
     }
 }
 
-/// Names in the tables of docs/serve.md, section "Log lines": numbers and texts.
+/// Names in the tables of docs/serve.md, section "Log lines": numbers and strings.
 fn documented() -> (BTreeSet<String>, BTreeSet<String>) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/serve.md");
     let text = fs::read_to_string(path).expect("docs/serve.md exists");
@@ -77,11 +77,11 @@ fn check(lines: &[String]) -> Vec<Line> {
                     Value::String(_) => texts.contains(name),
                     _ => false,
                 };
-                assert!(good, "{name} has a type or a name that docs/serve.md does not give it: {text}");
+                assert!(good, "{name} or its type is not in docs/serve.md: {text}");
             }
             assert!(line.get("timestamp").is_string() && line.get("level").is_string(), "{text}");
             let target = line.get("target").as_str().unwrap_or_default();
-            assert!(target.starts_with("turnpike"), "the module that speaks: {text}");
+            assert!(target.starts_with("turnpike"), "the module that logged the line: {text}");
             line
         })
         .collect()
@@ -126,7 +126,7 @@ fn every_log_line_of_serve_matches_the_schema() {
     let (_, _, challenge) = stun.challenge();
     stun.forge("mal\"lory\\", &challenge.realm, &challenge.nonce);
     Load::new(serve.address(V4)).with("--mode allocate --clients 20 --rate max --duration 2").run().ended(0);
-    serve.program.line_with("more allocations ended");
+    serve.program.line_with("too many allocations ended");
     fs::write(&file, "[auth]\nusers = [\"alice:secret\"]\n[relay]\nbuffer = 65536\n")
         .expect("the test's own file");
     serve.program.signal("HUP");
@@ -154,7 +154,7 @@ fn every_log_line_of_serve_matches_the_schema() {
         lines.iter().any(|line| line.get("by").as_str().is_some_and(|by| by.starts_with(wanted)))
     };
     assert!(by("peers.deny 127.6.6.0/24") && by("default: "), "peers are refused by rule and by default");
-    assert!(of(&lines, "more allocations ended").get("allocations").is_u64());
+    assert!(of(&lines, "too many allocations ended").get("allocations").is_u64());
     let reloaded = of(&lines, "configuration reloaded");
     assert_eq!(reloaded.get("changed"), "auth.users");
     assert_eq!(reloaded.get("users_removed"), 1);

@@ -40,7 +40,7 @@ fn user_rate_limit_applies_until_a_reload() {
         |serve: &Serve| serve.metrics().sum("turnpike_dropped_datagrams_total", "reason=\"user_bandwidth\"");
     let started = Instant::now();
     let result = load(&serve);
-    // 250 bytes per millisecond, plus 64 KiB at once because several clients share the limit.
+    // 250 bytes per millisecond, plus a burst of 64 KiB because several clients share the limit.
     let allowed =
         (65_536 + 250 * u64::try_from(started.elapsed().as_millis()).expect("not for ever")) * 21 / 20;
     let received = result["received"].as_u64().expect("a count") * 1000;

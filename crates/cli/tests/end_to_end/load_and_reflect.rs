@@ -17,7 +17,7 @@ fn relays_all(family: IpAddr, via: &str, datapath: &str) {
         .result();
     let number =
         |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {result}"));
-    // Fewer on a busy machine; everything sent must return.
+    // Fewer on a busy machine; but everything sent must return.
     assert!((1000..=4400).contains(&number("sent")), "{result}");
     assert_eq!(number("received"), number("sent"), "{result}");
     for nothing in ["lost", "duplicated", "reordered"] {
@@ -67,7 +67,7 @@ fn json_result_has_every_documented_key() {
     assert!(result["jitter_us"].is_number());
 }
 
-/// Bursts of one client leave as super-packets, which the design depends on.
+/// A client's bursts leave as super-packets, which the design depends on.
 #[test]
 fn bursts_leave_the_relay_in_super_packets() {
     let serve = Serve::start(&["--datapath", "gso"]);

@@ -55,7 +55,7 @@ fn every_workload_runs_against_one_reflector() {
         ("tcp", tcp, &["--reverse", "--skip-rx-copy"], "to_client_bps"),
         ("tcp", tcp, &["--bidir"], "to_client_bps"),
         ("rr", tcp, &["--clients", "4"], "transactions_per_s"),
-        // On a busy machine a response may be late, and requests without a free connection are not sent.
+        // On a busy machine a response may be delayed, and requests without a free connection are not sent.
         (
             "rr",
             tcp,
@@ -91,7 +91,7 @@ fn progress_counts_missing_datagrams_as_lost_or_outstanding() {
         Program::start(&mut turnpike(&[&["load", "udp", &server.to_string()][..], &flags].concat()))
             .wait(SOON)
     };
-    // Every tenth datagram: the next one shows the gap. The first is the greeting.
+    // Drops every tenth datagram, so the next one shows the gap. The first is the greeting.
     let run = load(lossy_reflector(|_, count| count % 10 == 2));
     let found = progress(&run.stderr);
     assert!(found.len() >= 2, "{}", run.stderr);
@@ -102,7 +102,7 @@ fn progress_counts_missing_datagrams_as_lost_or_outstanding() {
     let [sent, lost] = ["sent", "lost"].map(|key| result[key].as_u64().expect("a count"));
     assert!(lost.abs_diff(sent / 10) <= 10, "{result}");
 
-    // All datagrams of one client in ten: no later reply shows the gap.
+    // Drops all datagrams of one client in ten, so no later reply shows the gap.
     let run = load(lossy_reflector(|sender, count| sender == 0 && count > 1));
     let found = progress(&run.stderr);
     assert!(found.len() >= 2, "{}", run.stderr);

@@ -74,7 +74,7 @@ fn custom_profile_runs_through_the_forwarder() {
 }
 
 #[test]
-fn profile_mistake_is_bad_usage_and_names_the_line() {
+fn profile_error_is_bad_usage_and_names_the_line() {
     let dir = Dir::new();
     let file = dir.file("wrong.toml", "[[stream]]\nname = 'a'\ndirection = 'both'\nrate = 50\nsizes = 100\n");
     let file = file.to_str().expect("UTF-8");

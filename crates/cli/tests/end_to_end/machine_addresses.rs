@@ -60,7 +60,7 @@ impl Call {
         Ok(call.relayed.ip())
     }
 
-    /// Deletes the allocation, so that repeated requests meet no quota.
+    /// Deletes the allocation, so that repeated requests do not reach the quota.
     fn end(&self) {
         self.asks(REFRESH, &[(LIFETIME, &[0; 4])]);
     }
@@ -195,7 +195,7 @@ fn ipv6_relays_on_stable_addresses_and_never_on_loopback() {
         run("sysctl -qw net.ipv6.conf.e0.use_tempaddr=2");
         run("ip -6 route add default dev e0");
         let serve = serve(&[]);
-        assert_eq!(relays(&serve), [(OLD.to_owned(), true)], "a default route without an address");
+        assert_eq!(relays(&serve), [(OLD.to_owned(), true)], "a default route, but no address");
         assert_eq!(Call::new(&serve, false).err(), Some(440));
         // Makes the kernel create a temporary address (RFC 8981), which it prefers.
         run("ip address add 2001:db8:5::5/64 dev e0 mngtmpaddr nodad valid_lft 3600 preferred_lft 3600");
@@ -205,7 +205,7 @@ fn ipv6_relays_on_stable_addresses_and_never_on_loopback() {
             let source = socket.local_addr().expect("the socket is connected").ip();
             (source != ip("2001:db8:5::5") && !source.is_loopback()).then_some(source)
         });
-        eventually("the stable one is relayed on", || relays_on(&serve, "2001:db8:5::5"));
+        eventually("the stable address is used for relaying", || relays_on(&serve, "2001:db8:5::5"));
         let call = Call::new(&serve, false).expect("IPv6 is available");
         assert_eq!(call.relayed.ip(), ip("2001:db8:5::5"));
         run(&format!("ip address change {temporary}/64 dev e0 valid_lft 2 preferred_lft 0"));
@@ -215,7 +215,7 @@ fn ipv6_relays_on_stable_addresses_and_never_on_loopback() {
 }
 
 #[test]
-fn ipv6_leaves_a_deprecated_address_and_its_allocations_wait() {
+fn deprecated_ipv6_address_is_replaced_and_its_allocations_wait() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -230,7 +230,7 @@ fn ipv6_leaves_a_deprecated_address_and_its_allocations_wait() {
         let call = Call::new(&serve, false).expect("IPv6 is available");
         own("add", "2001:db8:5::bbbb", "valid_lft 600 preferred_lft 600");
         own("change", "2001:db8:5::aaaa", "valid_lft 600 preferred_lft 0");
-        eventually("the deprecated address is left", || at() == Ok(ip("2001:db8:5::bbbb")));
+        eventually("the deprecated address is no longer used", || at() == Ok(ip("2001:db8:5::bbbb")));
         call.is_answered();
         own("change", "2001:db8:5::aaaa", "valid_lft 1 preferred_lft 0");
         eventually("the address has expired", || UdpSocket::bind("[2001:db8:5::aaaa]:0").is_err());
@@ -260,7 +260,7 @@ fn without_a_default_route_any_non_loopback_address_relays() {
 }
 
 #[test]
-fn pages_on_absent_addresses_appear_with_the_address() {
+fn http_listeners_on_absent_addresses_appear_with_the_address() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -296,7 +296,7 @@ fn pages_on_absent_addresses_appear_with_the_address() {
     });
 }
 
-/// Waits for the real minute of grace.
+/// Waits for the actual grace period of one minute.
 #[test]
 #[ignore = "waits for two minutes"]
 fn allocations_wait_60_seconds_for_their_address() {
@@ -314,7 +314,7 @@ fn allocations_wait_60_seconds_for_their_address() {
         eventually("no address is left", || serve.health() == Some(503));
         let left = || serve.allocations();
         thread::sleep(Duration::from_secs(57));
-        assert!(left() > 0, "allocations have a minute");
+        assert!(left() > 0, "allocations are kept for a minute");
         thread::sleep(Duration::from_secs(5));
         assert_eq!(left(), 0);
         let line = serve.program.line_with("allocation ended");

@@ -1,5 +1,5 @@
-//! Services of the server's own machine are not allowed as peers: on its addresses, which may change, only relay ports are open. Each
-//! test has a network namespace.
+//! Services of the server's own machine are not allowed as peers: on its own addresses, which may
+//! change, only relay ports are open. Each test has a network namespace.
 
 use crate::prelude::*;
 
@@ -38,7 +38,7 @@ fn on_own_addresses_only_relay_ports_are_allowed_peers() {
             let admin = serve.admin();
             let own = serve.address(V4).port();
             for ip in [LOCAL, OTHER, PUBLIC, Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST] {
-                // On an address without listener, a port that the kernel chose may be a relay port.
+                // On an address without a listener, a port that the kernel chose may be a relay port.
                 let is_service = |port: &u16| *port < 49_152 || ip.is_loopback();
                 for port in [22, 4478, own, admin.port(), 6379].into_iter().filter(is_service) {
                     assert!(!lets(&serve, (ip, port).into()), "{ip}:{port} with {allow:?}");
@@ -58,7 +58,7 @@ fn new_own_address_is_protected_until_it_is_removed() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         let serve = serve(&["--allow-peer", "10.0.0.0/8"]);
         let peer = SocketAddr::from((STRANGER, 22));
-        assert!(lets(&serve, peer), "belongs to another machine so far");
+        assert!(lets(&serve, peer), "the address is not this machine's yet");
         ip(&["address", "add", "10.9.0.99/32", "dev", "lo"]);
         eventually("the new address is protected", || !lets(&serve, peer));
         ip(&["address", "del", "10.9.0.99/32", "dev", "lo"]);

@@ -1,11 +1,11 @@
-//! Listeners bound and passed by a service manager (LISTEN_FDS, sd_listen_fds(3)): the program serves clients that already wait in
-//! them, and the listeners outlive the program.
+//! Listeners bound and passed by a service manager (LISTEN_FDS, sd_listen_fds(3)): the program serves
+//! clients that are already waiting in them, and the listeners outlive the program.
 
 use crate::prelude::*;
 use std::os::fd::OwnedFd;
 
-/// Starts the binary with these two as descriptors 3 and 4. They arrive as standard input and output, because the standard library
-/// cannot pass other descriptors.
+/// Starts the binary with these two sockets as descriptors 3 and 4. A shell receives them as standard
+/// input and output, because the standard library cannot pass other descriptors.
 fn start_passing(sockets: [OwnedFd; 2], names: &str, arguments: &[&str]) -> Program {
     const LAUNCH: &str = "export LISTEN_PID=$$; exec \"$@\" 3<&0 4<&1 </dev/null >&2";
     let [first, second] = sockets;
@@ -76,7 +76,7 @@ fn clients_waiting_in_a_passed_listener_survive_restarts() {
     let rules = [format!("udp://{}={udp}", unit.at), format!("tcp://{}={tcp}", unit.at)];
     let arguments = ["forward", "--admin", "off", &rules[0], &rules[1]];
     for round in 0..2 {
-        let mut stream = TcpStream::connect(unit.at).expect("the listener is there");
+        let mut stream = TcpStream::connect(unit.at).expect("the listener is open");
         stream.write_all(b"early").expect("the backlog has room");
         let client = UdpSocket::bind((V4, 0)).expect("loopback");
         client.set_read_timeout(Some(SOON)).expect("the data is sent");
@@ -127,7 +127,7 @@ fn changed_rule_keeps_its_passed_listener() {
 }
 
 #[test]
-fn unused_passed_socket_fails_the_start_with_its_name() {
+fn unused_passed_socket_aborts_startup_and_is_named() {
     let unit = Unit::new();
     let rule = format!("udp://{}={}", unit.at, udp_echo());
     let ended = unit.start(&["forward", "--admin", "off", &rule]).wait(SOON).ended(1);

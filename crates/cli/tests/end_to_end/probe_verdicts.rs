@@ -26,7 +26,8 @@ fn serve(file: &str, more: &[&str]) -> Serve {
     Serve::start(&[&["-c", path.to_str().expect("UTF-8")], more].concat())
 }
 
-/// The server has room for three permissions, and the probe requests twelve peers: the fourth allowed peer finds no room.
+/// The server has room for three permissions, and the probe requests twelve peers, so the fourth
+/// allowed peer finds no room.
 #[test]
 fn full_server_is_not_mistaken_for_a_refusing_one() {
     let private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
@@ -122,7 +123,7 @@ fn probe_finds_tls_on_the_port_of_the_name() {
 fn banner(words: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind((V4, 0)).expect("loopback");
     let address = listener.local_addr().expect("bound");
-    // This thread and those below end with the test's process.
+    // This thread and those that it starts end with the test's process.
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             // Reads first: closing with unread bytes causes a reset, which may overtake the data.

@@ -9,7 +9,7 @@ fn allocate(port: u16, user: &str, clients: &str) -> Finished {
 }
 
 #[test]
-fn each_listener_serves_its_realm_also_after_a_reload() {
+fn each_listener_serves_its_realm_even_after_a_reload() {
     let dir = Dir::new();
     let ports = [free_port(V4), free_port(V4)];
     let [north, south] = ports.map(|port| format!("127.0.0.1:{port}"));

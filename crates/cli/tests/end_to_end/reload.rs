@@ -1,4 +1,5 @@
-//! SIGHUP reloads the configuration: a valid one applies while allocations continue, a broken one changes nothing.
+//! SIGHUP reloads the configuration: a valid one is applied while allocations continue, an invalid one
+//! changes nothing.
 
 use crate::prelude::*;
 
@@ -7,7 +8,7 @@ fn allocate(serve: &Serve, user: &str) -> Finished {
 }
 
 #[test]
-fn reload_applies_valid_users_and_ignores_a_broken_file() {
+fn reload_applies_valid_users_and_ignores_an_invalid_file() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[auth]\nusers = [\"a:one\"]\n");
     let path = file.to_str().expect("the test's path is UTF-8");
@@ -70,7 +71,7 @@ fn reload_changes_listeners_ports_and_log_level_atomically() {
         serve.signal("HUP");
     };
 
-    // The second port is taken: not even the log level changes.
+    // The second port is taken, so not even the log level changes.
     let busy = UdpSocket::bind(("127.0.0.1", second)).expect("the port was free");
     reload(&serve, text(&[second, first], "[log]\nlevel = \"debug\"\n"));
     serve.line_with(&format!("cannot listen on udp 127.0.0.1:{second}"));

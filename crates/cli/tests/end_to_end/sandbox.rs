@@ -1,4 +1,4 @@
-//! Dropped privileges of a running process: in force in every thread, logged, and kept by upgrades. All other tests show that the program
+//! Dropped privileges of a running process: in effect in every thread, logged, and kept by upgrades. All other tests show that the program
 //! still works in the sandbox.
 
 use crate::prelude::*;
@@ -32,7 +32,7 @@ fn status(serve: &Serve) -> Value {
 }
 
 #[test]
-fn every_server_thread_is_sandboxed_also_after_an_upgrade() {
+fn every_server_thread_is_sandboxed_even_after_an_upgrade() {
     let mut serve = Serve::start(&["--workers", "2"]);
     let line = serve.program.line_with("sandbox: ");
     assert!(line.contains(" system calls, ") && line.contains("capabilities"), "{line}");
@@ -73,7 +73,7 @@ fn sandbox_can_be_turned_off() {
     assert!(status(&serve)["sandbox"].is_null());
 }
 
-/// A reload that names a file in an unreadable place changes nothing and reports why; files named at start are reread.
+/// A reload that names a file in an unreadable place changes nothing and reports why; files named at startup are reread.
 #[test]
 fn file_outside_the_sandbox_needs_a_restart_or_configuration() {
     let (dir, elsewhere) = (Dir::new(), Certificate::new(&["b.example.org"]));
@@ -123,7 +123,7 @@ fn store_outside_the_sandbox_needs_a_restart() {
     serve.program.signal("HUP");
     serve.program.line_with("unable to open database file");
     serve.program.line_with("add directories to sandbox.read and sandbox.write");
-    // Next to the configuration the file is readable, which is not enough for a database with a write-ahead log.
+    // A file next to the configuration is readable, which is not enough for a database with a write-ahead log.
     let state = dir.at("state");
     let made = ["user", "add", "b", "--password", "pw", "--state", state.to_str().expect("UTF-8")];
     assert_eq!(Program::run(&mut turnpike(&made)).code, Some(0));

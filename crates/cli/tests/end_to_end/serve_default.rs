@@ -13,7 +13,7 @@ fn generated_credential_works_and_is_printed_once() {
 
     let (_, password) = credential.split_once(':').expect("made with a colon");
     let mentions = serve.program.lines().iter().filter(|line| line.contains(password)).count();
-    assert_eq!(mentions, 1, "the password belongs into no log line");
+    assert_eq!(mentions, 1, "only the printed credential contains the password");
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn loopback_peers_are_refused_unless_allowed() {
 }
 
 #[test]
-fn start_logs_the_data_path_with_the_reason() {
+fn startup_logs_the_data_path_with_the_reason() {
     let mut serve = Serve::start_bare(&["--datapath", "auto"]);
     let line = serve.program.line_with("data path ");
     assert!(

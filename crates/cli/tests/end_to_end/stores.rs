@@ -126,7 +126,7 @@ fn running_server_sees_changes_of_the_commands() {
     eventually("bob gets in", || allocate(&serve, "bob", "sesame").is_none());
     assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "changed"]);
-    eventually("bob's new password counts", || allocate(&serve, "bob", "changed").is_none());
+    eventually("bob's new password is accepted", || allocate(&serve, "bob", "changed").is_none());
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
     with(&["user", "remove", "bob"], &["--realm", realm]);
     eventually("bob is out", || {
@@ -149,7 +149,7 @@ fn running_server_sees_changes_of_the_commands() {
     let listed = with(&["secret", "list"], &[]);
     assert!(listed.contains(fingerprint) && !listed.contains(secret_text), "{listed}");
     with(&["secret", "remove", fingerprint], &["--realm", realm]);
-    eventually("the secret counts no more", || {
+    eventually("the secret is no longer accepted", || {
         std::thread::sleep(Duration::from_millis(50));
         allocate(&serve, &name, &password) == Some(401)
     });
@@ -160,7 +160,7 @@ fn running_server_sees_changes_of_the_commands() {
     eventually("the realm is served", || {
         let client = stun::Client::new(serve.address(V4));
         let (_, _, stun::Challenge { nonce, .. }) = client.challenge();
-        // A client of an unserved realm is directed to the first realm.
+        // A client of a realm that is not served is directed to the first realm.
         client.forge("dora", b"blue.example", &nonce) == Some(438)
     });
     eventually("the realm's user gets an allocation", || {
@@ -212,7 +212,7 @@ fn commands_use_the_running_server_or_else_the_embedded_store() {
     let listed = command(&["user", "list"]).stdout;
     assert!(listed.contains("static  turnpike  MD5, SHA-256  configuration"), "{listed}");
     assert_eq!(command(&["user", "remove", "bob"]).code, Some(0));
-    assert_eq!(allocate("bob", "sesame"), Some(401), "at once");
+    assert_eq!(allocate("bob", "sesame"), Some(401), "immediately");
     assert!(!home.exists(), "no store of this user was made");
 
     server.signal("TERM");
@@ -227,7 +227,7 @@ fn commands_use_the_running_server_or_else_the_embedded_store() {
 
 /// The output matches that of a running server: see `commands_give_the_same_output_with_and_without_a_server` in crates/admin.
 #[test]
-fn commands_create_the_embedded_store_and_report_mistakes() {
+fn commands_create_the_embedded_store_and_report_errors() {
     let dir = Dir::new();
     let state = ["--state", path(dir.path())];
     let on_state = |arguments: &[&str]| run(&[arguments, &state[..]].concat());
@@ -285,7 +285,7 @@ impl World {
 }
 
 #[test]
-fn database_outage_only_affects_unknown_users() {
+fn database_outage_only_affects_uncached_users() {
     let mut world = need!(World::new(&[]));
     world.add("known", "pw");
     world.add("stranger", "pw");
@@ -316,7 +316,7 @@ fn database_outage_only_affects_unknown_users() {
 }
 
 #[test]
-fn database_missing_at_start_is_used_when_it_appears() {
+fn database_missing_at_startup_is_used_when_it_appears() {
     let mut server = need!(Server::postgres());
     server.stop();
     let url = server.url(server.address, "");
@@ -348,7 +348,7 @@ fn fake_redis_does_not_stop_a_server_with_configured_users() {
 }
 
 #[test]
-fn unusable_database_fails_the_start() {
+fn unusable_database_aborts_startup() {
     let server = need!(Server::postgres());
     let url = server.url(server.address, "");
     let wrong = url.replace(&SERVERS_PASSWORD.replace('%', "%25"), "wrong");

@@ -109,7 +109,7 @@ fn server_name_selects_certificate_realm_and_users() {
     fs::write(&tenants.config, Tenants::text(&tenants.certificates, "alma")).expect("the test's own file");
     tenants.program.signal("HUP");
     tenants.program.line_with("configuration reloaded");
-    eventually("the new user is known", || tenants.probe(A, "alma:x").0 == Some(0));
+    eventually("the new user is accepted", || tenants.probe(A, "alma:x").0 == Some(0));
     assert_eq!(tenants.probe(A, "ann:x").0, Some(1));
     assert_eq!(tenants.probe(B, "bea:x").0, Some(0));
 }
@@ -134,7 +134,7 @@ fn dtls_server_name_selects_certificate_and_realm() {
         }
         let granted = openssl.ask(&stun::allocate_request(Some((user, "x", &challenge))));
         assert_eq!(granted.error(), None, "{user} at {name}");
-        // The close_notify ends the allocation, which is found under the number of the name.
+        // The close_notify ends the allocation, which is logged under the realm of the server name.
         openssl.end();
         tenants.program.line_with(&format!("allocation ended realm=\"{realm}\" user=\"{user}\""));
     }

@@ -1,5 +1,5 @@
-//! Certificates: unusable ones are refused at start with the file's name, changed ones are reloaded, and the old ones
-//! stay if the new ones are unusable.
+//! Certificates: unusable ones are refused at startup with the file's name, changed ones are reloaded,
+//! and the old ones stay in use if the new ones are unusable.
 
 use crate::prelude::*;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -38,7 +38,8 @@ fn unusable_certificates_are_named_before_anything_starts() {
     assert_eq!(run("check-config", &good.flags()).code, Some(0));
 }
 
-/// A machine without a battery-backed clock boots in the past, and UDP clients need no certificate.
+/// A machine without a battery-backed clock boots with a time in the past, and UDP clients need no
+/// certificate.
 #[test]
 fn expired_certificate_is_served_and_logged_as_an_error() {
     for (certificate, told, checked) in [
@@ -117,7 +118,7 @@ fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     };
     reloads("certificate", "loaded", 1);
     reloads("certificate", "failed", 1);
-    // SIGHUP ignores a broken certificate too, but applies everything else.
+    // SIGHUP, too, ignores an unusable certificate but applies everything else.
     fs::write(certificate.cert(), "").expect("the test's own file");
     serve.program.signal("HUP");
     reloads("config", "loaded", 1);
@@ -177,7 +178,7 @@ fn reload_with_a_bad_certificate_still_revokes_users() {
     reload(r#""c:three""#, 2);
     assert_eq!((enters("b:two"), enters("c:three")), (Some(1), Some(0)));
     assert!(has_said("cert.pem: cannot be read"));
-    assert_eq!(shown_by(server, NAME), first, "the old one stays");
+    assert_eq!(shown_by(server, NAME), first, "the old certificate stays in use");
 
     certificate.renew(&[NAME]);
     eventually("the new certificate", || shown_by(server, NAME) == certificate.der());
@@ -209,7 +210,7 @@ fn upcoming_expiry_is_a_warning_and_a_metric() {
     let end = |serve: &Serve| serve.metrics().sum("turnpike_certificate_not_after_seconds", "cert.pem");
     assert!((now + 10 * DAY..now + 11 * DAY).contains(&end(&serve)), "{}", end(&serve));
 
-    // Long enough to start; it expires while the server runs.
+    // Long enough to start the server; it expires while the server runs.
     let brief = Certificate::ending_in(&[NAME], Duration::from_secs(12));
     let mut serve = Serve::start(&brief.flags());
     serve.program.line_with("cert.pem expires in ");

@@ -1,4 +1,5 @@
-//! `turnpike top` against a real server, and the reason of a refusal from the client's packet to the text.
+//! `turnpike top` against a real server, and the reason for a refusal from the client's packet to the
+//! displayed text.
 
 use crate::prelude::*;
 

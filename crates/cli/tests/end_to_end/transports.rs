@@ -33,7 +33,7 @@ impl Server {
         });
     }
 
-    /// Waits until `clients` connected over this transport, and none over others.
+    /// Waits until `clients` have connected over this transport, and none over any other.
     fn saw(&self, transport: &str, clients: u64) {
         let connections = if matches!(transport, "tcp" | "tls") { clients } else { 0 };
         self.wait_for_metric("turnpike_connections_accepted_total", "", |count| count == connections);
@@ -126,7 +126,7 @@ tests! {
     indications_over_tcp_and_ipv6: relays("tcp", V6, "send", "1");
     channels_over_tls: relays("tls", V4, "channel", "1");
     indications_over_tls_and_ipv6: relays("tls", V6, "send", "2");
-    /// The kernel spreads the clients' datagrams over both workers' sockets; an association lives on one of them.
+    /// The kernel spreads the clients' datagrams over both workers' sockets; an association belongs to one of them.
     channels_over_dtls_with_several_workers: relays("dtls", V4, "channel", "2");
     indications_over_dtls_and_ipv6: relays("dtls", V6, "send", "1");
 }
@@ -183,7 +183,7 @@ fn separate_dtls_listener_serves_clients_on_several_workers() {
         .run();
     came_back(&run, "dtls");
     server.saw("dtls", 64);
-    // All but one of 2^63 runs have some on each.
+    // The probability that one worker gets no client is 2^-63.
     for worker in 0..2 {
         let label = format!("worker=\"{worker}\"");
         server.wait_for_metric("turnpike_dtls_handshakes_total", &label, |count| count > 0);
@@ -211,7 +211,11 @@ fn each_transport_relays_both_families() {
         .to(Reflect::start(V4, &[]).address)
         .with("--family 6 --duration 1")
         .run();
-    assert!(never.code != Some(0), "an IPv6 relayed address reaches no IPv4 peer: {}", never.output());
+    assert!(
+        never.code != Some(0),
+        "an IPv4 peer is unreachable from an IPv6 relayed address: {}",
+        never.output()
+    );
 }
 
 /// Runs at full speed, with enough in flight to fill queues and split messages anywhere, but not to overflow a queue.

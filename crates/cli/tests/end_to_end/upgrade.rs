@@ -306,7 +306,7 @@ fn program_that_does_not_take_over_changes_nothing() {
 }
 
 #[test]
-fn incompatible_configuration_fails_the_upgrade_without_effect() {
+fn incompatible_configuration_fails_the_upgrade_and_changes_nothing() {
     let dir = Dir::new();
     let path = config(&dir, "");
     let path = path.to_str().expect("the test's path is UTF-8");

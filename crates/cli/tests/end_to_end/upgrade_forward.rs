@@ -58,7 +58,7 @@ fn upgrade_moves_listeners_and_udp_sessions_and_keeps_connections() {
     assert!(lives(first), "a connection is open");
     drop(stream);
     ends(first);
-    // It has reported the first process's counters up to that point.
+    // The new process has reported the first process's counters up to that point.
     ends(second);
     eventually("the file names the new process", || pid_file().trim() == upgraded.pid().to_string());
 
@@ -75,7 +75,7 @@ fn upgrade_moves_listeners_and_udp_sessions_and_keeps_connections() {
 }
 
 #[test]
-fn removed_rule_fails_the_upgrade_without_effect() {
+fn removed_rule_fails_the_upgrade_and_changes_nothing() {
     let dir = Dir::new();
     let rule = |name: &str, target: SocketAddr| {
         format!("[[rule]]\nname = \"{name}\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\n")

@@ -31,7 +31,7 @@ fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) ->
     start_uclient(server, peer, clients, more).wait(SOON * 2)
 }
 
-/// coturn's echo, on this port and the next.
+/// coturn's echo server, on this port and the next.
 fn turnutils_peer() -> (Program, SocketAddr) {
     let address = SocketAddr::new(V4, free_port(V4));
     let mut command = Command::new("turnutils_peer");
@@ -40,7 +40,7 @@ fn turnutils_peer() -> (Program, SocketAddr) {
     let probe = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     probe.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
     eventually("turnutils_peer echoes", || {
-        // Refused until the echo listens.
+        // The port is unreachable until the echo server listens.
         probe.send_to(b"?", address).ok()?;
         probe.recv(&mut [0; 16]).ok()
     });
@@ -119,7 +119,7 @@ tests! {
     odd_lengths_over_tcp: for length in ["121", "122", "123"] {
         alice_relays_all(&[V4], Via::Channel, &format!("-c -t -l {length}"));
     };
-    /// On the TCP port. uclient also tries TLS 1.0 and 1.1, is refused, and retries.
+    /// On the TCP port. uclient also tries TLS 1.0 and 1.1, which the server refuses, and then retries.
     channels_over_tls: alice_relays_all(&[V4, V6], Via::Channel, "-c -t -S");
     send_over_tls: alice_relays_all(&[V4], Via::Send, "-c -t -S");
     /// On the UDP port; the first byte decides.
@@ -207,7 +207,7 @@ fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
     let nobody = SocketAddr::new(V4, 9);
     let ended =
         uclient(serve.address(V4), nobody, clients, &[&ALICE[..], &["-T", "-X"], more].concat()).ended(0);
-    // A single client would have no partner: uclient makes it two.
+    // A single client would have no partner, so uclient starts two.
     let sent = clients.max(2) * MESSAGES;
     // -P: the server announces incoming connections. uclient counts one of each pair, also with coturn's own server.
     let heard = if more.contains(&"-P") { sent / 2 } else { sent };

@@ -63,7 +63,8 @@ fn natdiscovery_finds_no_nat_on_loopback() {
     });
 }
 
-/// uclient makes a token with one of its keys for the name in our challenge, and replaces USERNAME by the key's name.
+/// uclient makes a token with one of its keys for the name in our challenge, and replaces USERNAME with
+/// the key's name.
 #[test]
 fn uclient_relays_with_tokens() {
     need!(installed("turnutils_uclient"));
@@ -71,7 +72,7 @@ fn uclient_relays_with_tokens() {
     let serve = serve_with(&dir, COTURN_KEYS);
     let reflect = Reflect::start(V4, &[]);
     let (server, peer) = (serve.address(V4).port().to_string(), reflect.address.port().to_string());
-    // It picks a key at random: several clients are likely to use all three.
+    // uclient picks a key at random: several clients are likely to use all three.
     let messages = ["-J", "-c", "-X", "-n", "20", "-m", "6", "-l", "120", "-z", "5"];
     let ended = run(
         "turnutils_uclient",
@@ -128,7 +129,7 @@ fn uclient_follows_try_alternate_and_redirects_of_a_drain() {
         let mut serve = serve_with(&dir, &text);
         let mut allocation = None;
         if when == "drain" {
-            // An allocation keeps the drain from finishing at once.
+            // An allocation keeps the drain from finishing immediately.
             allocation = Some(serve.load(&reflect).with("--rate 20 --duration 20").start());
             serve.wait_for_allocations(1);
             serve.program.signal("TERM");

@@ -31,7 +31,7 @@ fn allocations_wait_for_their_address(links: &Links, datapath: &str) {
     let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
     assert_eq!(client.relayed.ip().to_string(), OTHER);
     old.client.send(CHANNEL, b"away");
-    assert!(is_silent(&old.peer), "nothing leaves from an address that the machine lacks");
+    assert!(is_silent(&old.peer), "nothing is sent from an address that the machine does not have");
     let peer = bound(PEER[0]);
     client.bind(CHANNEL, peer.local_addr().expect("bound"));
     let mut new = Pair { client, peer, sent: 0 };

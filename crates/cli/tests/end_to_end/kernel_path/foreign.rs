@@ -62,7 +62,8 @@ fn pion_relays_an_echo() {
         let at = SocketAddr::new(SERVER[0], 3478).to_string();
         let mut command = Command::new(&pion);
         command.args(["-server", &at, "-user", USER, "-password", PASSWORD, "-count", &COUNT.to_string()]);
-        // Each datagram follows the previous answer at once, starting with Send indications; such a flow may stay in user space.
+        // Each datagram immediately follows the previous answer, starting with Send indications; such a flow
+        // may stay in user space.
         judge(&Program::run(command.args(["-peer", &PEER[0].to_string()])), &server);
     });
 }

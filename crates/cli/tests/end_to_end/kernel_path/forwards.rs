@@ -136,7 +136,7 @@ fn kernel_session_lives_while_it_has_traffic() {
         let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=2")]);
         let mut session = Session::new(0, at(0, 5000), &target);
         session.settle(&forward);
-        // Three times the timeout; first in both directions, then in one.
+        // Three times the timeout: first in both directions, then in one.
         for round in 0..12 {
             thread::sleep(Duration::from_millis(500));
             if round < 6 {

@@ -1,4 +1,5 @@
-//! The kernel path from an operator's view: at start, when interfaces change, and when it is unavailable.
+//! The kernel path from an operator's view: at startup, when interfaces change, and when it is
+//! unavailable.
 
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,
@@ -39,7 +40,7 @@ fn server_kernel_path_works_with_three_capabilities() {
 }
 
 #[test]
-fn start_without_capabilities_names_the_missing_ones() {
+fn startup_without_capabilities_names_the_missing_ones() {
     on_links(turnpike_testkit::this_test!(), |links| {
         for (given, missing) in [
             ("", "lacks CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON"),
@@ -84,13 +85,13 @@ fn changed_routes_are_followed() {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
-        // The peer is reachable over the other link, whose far end has its address too.
+        // The peer is reachable over the other link, whose other end also has the peer's address.
         links.inside(&["ip", "route", "add", "10.77.2.2/32", "via", "10.77.1.2", "dev", "c"]);
         let back = ["10.77.2.1/32", "via", "10.77.1.1", "dev", "c"];
         if datapath == "xdp" {
-            // Packets that arrive on another link than the return route stay in user space.
+            // Packets that arrive on a link other than that of the return route stay in user space.
             let before = server.passes("source");
-            eventually("an answer by the old link is seen", || {
+            eventually("an answer over the old link is seen", || {
                 pair.exchange(100);
                 server.passes("source") > before
             });
@@ -106,7 +107,7 @@ fn changed_routes_are_followed() {
         for _ in 0..20 {
             pair.exchange(700);
         }
-        assert!(sent_by_old() < before + 700, "none left by the old link");
+        assert!(sent_by_old() < before + 700, "none left over the old link");
         links.inside(&["ip", "route", "del", "10.77.2.2/32"]);
         if datapath == "xdp" {
             run("ip", &[&["route", "del"], &back[..]].concat());
@@ -121,7 +122,7 @@ fn moved_neighbours_are_followed() {
         let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
-        // Like a machine that takes over an address, it announces itself by ARP.
+        // Announces itself by ARP, like a machine that takes over an address.
         fs::write("/proc/sys/net/ipv4/conf/p/arp_notify", "1").expect("the namespace is private");
         let number = if datapath == "xdp" { "02:00:00:00:00:07" } else { "02:00:00:00:00:06" };
         run("ip", &["link", "set", "p", "address", number]);
@@ -138,7 +139,7 @@ fn clients_and_peers_behind_routers_are_reached() {
         let far = [ip("10.77.9.9"), ip("fd77:9::9")];
         let home = ip("10.77.8.8");
         for device in ["c", "p"] {
-            // The machine does not answer ARP for them on the link itself.
+            // The machine does not answer ARP requests for these addresses on the link itself.
             fs::write(format!("/proc/sys/net/ipv4/conf/{device}/arp_ignore"), "1").expect("this test's own");
         }
         for address in [far[0], far[1], home] {
@@ -238,7 +239,7 @@ fn flows_return_to_the_kernel_under_load() {
         eventually("the kernel relays them", || server.across() > 5000);
         let no_route = server.passes("no_route");
         links.inside(&["ip", "route", "add", "unreachable", "10.77.2.2/32"]);
-        eventually("nothing does", || server.passes("no_route") > no_route + 1000);
+        eventually("the kernel relays nothing", || server.passes("no_route") > no_route + 1000);
         links.inside(&["ip", "route", "del", "unreachable", "10.77.2.2/32"]);
         let before = server.across();
         eventually("the kernel relays them again", || server.across() > before + 10_000);
@@ -255,7 +256,7 @@ fn smaller_mtu_is_respected_under_traffic() {
         let too_big = server.passes("too_big");
         for (mtu, len) in [("1280", 1260), ("1500", 1400), ("1000", 990), ("1500", 1400)] {
             links.inside(&["ip", "link", "set", "p", "mtu", mtu]);
-            // Towards the peer only: the peer's own MTU limits its datagrams.
+            // Only towards the peer: the peer's own MTU limits its datagrams.
             let payload = vec![7; len];
             pair.client.send(0x4001, &payload);
             assert_eq!(received(&pair.peer).0, payload);

@@ -36,7 +36,7 @@ fn bursts_use_user_space_and_lone_datagrams_the_kernel() {
     });
 }
 
-/// Traffic like the frames of a call. Super-packets that a sender emits whole, as on plain links here, stay in user space.
+/// Traffic like the frames of a call. Super-packets that a sender emits whole, as on these plain links, stay in user space.
 #[test]
 fn short_bursts_use_the_kernel_unless_they_arrive_merged() {
     on_links(turnpike_testkit::this_test!(), |links| {
@@ -94,7 +94,7 @@ fn across_of_all(server: &Server<'_>) -> u64 {
 }
 
 /// TC never reorders. XDP may if a virtual machine loses its CPU between driver and socket (docs/kernel.md): one in ten thousand is far
-/// above anything observed, and far below the loss of a flow that switches paths without waiting.
+/// above anything observed, and far below the reordering of a flow that switches paths without waiting.
 fn is_in_order(result: &Value, datapath: &str) {
     let count = |name: &str| result[name].as_u64().expect("a count");
     let allowed = if datapath == "xdp" { count("received") / 10_000 } else { 0 };
@@ -152,7 +152,7 @@ fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<
         server.program.signal("STOP");
         send(true);
         (0..5).for_each(|_| send(false));
-        // Longer than a bulk flow must be quiet.
+        // Longer than a bulk flow must be idle.
         thread::sleep(Duration::from_millis(if round % 2 == 0 { 12 } else { 1 }));
         (0..5).for_each(|_| send(false));
         server.program.signal("CONT");

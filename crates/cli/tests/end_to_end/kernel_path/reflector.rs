@@ -8,7 +8,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{CLIENT, Links, SERVER, on_links, operator::unprivileged};
 
-/// Larger than the links' MTU: arrives in fragments.
+/// Larger than the links' MTU, so it arrives in fragments.
 const FRAGMENTED: usize = 4000;
 
 fn reflect(links: &Links, more: &[&str]) -> Program {
@@ -51,7 +51,7 @@ fn kernel_returns_datagrams_from_links() {
         let line = program.line_with("in-kernel reflection on");
         assert!(line.ends_with("in-kernel reflection on c, p"), "{line}");
         let (mut lone, mut fragmented) = (0, 0);
-        // Also with checksums computed by the sender, as on a wire.
+        // Even with checksums computed by the sender, as on a wire.
         for offload in ["on", "off"] {
             run("ethtool", &["-K", "c", "tx", offload]);
             for family in 0..2 {
@@ -97,7 +97,8 @@ fn gro_merged_datagrams_all_return() {
     });
 }
 
-/// The kernel drops a UDP length beyond the packet and truncates to a shorter one.
+/// The kernel drops a datagram whose UDP length exceeds the packet, and truncates to a shorter UDP
+/// length.
 #[test]
 fn mismatched_lengths_are_left_to_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
@@ -109,7 +110,7 @@ fn mismatched_lengths_are_left_to_user_space() {
         let says = |length: u16| {
             let mut packet = vec![0x45, 0, 0, 0, 0, 1, 0, 0, 64, 17, 0, 0];
             for address in [CLIENT[0], SERVER[0]] {
-                let IpAddr::V4(address) = address else { panic!("the first is of IPv4") };
+                let IpAddr::V4(address) = address else { panic!("the first address is IPv4") };
                 packet.extend(address.octets());
             }
             for word in [socket.local_addr().unwrap().port(), to.port(), length, 0] {
@@ -118,7 +119,7 @@ fn mismatched_lengths_are_left_to_user_space() {
             packet.extend(b"payload");
             raw.send_to(&packet, &to.into()).unwrap();
         };
-        // The last two are the actual length, and less.
+        // The last two are the actual length and a shorter one.
         for length in [0, 7, 16, u16::MAX, 15, 11] {
             says(length);
         }
@@ -137,7 +138,7 @@ fn mismatched_lengths_are_left_to_user_space() {
 #[test]
 fn forwarded_packets_are_not_reflected() {
     on_links(turnpike_testkit::this_test!(), |links| {
-        // Towards a third machine behind the reflector's: this one, over its other link.
+        // To a third machine behind the reflector's: this one, over its other link.
         links.inside(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
         links.inside(&["ip", "addr", "add", "10.78.0.1/32", "dev", "lo"]);
         links.inside(&["ip", "route", "add", "10.99.0.0/16", "via", "10.77.2.2"]);

@@ -184,7 +184,7 @@ fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], m
             other.send(CHANNEL + 1, &payload);
             assert_eq!(one.receive(), Some((CHANNEL, payload)));
             sent += 1;
-            // Each datagram counts twice, as in user space.
+            // Each datagram is counted twice, as in user space.
             server.across() > before + 100
         });
         one.refresh(0);

@@ -78,7 +78,8 @@ fn flows_beyond_a_full_table_use_user_space() {
         assert_eq!(metrics.sum("turnpike_kernel_flows", ""), 4);
         assert_eq!(metrics.sum("turnpike_kernel_flows_limit", ""), 4);
         assert!(metrics.sum("turnpike_kernel_flows_refused_total", "") >= 2);
-        // An ended allocation makes room for a flow of another, which is added when its channel is refreshed.
+        // An allocation that ends makes room for another's flow, which is added when its channel is
+        // refreshed.
         pairs.remove(0).client.refresh(0);
         let peer = pairs[2].peer.local_addr().expect("bound");
         pairs[2].client.bind(CHANNEL, peer);

@@ -9,8 +9,8 @@ use super::{
     run,
 };
 
-/// Client datagrams passed up for lack of a flow. (Unknown peers' datagrams to relay ports may come from a process that tests its
-/// sockets' features.)
+/// Client datagrams passed to user space because they match no flow. (Datagrams from unknown peers to relay
+/// ports may come from a process that tests its sockets' features.)
 fn without_flow(server: &Server<'_>) -> u64 {
     server.passes("unknown_channel")
 }
@@ -24,7 +24,7 @@ fn with_setting(dir: &Dir, setting: &str) -> String {
 }
 
 fn in_user_space(dir: &Dir) -> String {
-    // Avoids a subprocess, which the sandbox would forbid.
+    // Starts no subprocess, which the sandbox would forbid.
     let change = r#"for it; do shift; [ "$it" = kernel ] && it=gso; set -- "$@" "$it"; done"#;
     started_by(dir, "in-user-space", &format!("{change}\nexec"))
 }

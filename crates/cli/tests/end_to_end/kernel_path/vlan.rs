@@ -34,7 +34,7 @@ fn take_up(links: &Links, number: &str) {
 }
 
 #[test]
-fn peers_in_a_vlan_are_reached_through_its_device() {
+fn peers_on_a_vlan_are_reached_through_its_device() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         if !lay(links, "5") {
             return;
@@ -62,7 +62,7 @@ fn peers_in_a_vlan_are_reached_through_its_device() {
     });
 }
 
-/// If the card does not insert the tag, the tag is part of the VLAN device's header.
+/// If the network card does not insert the tag, the tag is part of the VLAN device's header.
 #[test]
 fn packets_too_long_for_a_vlan_use_user_space() {
     need!(installed("ethtool"));
@@ -107,7 +107,8 @@ fn packets_of_another_vlan_match_no_flow() {
             server.across() > before + 20
         });
 
-        // Identical packets without a VLAN, and with one that the server's machine does not have.
+        // Identical packets: without a VLAN tag, and with the tag of a VLAN that the server's machine
+        // does not have.
         let (from, to) = (peer.local_addr().expect("bound"), client.relayed);
         send_frames(&[frame(links, None, from, to, b"by hand")]);
         assert_eq!(client.receive(), Some((0x4001, b"by hand".to_vec())));

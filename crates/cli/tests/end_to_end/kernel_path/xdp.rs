@@ -41,7 +41,7 @@ fn generic_xdp_relays_if_requested() {
 }
 
 #[test]
-fn start_without_driver_support_fails_with_the_reason() {
+fn startup_without_driver_support_fails_with_the_reason() {
     on_links(turnpike_testkit::this_test!(), |links| {
         for name in ["c", "p"] {
             links.inside(&["ip", "link", "del", name]);

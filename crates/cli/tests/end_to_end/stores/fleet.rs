@@ -139,7 +139,7 @@ fn draining_node_redirects_to_a_node_that_accepts_the_nonce() {
     assert_eq!(
         client.allocate_once(USER, PASSWORD, &challenge).error(),
         None,
-        "it does not follow, and is served"
+        "the client does not follow redirects, and is served"
     );
     assert_eq!(a.serve.metrics().sum("turnpike_fleet_returns_total", ""), 1);
     assert_eq!(a.serve.metrics().sum("turnpike_fleet_redirects_total", "reason=\"draining\""), 1);
@@ -151,7 +151,8 @@ fn draining_node_redirects_to_a_node_that_accepts_the_nonce() {
     assert!(nobody.code == Some(1) && nobody.stderr.contains("there is no node"), "{}", nobody.output());
 }
 
-/// A Kubernetes Service replaces its address by the node's: only the port identifies clients of the balancer.
+/// A Kubernetes Service replaces its address with the node's, so only the port identifies the balancer's
+/// clients.
 #[test]
 fn clients_of_a_balancer_are_redirected_to_the_nodes_own_port() {
     let world = need!(World::new());
@@ -209,7 +210,7 @@ fn quota_of_a_killed_node_is_returned_by_another() {
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
     assert_eq!([a.allocate(USER, PASSWORD), a.allocate(USER, PASSWORD)], [None, None]);
-    eventually("the other one hears of it", || {
+    eventually("the other node has learned of it", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD) == Some(486)
     });
@@ -234,7 +235,7 @@ fn ban_is_fleet_wide_and_ends_allocations() {
     eventually("that name is refused", || b.allocate(USER, PASSWORD) == Some(403));
     assert_eq!(a.allocate(USER, PASSWORD), Some(403));
     let c = world.node("c", "");
-    eventually("a new node knows", || c.allocate(USER, PASSWORD) == Some(403));
+    eventually("a new node has learned of the ban", || c.allocate(USER, PASSWORD) == Some(403));
     let (status, body) = b.ask("DELETE", &format!("/v1/bans?user={USER}"), "");
     assert_eq!(status, 200, "{body}");
     eventually("the ban is lifted", || a.allocate(USER, PASSWORD).is_none());
@@ -293,7 +294,7 @@ fn store_outage_does_not_affect_clients() {
 
     let (status, body) = b.ask("POST", "/v1/bans", "{\"user\":\"eve\",\"seconds\":600}");
     assert_eq!(status, 201, "{body}");
-    eventually("both know", || a.ask("GET", "/v1/bans", "").1.contains("eve"));
+    eventually("both have learned of it", || a.ask("GET", "/v1/bans", "").1.contains("eve"));
 
     proxy.hold(true);
     a.serve.program.line_with("this node is alone");
@@ -310,10 +311,10 @@ fn store_outage_does_not_affect_clients() {
     }
     proxy.hold(false);
     a.serve.program.line_with("answers again");
-    eventually("both are there", || a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n");
+    eventually("both are ready", || a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n");
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
-    eventually("the other node hears of all orders, and of this one all the time", || {
+    eventually("the other node learns of all orders and never loses sight of this node", || {
         thread::sleep(Duration::from_millis(50));
         let fleet = b.ask("GET", "/v1/fleet", "").1;
         assert!(!fleet.contains("\"silent\""), "{fleet}");
@@ -332,12 +333,12 @@ fn emptied_store_is_filled_again() {
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
     let mut taken = 0;
-    eventually("as many as there may be", || {
+    eventually("the quota is used up", || {
         thread::sleep(Duration::from_millis(50));
         taken += u32::from(a.allocate(USER, PASSWORD).is_none());
         taken == 4
     });
-    eventually("the other node hears of it", || {
+    eventually("the other node has learned of it", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD) == Some(486)
     });
@@ -358,14 +359,14 @@ fn emptied_store_is_filled_again() {
         assert_eq!(b.allocate(USER, PASSWORD), Some(486));
         thread::sleep(Duration::from_millis(50));
     }
-    eventually("the ban is stored again", || {
+    eventually("the store has the ban again", || {
         thread::sleep(Duration::from_millis(50));
         world.server.say("HLEN turnpike:{turnpike}:bans").starts_with(":1")
     });
     let stun::Challenge { realm, nonce } = before;
     let answer =
         stun::Client::new(b.address()).allocate_once("nobody", "x", &stun::Challenge { realm, nonce });
-    assert_eq!(answer.error(), Some(401), "not stale");
+    assert_eq!(answer.error(), Some(401), "not 438 Stale Nonce");
 }
 
 fn ids(node: &Node) -> BTreeSet<String> {
@@ -417,7 +418,7 @@ fn upgraded_node_keeps_its_identity() {
         ends(old);
         assert_eq!(ids(&a), allocations, "the allocations keep their IDs");
         a.waits_for(&[("a", if drains { "draining" } else { "serving" }), ("b", "serving")]);
-        assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number, and the keys of all");
+        assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number and all keys are the same");
         for node in [&a, &b] {
             let known = stun::Challenge { realm: realm.clone(), nonce: nonce.clone() };
             assert_eq!(
@@ -520,7 +521,7 @@ fn node_with_another_secret_is_ignored() {
 }
 
 #[test]
-fn restarted_node_is_seen_with_its_new_state_at_once() {
+fn restarted_node_is_seen_immediately_with_its_new_state() {
     let world = need!(World::new());
     let (mut a, b) = (world.node("a", ""), world.node("b", ""));
     b.waits_for(&BOTH);
@@ -558,7 +559,7 @@ fn allocations_are_published_in_coturns_format() {
     let a = world.node("a", "coturn_status = true");
     a.waits_for(&[("a", "serving")]);
     assert_eq!(a.allocate(USER, PASSWORD), None);
-    let keys = eventually("a status is kept", || {
+    let keys = eventually("a status is stored", || {
         thread::sleep(Duration::from_millis(50));
         let keys = world.server.say(&format!("KEYS turn/realm/{REALM}/user/{USER}/allocation/*/status"));
         keys.contains("/status").then_some(keys)

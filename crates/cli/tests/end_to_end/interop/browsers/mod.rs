@@ -20,7 +20,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     let (browser, report) = shown::<B>(&page, &certificate, || serve.metrics());
     let received = audio_heard(&report, over);
 
-    // Both ends are allocations, so each datagram counts in both directions.
+    // Both ends are allocations, so each datagram is counted in both directions.
     let metrics = serve.metrics();
     let relayed =
         |direction| metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
@@ -32,7 +32,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     match over {
         Over::Udp => assert_eq!((of_streams, handshakes, plain), ([0, 0], 0, 0)),
         Over::Tcp | Over::Tls => {
-            // Over TCP the counters include one client message each, plus requests and responses.
+            // Over TCP the counters include one message from each client, plus requests and responses.
             assert!(of_streams[0] > relayed("to_peer"), "{}", metrics.text());
             assert!(of_streams[1] > relayed("to_client"), "{}", metrics.text());
             let (of_this, of_other) =

@@ -9,7 +9,7 @@ use crate::credentials::{Credential, Server, Store, rotate};
 use client::{CLIENTS, Call, GSTREAMER, Outcome, longest_gap};
 
 const SECONDS: &str = "TURNPIKE_TEST_CALL_SECONDS";
-/// Silence after which a call counts as ended. Samples are 250 ms apart, and about twenty calls share the machine.
+/// Silence after which a call is considered ended. Samples are 250 ms apart, and about twenty calls share the machine.
 const GAP: Duration = Duration::from_secs(5);
 const LIFETIME: Duration = Duration::from_secs(600);
 
@@ -18,7 +18,7 @@ fn call_length() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Lifetime of a credential: a minute of twelve, and enough to start every client.
+/// Lifetime of a credential: a twelfth of the call, but enough to start every client.
 fn lifetime() -> Duration {
     (call_length() / 12).max(Duration::from_secs(30))
 }
@@ -94,7 +94,7 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     rotate(store.dir.path(), &["--overlap", &lifetime().as_secs().to_string()]);
     go_on_until(call_length() * 3 / 4);
     server.serve.program.line_with("an expired secret of realm");
-    assert_eq!(server.allocate(&early), Some(401), "the first credentials are good no more");
+    assert_eq!(server.allocate(&early), Some(401), "the first credentials are no longer valid");
     let end = Instant::now() + call_length().saturating_sub(began.elapsed()) + SOON;
     for call in calls.iter_mut().filter(|call| call.expected != Outcome::NeverStarts) {
         while !call.is_over() && Instant::now() < end {
@@ -117,8 +117,8 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     calls.into_iter().for_each(Call::close);
 }
 
-/// libnice 0.1.21 refreshes after half of a LIFETIME in whole seconds, that is at once for a LIFETIME of 1. It renews its channel after
-/// nine minutes, and repeats a refused renewal at once.
+/// libnice 0.1.21 refreshes after half of a LIFETIME in whole seconds, so immediately for a LIFETIME of 1. It renews its channel after nine
+/// minutes, and repeats a refused renewal immediately.
 #[test]
 #[ignore = "takes twelve minutes: ./test calls"]
 fn refusals_to_libnice_with_an_expired_credential_are_limited() {
@@ -135,7 +135,7 @@ fn refusals_to_libnice_with_an_expired_credential_are_limited() {
     let ended = lines.iter().filter(|line| line.contains("its credential expired")).count();
     assert_eq!(ended, ENDS, "{lines:#?}");
     let gap = longest_gap(&call.samples());
-    assert!(gap > GAP, "its ends heard nothing from then on");
+    assert!(gap > GAP, "its ends received nothing from then on");
 
     let metrics = server.serve.metrics();
     let refreshes = metrics.sum("turnpike_requests_total", "method=\"refresh\"");

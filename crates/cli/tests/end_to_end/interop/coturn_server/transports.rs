@@ -43,9 +43,9 @@ impl Turnserver {
         Ok(Self { plain, secure, certificate, _program: program, dir })
     }
 
-    /// Its log; turnserver adds a date to the file name.
+    /// Its log file; turnserver adds a date to the name.
     fn log(&self) -> String {
-        let files = fs::read_dir(self.dir.path()).expect("the directory is ours").flatten();
+        let files = fs::read_dir(self.dir.path()).expect("the directory is readable").flatten();
         let logs = files.filter(|file| file.file_name().to_string_lossy().starts_with("log"));
         logs.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
     }

@@ -43,13 +43,13 @@ impl Dnsmasq {
                 .arg(conf),
         );
         eventually("dnsmasq listens", || {
-            assert!(!program.has_ended(), "dnsmasq ended: {:?}", program.lines());
+            assert!(!program.has_ended(), "dnsmasq exited: {:?}", program.lines());
             std::net::TcpStream::connect(address).ok()
         });
         Ok(Self { address, _program: program, _workshop: workshop })
     }
 
-    /// Each query uses a random port, so nearly each is a session; one try, so that a lost datagram fails the test.
+    /// Each query uses a random port, so nearly every query is a session. dig tries only once, so a lost datagram fails the test.
     pub(super) fn exercise_udp(&self, through: SocketAddr) {
         let dir = Dir::new();
         let names: String = (0..HOSTS).map(|host| format!("host{host}.test A\n")).collect();

@@ -33,7 +33,7 @@ impl Workshop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("turnpike-interop-{}-{number}", std::process::id()));
         fs::create_dir(&path).expect("the directory for temporary files can be written");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("the file is ours");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("the mode can be set");
         let owner = is_root().then_some(NOBODY);
         let workshop = Self { path, owner };
         workshop.give(&workshop.path);
@@ -47,7 +47,7 @@ impl Workshop {
     fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content).expect("a fresh directory can be written");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the file is ours");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the mode can be set");
         self.give(&path);
         path
     }

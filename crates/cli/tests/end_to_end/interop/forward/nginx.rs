@@ -62,7 +62,7 @@ impl Nginx {
             workshop.command(&nginx).args(["-e", "stderr", "-c"]).arg(conf).arg("-p").arg(&workshop.path),
         );
         eventually("nginx listens", || {
-            assert!(!program.has_ended(), "nginx ended: {:?}", program.lines());
+            assert!(!program.has_ended(), "nginx exited: {:?}", program.lines());
             std::net::TcpStream::connect(behind_proxy).ok()
         });
         Ok(Self { http, https, behind_proxy, certificate, workshop, _program: program })
@@ -118,13 +118,13 @@ impl Nginx {
         run(command.arg("--output").arg(&path));
         let served = fs::read(self.workshop.path("www/large")).expect("the file is readable");
         let got = fs::read(&path).expect("curl has written it");
-        assert!(got == served, "{} bytes came, not the {} that are served", got.len(), served.len());
+        assert!(got == served, "{} bytes arrived, not the {} that are served", got.len(), served.len());
     }
 }
 
 fn curl() -> Command {
     let mut command = Command::new(installed("curl").unwrap_or_else(|_| Path::new("curl").to_owned()));
-    // Without proxies of the environment or the user's configuration.
+    // Ignores proxies from the environment and the user's configuration.
     command.env_clear().args(["--disable", "--silent", "--show-error", "--fail", "--noproxy", "*"]);
     command
 }

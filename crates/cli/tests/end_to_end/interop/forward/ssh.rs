@@ -7,7 +7,8 @@ use super::{all_installed, free_address, is_root, noise, run};
 
 const FILE: u64 = 8 << 20;
 
-/// An sshd that admits only the user who runs the tests. It runs as that user, because only root's sshd could log in others.
+/// An sshd that admits only the user who runs the tests. It runs as that user, because only root's sshd
+/// can log in other users.
 pub(super) struct Sshd {
     pub(super) address: SocketAddr,
     user: String,
@@ -24,7 +25,7 @@ impl Sshd {
             return Err(format!("{user} has no shell to log in to"));
         }
         if is_root() {
-            // sshd's chroot directory; compiled in, and normally created by the service.
+            // sshd's chroot directory: compiled in, and normally created by the service.
             let _ = fs::create_dir_all("/run/sshd");
         }
         let dir = Dir::new();
