@@ -321,7 +321,7 @@ pub struct UserQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct RealmQuery {
-    /// The realm; default all in lists, and `server.realm` in changes.
+    /// The realm. Default: all realms in lists, `server.realm` in changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(min_length = 1, max_length = 127)]
     pub realm: Option<String>,

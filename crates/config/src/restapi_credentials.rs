@@ -34,7 +34,7 @@ pub fn username(expiry: u64, id: &str) -> String {
     format!("{expiry}:{id}")
 }
 
-/// Maximum seconds until an expiry: ten years. A later one is a mistake, usually a time in milliseconds.
+/// Maximum seconds until an expiry: ten years. A later expiry is an error, usually a time in milliseconds.
 pub const MAX_AHEAD: u64 = 10 * 366 * 86_400;
 
 /// Digits of every time since 2001. The unusual forms need at least as many; otherwise `sip:5060` would be a

@@ -87,7 +87,7 @@ impl<T> LogReceiver<T> {
             write(&mut batch, if report { lost - reported } else { 0 });
             batch.clear();
             if report && logging::unwritten() > unwritten {
-                // The report itself may have been impossible to write.
+                // The report itself was possibly not written.
                 next_report = Instant::now() + REPORT_AGAIN;
             } else if report {
                 reported = lost;

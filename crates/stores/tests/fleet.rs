@@ -355,7 +355,7 @@ fn store_grants_again_after_all_nodes_have_reported_or_a_timeout() {
     let far = look(11).era.since_ms + 3_600_000;
     world.put_into_era("until", far);
     assert!(!look(11).is_whole && world.of_era("until") < far);
-    // Reports extend the wait. This is repeated in case the test itself is suspended.
+    // Each report extends the wait. This is repeated in case the test itself is suspended.
     for number in 4.. {
         let era = another_server(number).era;
         let soon = era.since_ms + TELLING_MS - 100;

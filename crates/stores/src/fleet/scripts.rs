@@ -85,7 +85,7 @@ return {era.number, era.since, era.whole and 1 or 0}
 
 /// Keys: nodes, numbers, ring, epoch, nodes that have reported. Arguments: name, incarnation, age of a stale
 /// record, preferred number, record, record to overwrite, key prefix of held quotas, number and beginning of
-/// the epoch that the node knows, number of nodes that it knew, its progress. A number is free when its node
+/// the node's last known epoch, its last known number of nodes, its progress. A number is free when its node
 /// is gone and holds no quota. A new process with the same name gets the number of the previous one.
 pub(super) const BEAT: &str = concat!(
     chronicle!(),

@@ -222,7 +222,7 @@ fn unanswered_session_moves_to_another_target_in_the_kernel() {
         thread::sleep(Duration::from_millis(500));
         while other.recv(&mut [0; 64]).is_ok() {}
         other.set_nonblocking(false).expect("the file is writable");
-        assert_eq!(flows(&forward), 2, "those of the first target are gone");
+        assert_eq!(flows(&forward), 2, "the flows of the first target are gone");
         session.settle(&forward);
         assert_eq!(flows(&forward), 2);
         assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
@@ -264,9 +264,9 @@ fn reload_removes_kernel_flows_before_it_is_logged() {
         eventually("all is counted", || stays(all) == 2 * one.sent);
         let before = stays("turnpike_kernel_datagrams_total");
         one.exchange(30);
-        eventually("and this", || stays(all) == 2 * one.sent);
+        eventually("the new datagrams are counted", || stays(all) == 2 * one.sent);
         assert_eq!(stays("turnpike_kernel_datagrams_total"), before + 2);
-        assert_eq!(flows(&forward), 2, "and no other flow is in the kernel");
+        assert_eq!(flows(&forward), 2, "no other flow is in the kernel");
 
         fs::write(&file, &goes).expect("the file is writable");
         forward.program.signal("HUP");
