@@ -269,7 +269,7 @@ async fn speak<S>(
         let (answer, progress) = (router.call(request), progress.clone());
         async move {
             let answer = answer.await;
-            // The response is being sent from now on.
+            // From here on, the response is being sent.
             progress.work();
             answer
         }

@@ -185,7 +185,7 @@ pub struct NewKey {
     /// SHA-256 of the key in hex digits.
     #[schema(min_length = 64, max_length = 64, pattern = "^[0-9a-fA-F]+$")]
     pub sha256: String,
-    /// The only realm that it is valid for; default all.
+    /// The only realm that it is valid for. Default: all realms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
@@ -303,7 +303,7 @@ pub struct NewRealm {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct UserQuery {
-    /// The realm; default all.
+    /// The realm. Default: all realms.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(min_length = 1, max_length = 127)]
     pub realm: Option<String>,

@@ -1,5 +1,5 @@
 //! Configuration of `serve` and `forward`. A file, the environment and flags become [`Settings`] or
-//! [`forward::ForwardSettings`], or a list of all mistakes, each with file, line and expected form.
+//! [`forward::ForwardSettings`], or a list of all errors, each with file, line and expected form.
 //!
 //! ```text
 //! flags, environment, file ─▶ source::Node ─▶ tables of keys ─▶ check ─▶ Settings

@@ -1,4 +1,4 @@
-//! Files of secrets, one per line. Detects mistakes that would become part of a secret.
+//! Files of secrets, one per line. Detects errors that would become part of a secret.
 
 use crate::Secret;
 

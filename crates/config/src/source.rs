@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::{Mistake, Origin, key::KeySpec, secret_file};
 
 /// Settings on the command line, by key. Values remain text and are checked with all other sources, so that
-/// all mistakes are reported together. A flag replaces the whole key of the file, including lists.
+/// all errors are reported together. A flag replaces the whole key of the file, including lists.
 #[derive(Clone, Default)]
 pub struct Flags(Vec<(&'static str, &'static str, Vec<String>)>);
 

@@ -1,5 +1,5 @@
 //! Sources of the settings of `serve`, in order of precedence and key by key: flags, environment
-//! (`TURNPIKE_SECTION_KEY`, or a file that `..._FILE` names), file, passed sockets, defaults. All mistakes
+//! (`TURNPIKE_SECTION_KEY`, or a file that `..._FILE` names), file, passed sockets, defaults. All errors
 //! are reported together.
 
 use std::{
@@ -109,7 +109,7 @@ impl Sources {
                 .collect();
         let mut contradictions = Vec::new();
         check::combinations(&settings, &mut contradictions);
-        // A key that could not be read has its default here; mistakes about that value would be misleading.
+        // A key that could not be read has its default here; errors about that value would be misleading.
         contradictions.retain(|mistake| mistake.key.is_empty() || !unread.contains(&mistake.key));
         problems.append(&mut contradictions);
         let found = certificates(&settings);
@@ -143,7 +143,7 @@ impl Sources {
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
             let file = from_file.get(spec.path).map(|node| (*node).clone());
-            // All sources are checked, so that no mistake surfaces when an overriding flag is removed.
+            // All sources are checked, so that no error surfaces when an overriding flag is removed.
             for node in
                 [self.fallback.variable(spec), file, environment, self.flags.node(spec)].into_iter().flatten()
             {

@@ -28,7 +28,7 @@ pub(crate) struct Repeated<S> {
     pub(crate) place: Place,
 }
 
-/// Reads every `[[name]]` of a file; one with mistakes is left out. `must` lists mandatory keys.
+/// Reads every `[[name]]` of a file; one with errors is left out. `must` lists mandatory keys.
 pub(crate) fn read<S: Default>(
     name: &'static str,
     keys: &'static [KeySpec<S>],
@@ -89,7 +89,7 @@ fn read_one<S: Default>(
             good = false;
             continue;
         };
-        // Recorded even if the value is wrong, so that the mistake is not reported again as a missing key.
+        // Recorded even if the value is wrong, so that the error is not reported again as a missing key.
         said.insert(spec.path);
         good &= spec.read(&member.node, &mut settings, Checks::NONE, problems).is_some();
     }

@@ -15,7 +15,7 @@ pub trait Service: Send + 'static {
     /// Session gauges: after an upgrade, those of the previous process are added.
     const GAUGES: &'static [&'static str];
 
-    /// Reloads the configuration. If it fails, nothing changes; the error has one line per mistake.
+    /// Reloads the configuration. If it fails, nothing changes; the error has one line per problem.
     fn reload(&mut self) -> impl Future<Output = Result<Reloaded, Vec<String>>>;
     /// Called every second while serving.
     fn tick(&mut self) {}

@@ -72,7 +72,7 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => Request::Drain(None),
             _ = self.interrupt.recv() => {
-                // Ctrl-C at a terminal: stop at once.
+                // Ctrl-C at a terminal: stop immediately.
                 Request::Drain(io::stdin().is_terminal().then_some(Duration::ZERO))
             }
             _ = self.hangup.recv() => Request::Reload(None),

@@ -1,4 +1,4 @@
-//! Loads the configuration together with its certificates, so that all mistakes are reported before any
+//! Loads the configuration together with its certificates, so that all errors are reported before any
 //! socket opens.
 
 use std::{

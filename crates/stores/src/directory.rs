@@ -469,7 +469,7 @@ impl<B: Backend> Inner<B> {
         Ok(())
     }
 
-    /// Runs one query at a time, which answers all callers that came before it started.
+    /// Runs one query at a time, which answers all callers that were waiting when it started.
     async fn read_secrets(self: &Arc<Self>, realm: &str) {
         let begun = Instant::now();
         let asked = || lock(&self.secrets_asked).get(realm).copied();

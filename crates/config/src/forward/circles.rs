@@ -44,7 +44,7 @@ pub(crate) fn check(drafts: &[Draft], problems: &mut Vec<Mistake>) {
         };
         let expected = "a target that is not a listener of this forwarder";
         problems.push(Mistake::new(draft.origin_of("rule.target"), "rule.target", problem, expected));
-        // One mistake per rule instead of one per port of a range.
+        // One error per rule instead of one per port of a range.
         for rule in circle.iter().map(|(rule, _)| *rule) {
             let ports = drafts[rule].rule.ports;
             state.extend((0..=ports.last - ports.first).map(|offset| ((rule, offset), State::Done)));

@@ -4,7 +4,7 @@
 //! tcp://LISTEN=TARGET ─▶ argument ─┐
 //! [[rule]] of TOML files ──────────┤                 ┌▶ settings, rules ─▶ turnpike_forward::Forwarder
 //! rinetd.conf ───────────▶ rinetd ─┼▶ Draft ─▶ check ┤
-//! oxidinetd's TOML ────▶ oxidinetd ┘                 └▶ all mistakes: place, problem, expected form
+//! oxidinetd's TOML ────▶ oxidinetd ┘                 └▶ all errors: place, problem, expected form
 //! ```
 //!
 //! Rules on the command line are added to those of the file. Settings have this precedence: flags,
@@ -166,7 +166,7 @@ impl Content {
         if let Some(problem) =
             wrong_format::of_the_other_command(path, &entries, sections, wrong_format::FormatReader::Forward)
         {
-            // A wrong format makes all other mistakes irrelevant.
+            // A wrong format makes all other errors irrelevant.
             problems.truncate(before);
             problems.push(problem);
             return Self::default();

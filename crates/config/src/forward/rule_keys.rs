@@ -21,7 +21,7 @@ use crate::{
     read::ValueReader,
 };
 
-/// Reads a rule; mistakes go to `problems`. Returns `None` if a mandatory key is missing or a value is
+/// Reads a rule; errors go to `problems`. Returns `None` if a mandatory key is missing or a value is
 /// invalid.
 pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mistake>) -> Option<Draft> {
     let mut draft = Draft::new(origin);

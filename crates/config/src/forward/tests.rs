@@ -394,7 +394,7 @@ fn dual_stack_listener_conflicts_with_either_family() {
     assert!(from_arguments(&["unix:///a=a:1", "unix:///b=b:1"]).is_ok());
 }
 
-/// Arguments with one mistake, and the message after "argument ARGUMENT, ".
+/// Arguments with one error, and the message after "argument ARGUMENT, ".
 const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "0.0.0.0:9000=10.0.0.2:9001",

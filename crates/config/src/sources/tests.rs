@@ -1,4 +1,4 @@
-//! Tests of configuration as a whole: sources, precedence, mistakes, output.
+//! Tests of configuration as a whole: sources, precedence, errors, output.
 
 use turnpike_testkit::Dir;
 
@@ -156,7 +156,7 @@ fn commented_examples_are_valid() {
     assert_eq!(settings.tls.certificates.len(), 1);
 }
 
-/// Files with one mistake each, followed by a line with the position, the key and part of the expected form.
+/// Files with one error each, followed by a line with the position, the key and part of the expected form.
 const MISTAKES: &str = include_str!("mistakes.txt");
 
 #[test]

@@ -48,7 +48,7 @@ fn report(call: &Call) -> Result<u64, String> {
     if (gap <= GAP) == holds {
         Ok(received)
     } else {
-        Err(format!("{client} over {transport} heard nothing for {gap:?}"))
+        Err(format!("{client} over {transport} received nothing for {gap:?}"))
     }
 }
 

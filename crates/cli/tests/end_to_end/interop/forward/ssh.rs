@@ -20,7 +20,7 @@ impl Sshd {
     pub(super) fn start() -> Result<Self, String> {
         all_installed(&["sshd", "ssh", "scp", "ssh-keygen", "sha256sum"])?;
         let sshd = installed("sshd")?;
-        let (user, shell) = myself().ok_or("this user has no name to log in by")?;
+        let (user, shell) = myself().ok_or("this user has no name to log in with")?;
         if ["nologin", "false"].iter().any(|no| shell.ends_with(no)) {
             return Err(format!("{user} has no shell to log in to"));
         }
