@@ -64,7 +64,7 @@ pub struct NewUser {
     /// The username: 1 to 508 bytes without control characters and colons.
     #[schema(min_length = 1, max_length = 508)]
     pub name: String,
-    /// The realm; default `server.realm`.
+    /// The realm. Default: `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
@@ -108,7 +108,7 @@ pub struct NewSecret {
     /// The secret, without leading or trailing whitespace.
     #[schema(min_length = 1, max_length = 256)]
     pub secret: String,
-    /// The realm; default `server.realm`.
+    /// The realm. Default: `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
@@ -122,15 +122,15 @@ pub struct NewSecret {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "overlap_s": 3600 }))]
 pub struct Rotation {
-    /// The realm; default `server.realm`.
+    /// The realm. Default: `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// The secret that signs new credentials; default a random one, which no response includes.
+    /// The secret that signs new credentials. Default: a random one, which no response includes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub secret: Option<String>,
-    /// Seconds for which the other secrets are still accepted; default at least a minute more than
+    /// Seconds for which the other secrets are still accepted. Default: at least a minute more than
     /// `credentials.max_ttl`. 0 invalidates them immediately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 31536000)]
@@ -170,7 +170,7 @@ pub struct Key {
     pub realm: Option<String>,
     /// Longest lifetime of its credentials in seconds; `credentials.max_ttl` also applies.
     pub max_ttl: Option<u32>,
-    /// Requests per second; default `credentials.rate`.
+    /// Requests per second. Default: `credentials.rate`.
     pub rate: Option<u32>,
 }
 
@@ -189,7 +189,7 @@ pub struct NewKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// Longest lifetime of its credentials in seconds; default `credentials.max_ttl`.
+    /// Longest lifetime of its credentials in seconds. Default: `credentials.max_ttl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 31536000)]
     pub max_ttl: Option<u32>,
@@ -281,11 +281,11 @@ pub struct NewRealm {
     /// trailing whitespace.
     #[schema(min_length = 1, max_length = 127)]
     pub name: String,
-    /// Limit on its allocations; default none.
+    /// Limit on its allocations. Default: none.
     #[serde(alias = "max_sessions", default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1000000)]
     pub max_allocations: Option<u64>,
-    /// Limit on the allocations of each of its users; default none.
+    /// Limit on the allocations of each of its users. Default: none.
     #[serde(alias = "max_sessions_per_user", default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1000000)]
     pub max_allocations_per_user: Option<u64>,
@@ -307,7 +307,7 @@ pub struct UserQuery {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// Users per page; default 100.
+    /// Users per page. Default: 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,

@@ -162,7 +162,7 @@ pub struct AllocationQuery {
     /// A relayed transport address, in the same form as `client`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relayed: Option<String>,
-    /// Allocations per page; default 100.
+    /// Allocations per page. Default: 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,

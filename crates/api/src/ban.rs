@@ -40,7 +40,7 @@ pub struct NewBan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 508)]
     pub user: Option<String>,
-    /// The realm of that user; default `server.realm`.
+    /// The realm of that user. Default: `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,

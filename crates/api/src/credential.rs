@@ -8,15 +8,15 @@ use utoipa::ToSchema;
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "user": "alice", "ttl": 600 }))]
 pub struct CredentialsRequest {
-    /// Owner of the credential, for quotas and log lines: 1 to 256 bytes; default a random name.
+    /// Owner of the credential, for quotas and log lines: 1 to 256 bytes. Default: a random name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
-    /// Lifetime in seconds, at most `credentials.max_ttl`; default `credentials.ttl`.
+    /// Lifetime in seconds, at most `credentials.max_ttl`. Default: `credentials.ttl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 31536000)]
     pub ttl: Option<u32>,
-    /// The realm; default that of the key, or `server.realm`.
+    /// The realm. Default: that of the key, or `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,

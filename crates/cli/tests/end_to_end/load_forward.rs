@@ -1,4 +1,4 @@
-//! Load generators for forwarders, by exit code and JSON: bulk, requests, connections and datagrams to one reflector.
+//! Load generators for forwarders, checked by exit code and JSON: bulk, requests, connections and datagrams to one reflector.
 
 use crate::prelude::*;
 use std::collections::HashMap;
