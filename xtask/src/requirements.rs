@@ -1,4 +1,4 @@
-//! `cargo xtask requirements`: checks that for each RFC requirement on a server there is a test, or an entry in docs/rfcs.md with the
+//! `cargo xtask requirements`: checks that for each RFC requirement on a server there is a test, or an entry in docs/dev/rfcs.md with the
 //! reason for a deviation.
 //!
 //! ```text
