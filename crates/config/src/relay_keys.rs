@@ -190,7 +190,7 @@ mod tests {
             ("203.0.113.5=100.64.0.9", "write 100.64.0.9=203.0.113.5"),
             ("auto=turn.example.org", "\"turn.example.org\" is not an IP address"),
             ("auto=0.0.0.0", "unspecified"),
-            ("10.0.0.5=2001:db8::5", "another family"),
+            ("10.0.0.5=2001:db8::5", "different families"),
             ("automatic", "\"automatic\" is not an IP address"),
         ] {
             assert!(place(text).is_err_and(|error| error.contains(why)), "{text}");

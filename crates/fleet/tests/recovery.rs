@@ -378,9 +378,9 @@ impl World {
 
 pub(crate) const USER: Bucket = Bucket([7; 16]);
 
-/// 5 %, or two per node if that is more: one before the loss, and one after.
+/// 5 % in normal operation, and two per node because of the loss: one before it and one after it.
 pub(crate) fn most(limit: u32, nodes: usize) -> u32 {
-    limit + (limit / 20).max(2 * u32::try_from(nodes).unwrap())
+    limit + limit / 20 + 2 * u32::try_from(nodes).unwrap()
 }
 
 /// Requests for a user's quota in each tick.

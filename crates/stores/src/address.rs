@@ -419,7 +419,7 @@ mod tests {
             ("postgres://u:hunter2@h", "names no database"),
             ("sqlite://turndb", "three slashes"),
             ("sqlite:///", "three slashes"),
-            ("redis://:hunter2@h/two", "not a database number"),
+            ("redis://:hunter2@h/two", "not a Redis database number"),
             ("psql-userdb=host=h dbname=d password='hunter2", "no closing quote"),
             ("psql-userdb=host=h dbname=d color=hunter2", "color is not a supported setting"),
             ("psql-userdb=hunter2", "a setting has no ="),

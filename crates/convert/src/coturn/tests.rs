@@ -225,7 +225,7 @@ fn authentication_is_the_same_as_in_coturn() {
     assert!(settings.auth.required && told(&notes, "auth.required = false"), "{notes:?}");
     let (settings, notes) = translated("no-auth\nuser=a:b");
     assert!(
-        !settings.auth.required && settings.auth.users.is_empty() && told(&notes, "left out"),
+        !settings.auth.required && settings.auth.users.is_empty() && told(&notes, "omitted"),
         "{notes:?}"
     );
     let (_, notes) = translated("user=alice\nuser=:b\nuser=a:0x12");
