@@ -1,6 +1,9 @@
 //! Checks of settings that are valid one by one but cannot work together.
 
-use std::{collections::HashSet, net::SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use turnpike_turn::server::{AllocationLimits, Alternate, Bandwidth, Rates, Transport};
 
@@ -33,6 +36,7 @@ pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
 pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     let mut judge = Judge { settings, problems };
     judge.listeners();
+    judge.hand_on();
     judge.admin();
     judge.credentials();
     judge.certificates();
@@ -102,6 +106,35 @@ impl Judge<'_> {
                 format!("no realm serves {listener}"),
                 "a [[realm]] that names it in its listen, one without listen and server_names, or users in [auth]",
             );
+        }
+    }
+
+    fn hand_on(&mut self) {
+        let settings = self.settings;
+        for to in settings.hand_on.iter().map(|rule| rule.to) {
+            let is_here = |at: SocketAddr| {
+                let everywhere = at.ip().is_unspecified() && at.is_ipv4() == to.is_ipv4();
+                at.port() == to.port() && (at.ip() == to.ip() || everywhere && is_local(settings, to.ip()))
+            };
+            if let Some((key, listener)) = stream_listeners(settings).find(|(_, at)| is_here(*at)) {
+                self.refuse(
+                    "server.hand_on",
+                    format!("{to} is this server itself: {key} has {listener}"),
+                    "the address of a web server; with the same port, listen on other addresses than it does",
+                );
+            }
+            // Everyone would come from the loopback address, which may have full access.
+            if settings.admin.tcp().any(is_here) {
+                self.refuse(
+                    "server.hand_on",
+                    format!("{to} is the admin interface, which must not be public"),
+                    "the address of a web server",
+                );
+            }
+        }
+        if !settings.hand_on.is_empty() && stream_listeners(settings).next().is_none() {
+            let problem = "there is no TCP listener: server.tcp is false and tls.listen is empty";
+            self.refuse("server.hand_on", problem, "server.tcp = true, or tls.listen");
         }
     }
 
@@ -493,20 +526,19 @@ fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
 /// Returns true if this alternate is one of our listeners. A wildcard matches every configured address.
 fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternate) -> bool {
     let ip = address.ip();
-    let discovery = settings.discovery.addresses.iter().copied().map(RelayPlace::At);
-    let mut named = settings
-        .relay
-        .addresses
-        .iter()
-        .copied()
-        .chain(discovery)
-        .flat_map(|place| place.named().collect::<Vec<_>>());
-    let here = ip.is_loopback() || named.any(|named| named == ip);
+    let here = is_local(settings, ip);
     listeners(settings).any(|(transport, listener)| {
         let everywhere = listener.ip().is_unspecified() && listener.is_ipv4() == address.is_ipv4();
         let is_here = listener.port() == address.port() && (listener.ip() == ip || everywhere && here);
         is_here && (transports.is_empty() || transports.contains(&transport))
     })
+}
+
+/// Returns true for loopback addresses and the configured addresses of this machine.
+fn is_local(settings: &Settings, ip: IpAddr) -> bool {
+    let discovery = settings.discovery.addresses.iter().copied().map(RelayPlace::At);
+    let places = settings.relay.addresses.iter().copied().chain(discovery);
+    ip.is_loopback() || places.flat_map(|place| place.named().collect::<Vec<_>>()).any(|named| named == ip)
 }
 
 fn listeners(settings: &Settings) -> impl Iterator<Item = (Transport, SocketAddr)> + '_ {

@@ -19,6 +19,7 @@ mod discovery_keys;
 mod firewall;
 mod fleet_keys;
 pub mod forward;
+mod hand_on_keys;
 mod key;
 mod keys;
 pub mod limit_keys;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use turnpike_net::Datapath;
+use turnpike_rules::HandOnRule;
 use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ConnectionLimits, ServerLimits};
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
     FleetSettings, LogSettings, OauthSettings, Origin, RateSettings, RealmSettings, RelaySettings,
     SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
-    check, credentials_keys, discovery_keys, fleet_keys,
+    check, credentials_keys, discovery_keys, fleet_keys, hand_on_keys,
     key::{self, Change, kind, number, number_or_none, seconds, settings},
     keys,
     limit_keys::{MAX_ALLOCATION_DURATION, RATE},
@@ -48,6 +49,8 @@ settings! {
         tcp: bool = true, reload "server.tcp" kind::SWITCH;
         /// Proxies whose connections start with a PROXY header.
         proxy_protocol_from: Vec<Cidr> = Vec::new(), reload "server.proxy_protocol_from" keys::CIDRS;
+        /// Connections for a web server.
+        hand_on: Vec<HandOnRule> = Vec::new(), reload "server.hand_on" hand_on_keys::RULES;
         realm: String = "turnpike".to_owned(), reload "server.realm" keys::REALM;
         software: String = "turnpike".to_owned(), reload "server.software" keys::SOFTWARE;
         workers: Option<usize> = None, start "server.workers" kind::WORKERS;
@@ -138,7 +141,10 @@ settings! {
                 number!(usize, "a number of DTLS handshakes", 1..=1_000_000),
             reload "limits.first_message" .first_message seconds!(1..=3600),
             reload "limits.idle" .idle seconds!(1..=86_400),
-            reload "limits.stream_queue" .stream_queue number!(usize, "bytes", 65_540..=1_073_741_824);
+            reload "limits.stream_queue" .stream_queue number!(usize, "bytes", 65_540..=1_073_741_824),
+            reload "limits.handed_on" .handed_on number!(usize, "a number of connections", 1..=1_000_000),
+            reload "limits.handed_on_per_address" .handed_on_per_address
+                number!(usize, "a number of connections", 1..=1_000_000);
         /// Entries in the kernel flow table, each for one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         max_allocation_duration: Option<u32> = None, reload "limits.max_allocation_duration" MAX_ALLOCATION_DURATION;

@@ -113,6 +113,16 @@ impl Config {
         self.relay.iter().filter(|relay| !self.absent.contains(&relay.bind))
     }
 
+    /// Returns true if a TCP listener of this process, such as the admin interface, accepts connections to `to`.
+    pub(crate) fn accepts_at(&self, to: SocketAddr) -> bool {
+        let is_here = to.ip().is_loopback() || self.addresses.contains(&to.ip());
+        let of_streams = self.streams.listen.iter().chain(&self.streams.tls_listen);
+        of_streams.chain(&self.listeners_beside).any(|at| {
+            let everywhere = at.ip().is_unspecified() && at.is_ipv4() == to.is_ipv4() && is_here;
+            at.port() == to.port() && (at.ip() == to.ip() || everywhere)
+        })
+    }
+
     /// Maximum number of reserved ports (EVEN-PORT with R = 1): a sixteenth of the ports of all relay
     /// addresses.
     pub fn max_reservations(&self) -> usize {

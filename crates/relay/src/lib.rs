@@ -14,6 +14,7 @@ mod common;
 pub mod config;
 mod discovery;
 pub mod dtls;
+pub mod handed_on;
 pub mod layout;
 mod link;
 mod listening;
@@ -36,6 +37,7 @@ use std::sync;
 
 pub use config::{Config, RelayState};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
+pub use handed_on::{HandOnEnd, HandOnStats, HandedOnBy};
 pub use layout::Layout;
 pub use listening::{Listeners, Waiting};
 pub use peers::PeerStats;
@@ -53,6 +55,7 @@ pub use turned_away::TurnedAway;
 pub use turnpike_offload::{
     Attachment, Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot,
 };
+pub use turnpike_rules::HandOnRule;
 pub use turnpike_turn::server::{RealmLimits, RelayAddress};
 
 /// Shards of each table shared by the workers, enough to make contention rare.

@@ -19,6 +19,7 @@ use crate::{
     Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StartError, StreamConfig, TurnedAway,
     common::Common,
     discovery,
+    handed_on::HandOnStats,
     listening::{Change, Listeners, Places, Sockets, Waiting},
     peers::PeerStats,
     policy::SharedStore,
@@ -112,6 +113,7 @@ pub struct WorkerSnapshot {
     pub ttl_expired: u64,
     pub streams: StreamStats,
     pub peers: PeerStats,
+    pub handed_on: HandOnStats,
     /// Messages between workers that were lost because the receiver was too slow; clients retransmit
     /// important ones.
     pub handoffs_lost: u64,
@@ -522,6 +524,9 @@ fn probe_relay_addresses(config: &Config, known: &[RelayAddress]) -> Result<(), 
 }
 
 fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), StartError> {
+    if let Some(rule) = config.streams.hand_on.iter().find(|rule| config.accepts_at(rule.to)) {
+        return Err(StartError::HandOnToItself { to: rule.to });
+    }
     let (numbers, udp) = places.udp();
     let number = |at: usize| {
         numbers.get(at).map_or(ListenerId(u16::MAX), |place| layout.number(Transport::Udp, *place, None))

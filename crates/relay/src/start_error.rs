@@ -21,6 +21,8 @@ pub enum StartError {
          allocations"
     )]
     ListenerGone { protocol: &'static str, address: SocketAddr },
+    #[error("server.hand_on: {to} is this server itself; give the address of the web server")]
+    HandOnToItself { to: SocketAddr },
     #[error("--datapath kernel (or xdp): {0}")]
     Kernel(#[from] OffloadError),
     #[error(

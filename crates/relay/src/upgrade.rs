@@ -179,7 +179,8 @@ impl Relay {
     /// Numbers of remaining allocations, and of remaining connections and associations; at most 100 ms old.
     pub fn left(&self) -> (u64, u64) {
         self.snapshots().iter().fold((0, 0), |(allocations, connections), worker| {
-            let connected = worker.streams.open + worker.dtls.open + worker.dtls.half_open;
+            let connected =
+                worker.streams.open + worker.dtls.open + worker.dtls.half_open + worker.handed_on.open;
             (allocations + worker.allocations, connections + connected)
         })
     }

@@ -39,6 +39,7 @@ use crate::{
     coalesce::Coalescer,
     common::Common,
     dtls::Associations,
+    handed_on::{self, HandedOn},
     layout::Listener,
     listening::{self, Named},
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
@@ -145,6 +146,7 @@ pub(crate) struct Worker {
     lingering: Lingering,
     roles: Vec<Role>,
     peers: Peers,
+    handed_on: HandedOn,
     ports: Arc<Ports>,
     shared: SharedPorts,
     mailboxes: Arc<[Mailbox]>,
@@ -206,6 +208,7 @@ impl Worker {
             lingering: Lingering::default(),
             roles: Vec::new(),
             peers: Peers::new(config.half_closed),
+            handed_on: HandedOn::new(&common.streams.limits, config.workers, config.half_closed),
             ports: Arc::clone(ports),
             shared: SharedPorts::new(config),
             mailboxes: Arc::new([]),
@@ -305,6 +308,10 @@ impl Worker {
         if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
             self.resume_peers(now);
         }
+        if self.handed_on.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.handed_on.handle_timeout(now.ms);
+            self.frame.dirty = true;
+        }
         if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
             self.server.handle_timeout(now);
             while let Some((lookup, result)) = self.server.next_finished_lookup(now) {
@@ -324,6 +331,7 @@ impl Worker {
             INBOX => return self.handle_commands(now),
             tunnel::TO_OLD => self.hear_of_old(),
             tunnel::TO_NEW => self.receive_from_new(now),
+            handed_on::FIRST_TOKEN..=handed_on::LAST_TOKEN => self.handed_on.on_event(event, now.ms),
             FIRST_PEER_TOKEN.. => self.serve_peers(now, event),
             _ => self.serve_stream(now, event),
         }
@@ -501,6 +509,7 @@ impl Worker {
         self.carry_out_effects(now, NO_TRAILING);
         self.out.streams.shutdown(&self.frame.poller);
         self.out.dtls.shutdown(&mut self.out.tx);
+        self.handed_on.shutdown();
         self.flush();
         self.publish_now(now.ms);
     }
@@ -515,7 +524,8 @@ impl Worker {
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
         let offload = self.offload.as_ref().and_then(Offload::due);
         let (peers, lingering) = (self.peers.poll_timeout(), self.lingering.due());
-        [timer, streams, dtls, peers, offload, lingering].into_iter().flatten().min()
+        let handed_on = self.handed_on.poll_timeout();
+        [timer, streams, dtls, peers, handed_on, offload, lingering].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -535,6 +545,7 @@ impl Worker {
         }
         let counted = &mut self.counted;
         counted.peers = self.peers.stats();
+        counted.handed_on = self.handed_on.stats();
         counted.allocations = self.server.allocations() as u64;
         counted.listeners.clear();
         counted.listeners.extend_from_slice(self.server.allocations_by_listener());

@@ -15,6 +15,7 @@ mod dtls_limits;
 mod dtls_memory;
 mod dtls_messages;
 mod hairpinning;
+mod handed_on;
 mod ip_fields;
 mod loops;
 mod mobility;

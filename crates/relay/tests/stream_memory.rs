@@ -2,11 +2,15 @@
 
 use crate::prelude::*;
 use crate::support::*;
+use turnpike_relay::HandOnRule;
+use turnpike_rules::Selector;
 use turnpike_testkit::process::memory;
 
 const NAME: &str = "turn.example.org";
 /// Both ends are in this process, which may have at most 1024 descriptors.
 const CROWD: u64 = 400;
+/// Clients of a web server.
+const READERS: usize = 24;
 
 fn world() -> World {
     start(|config| {
@@ -138,6 +142,47 @@ fn read_no_data() {
         assert_eq!(read, total);
     }
     world.wait_for_counter("connection_bytes", "to_client", sent.iter().sum());
+}
+
+/// Clients of a web server that read no answers: the kernel and one turn's bytes per connection hold them.
+#[test]
+fn unread_answers_of_a_web_server_stall_and_use_no_memory() {
+    alone::in_own_process(turnpike_testkit::this_test!(), read_no_answers);
+}
+
+fn read_no_answers() {
+    let web = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let rule = HandOnRule { selector: Selector::Plain, to: web.local_addr().unwrap(), proxy_protocol: None };
+    let world = start(|config| config.hand_on = vec![rule]);
+    let mut control = world.client();
+    let mut pairs: Vec<(TcpStream, TcpStream)> = Vec::new();
+    for _ in 0..READERS {
+        let mut client = connect(world.tcp());
+        client.write_all(b"GET /").unwrap();
+        let (mut far, _) = web.accept().unwrap();
+        far.read_exact(&mut [0; 5]).unwrap();
+        far.set_nonblocking(true).unwrap();
+        pairs.push((client, far));
+    }
+    let witness = Witness::start(&world);
+    let mut sent = [0_u64; READERS];
+    let grown = grown(|| {
+        for (total, (_, far)) in sent.iter_mut().zip(&mut pairs) {
+            *total = fill(&mut control, far);
+        }
+    });
+    let sum: u64 = sent.iter().sum();
+    println!(
+        "{sum} bytes in flight between a web server and {READERS} clients, {grown} of them in the server"
+    );
+    // 64 KiB each, and a huge page.
+    assert!(grown < ((READERS as u64) << 16) + (2 << 20), "{grown} bytes of {sum}");
+    Thread::named("relay-0").comes_to_rest();
+    witness.lost_nothing();
+    for (total, (mut client, far)) in sent.into_iter().zip(pairs) {
+        drop(far);
+        assert_eq!(std::io::copy(&mut client, &mut std::io::sink()).unwrap(), total);
+    }
 }
 
 trait ReadWrite: Read + Write {}

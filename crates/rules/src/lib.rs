@@ -1,14 +1,17 @@
-//! Parsed forwarding rules: listeners, targets, limits and access lists.
+//! Parsed forwarding rules: listeners, targets, limits and access lists; and rules of the TURN server that hand
+//! connections on to a web server.
 //!
 //! The forwarder runs them, the configuration reads them, and other programs' files are translated into them.
 #![forbid(unsafe_code)]
 
 mod access;
 mod address;
+mod hand_on;
 mod rule;
 
 pub use access::{Access, Pattern};
 pub use address::{Address, Bind, hears, reached};
+pub use hand_on::{HandOnRule, NamePattern, ProtocolName, Selector, TURN_PROTOCOLS};
 pub use rule::{
     Balance, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, PortRange, Protocol, Proxy, Question, Rule,
     RuleId,

@@ -16,8 +16,8 @@ use turnpike_process::{
     log_queue::LogCounts,
 };
 use turnpike_relay::{
-    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelSnapshot, ListenerCount, RelayState,
-    WorkerSnapshot,
+    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandOnEnd, HandedOnBy, HandshakeFailure, KernelSnapshot,
+    ListenerCount, RelayState, WorkerSnapshot,
 };
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
@@ -90,6 +90,7 @@ impl Collector for Scrape {
         page.sent()?;
         page.streams()?;
         page.peers()?;
+        page.handed_on()?;
         page.dtls()?;
         if let Some(kernel) = &self.kernel {
             page.kernel(kernel)?;
@@ -507,6 +508,25 @@ impl ServerFamilies<'_, '_> {
             "peer_accept_pauses" "Pauses in accepting on relayed addresses because file descriptors ran out." peers.accept_pauses;
             "handoffs_lost" "Messages lost between workers." handoffs_lost;
         );
+        Ok(())
+    }
+
+    fn handed_on(&mut self) -> fmt::Result {
+        self.0.gauge("handed_on_open", "Current connections handed on to a web server.", |snapshot| {
+            snapshot.handed_on.open
+        })?;
+        self.0.by("handed_on", "Connections for a web server, by kind.", "kind", |snapshot| {
+            by_name(|by: HandedOnBy| snapshot.handed_on.taken(by))
+        })?;
+        self.0.by(
+            "handed_on_ended",
+            "Connections for a web server that ended, by reason.",
+            "reason",
+            |snapshot| by_name(|reason: HandOnEnd| snapshot.handed_on.ended(reason)),
+        )?;
+        self.0.by("handed_on_bytes", "Bytes of handed-on connections, by source.", "source", |snapshot| {
+            vec![("client", snapshot.handed_on.from_clients), ("server", snapshot.handed_on.from_servers)]
+        })?;
         Ok(())
     }
 

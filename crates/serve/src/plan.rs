@@ -138,8 +138,8 @@ impl RelayPlan {
     }
 
     /// Estimated maximum number of file descriptors: up to two relay sockets and one connection per
-    /// allocation, one per reserved port and per connection without an allocation, two per peer connection,
-    /// and a reserve.
+    /// allocation, one per reserved port and per connection without an allocation, two per peer connection
+    /// and handed-on connection, and a reserve.
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -154,13 +154,18 @@ impl RelayPlan {
         } else {
             config.workers * 2 * (config.server.limits.peer_connections + PIPES)
         };
+        let handed_on = match config.streams.most_handed_on(config.workers) {
+            0 => 0,
+            most => 2 * (most + config.workers * PIPES),
+        };
         let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
             + (2 * config.limits.allocations).min(self.relay_ports())
             + config.max_reservations()
             + streams
             // At the limit, evicted and new connections coexist until the end of the tick.
             + listeners * config.workers * StreamConfig::ACCEPTS
-            + peers;
+            + peers
+            + handed_on;
         sockets as u64 + 64 + 8 * self.config.workers as u64
     }
 }
@@ -186,6 +191,7 @@ fn stream_config(settings: &Settings, listen: &[SocketAddr], tls: Option<Arc<Tls
         tls,
         server_names: realms::server_names(settings).map(str::to_owned).collect(),
         proxies: settings.proxy_protocol_from.clone(),
+        hand_on: settings.hand_on.clone(),
         limits: settings.connection_limits.clone(),
     }
 }

@@ -481,6 +481,7 @@ impl Service for TurnServer {
         "turnpike_connections",
         "turnpike_dtls_associations",
         "turnpike_peer_connections_open",
+        "turnpike_handed_on_open",
         "turnpike_kernel_flows",
     ];
 

@@ -20,6 +20,7 @@ mod forward_late_listeners;
 mod forward_reload;
 mod golden;
 mod graceful_stop;
+mod hand_on;
 mod interop;
 mod invalid_flood;
 mod json_lines;

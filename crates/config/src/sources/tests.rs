@@ -2,6 +2,7 @@
 
 use turnpike_testkit::Dir;
 
+use turnpike_rules::{ProxyVersion, Selector};
 use turnpike_turn::server::{AlternateWhen, Transport};
 
 use std::net::SocketAddr;
@@ -586,6 +587,20 @@ fn alternates_are_read_and_shown() {
     assert_eq!(named.alternate.transports, [Transport::Tls, Transport::Dtls]);
     assert_eq!(named.alternate.domain.as_deref(), Some("turn2.example.org"));
     assert_eq!(values_of(settings(&read.to_toml())).alternates, read.alternates);
+}
+
+#[test]
+fn hand_on_rules_are_read_and_shown() {
+    let text = "[server]\nhand_on = [{ sni = [\"*.example.org\", \"example.org\"], alpn = \"h2\", to = \"[::1]:8443\", \
+                proxy_protocol = \"v2\" }, { plain = true, to = \"127.0.0.1:8080\" }]";
+    let read = settings(text);
+    let [tls, plain] = &read.hand_on[..] else { panic!("two: {:?}", read.hand_on) };
+    assert!(
+        matches!(&tls.selector, Selector::Tls { names, protocols } if names.len() == 2 && protocols.len() == 1)
+    );
+    assert_eq!((tls.to.to_string(), tls.proxy_protocol), ("[::1]:8443".to_owned(), Some(ProxyVersion::V2)));
+    assert_eq!((&plain.selector, plain.proxy_protocol), (&Selector::Plain, None));
+    assert_eq!(values_of(settings(&read.to_toml())).hand_on, read.hand_on);
 }
 
 #[test]

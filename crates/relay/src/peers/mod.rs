@@ -481,7 +481,7 @@ impl Connection {
     }
 }
 
-fn note(flow: &mut Flow, source: &TcpSocket, event: &Event) {
+pub(crate) fn note(flow: &mut Flow, source: &TcpSocket, event: &Event) {
     flow.readable |= event.readable;
     flow.fin |= event.closed;
     if event.priority {

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use turnpike_rules::{HandOnRule, Selector};
 use turnpike_turn::server::{Cidr, ConnectionLimits};
 
 use super::TlsContext;
@@ -21,6 +22,8 @@ pub struct StreamConfig {
     pub server_names: Vec<String>,
     /// Proxies: connections from these addresses must start with a PROXY header (version 1 or 2).
     pub proxies: Vec<Cidr>,
+    /// Connections for a web server; the first rule that matches decides.
+    pub hand_on: Vec<HandOnRule>,
     pub limits: ConnectionLimits,
 }
 
@@ -28,6 +31,20 @@ impl StreamConfig {
     /// Maximum connections accepted per listener and tick. During a tick each listener of each worker may
     /// exceed the limits by this many descriptors.
     pub const ACCEPTS: usize = 32;
+
+    pub(super) fn hands_on_tls(&self) -> bool {
+        self.hand_on.iter().any(|rule| rule.selector != Selector::Plain)
+    }
+
+    /// Returns true for names that certificates or realms list exactly.
+    pub(super) fn is_own_name(&self, name: &str) -> bool {
+        self.server_names.iter().any(|own| own.eq_ignore_ascii_case(name))
+            || self.tls.as_ref().is_some_and(|tls| tls.has_certificate_for(name))
+    }
+
+    pub fn most_handed_on(&self, workers: usize) -> usize {
+        if self.hand_on.is_empty() { 0 } else { workers * share(self.limits.handed_on, workers) }
+    }
 
     pub fn most_idle(&self, workers: usize) -> usize {
         workers * share(self.limits.idle_connections, workers)

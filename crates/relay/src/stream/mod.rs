@@ -5,6 +5,7 @@
 //!        ─▶ Streams::receive ─▶ arena           PROXY header, first byte, TLS; behind a held partial message
 //!             └─ Streams::next ─▶ Server::from_client   one message each, in place
 //! Verdict::ToClient, Reply ─▶ Streams::relay, reply     a piece: header bytes + a span of the arena
+//!                                               or, for a web server, Streams::next_handed_on ─▶ HandedOn
 //! Streams::flush                                per connection: all pieces of the tick in few writes; data that the kernel
 //!                                               does not accept is copied into the outbox
 //! ```
@@ -15,6 +16,7 @@
 pub(crate) mod channel;
 pub mod config;
 mod connection;
+mod hand_on;
 mod listener;
 mod outbox;
 mod pause;
@@ -53,6 +55,7 @@ pub use tls::{CertificateError, ChainFault, Identity, TlsContext};
 pub(crate) use transfer::Detached;
 
 use connection::{Connection, Stage};
+use hand_on::Chosen;
 use listener::Listener;
 use send::Pieces;
 
@@ -115,6 +118,10 @@ pub(crate) struct Streams {
     touched: Vec<usize>,
     gone: Vec<Gone>,
     scratch: Vec<u8>,
+    /// ClientHello joined from several records.
+    hello: Vec<u8>,
+    /// Connections to hand on to a web server.
+    chosen: Vec<Chosen>,
     handshakes_left: u32,
     share_left: usize,
     first_put_off: Option<usize>,
@@ -150,6 +157,8 @@ impl Streams {
             touched: Vec::new(),
             gone: Vec::new(),
             scratch: Vec::new(),
+            hello: Vec::new(),
+            chosen: Vec::new(),
             handshakes_left: HANDSHAKES,
             share_left: SHARE,
             first_put_off: None,

@@ -5,6 +5,7 @@ use std::io;
 use turnpike_net::{Rx, Span};
 use turnpike_turn::server::{Source, Transport};
 use turnpike_wire::{
+    client_hello::HANDSHAKE as TLS_HANDSHAKE,
     frame::{self, Frame, FrameError},
     proxy_protocol::{self, MAX_HEADER, Parsed},
     stun::COOKIE,
@@ -14,11 +15,8 @@ use super::{
     CloseReason, Connection, HandshakeFailure, OVERHEAD, Stage, Streams,
     channel::{self, Channel, Fed, is_nothing},
     connection::PORTION,
+    hand_on::Choice,
 };
-
-/// First byte of a TLS handshake record (RFC 8446 section 5.1). ChannelData cannot start with it, and in STUN
-/// it would be an unassigned method (RFC 7983 section 7).
-const TLS_HANDSHAKE: u8 = 0x16;
 
 pub(crate) struct Incoming {
     pub(crate) slot: usize,
@@ -120,12 +118,24 @@ impl Streams {
         });
         let Some(mut span) = received(read)? else { return Ok(None) };
         self.stats.read_bytes += u64::from(span.len);
-        span = rx.join(connection.framer.held(), span);
+        let Some(joined) = connection.together(span, rx) else { return Ok(None) };
+        span = joined;
         if connection.stage == Stage::Proxied {
             let Some(rest) = self.read_proxy_header(slot, now_ms, span, rx)? else { return Ok(None) };
             span = rest;
         } else if proxy_protocol::is_begun(rx.bytes(span)) == Some(true) {
             return Err(CloseReason::UntrustedProxy);
+        }
+        match self.choose(slot, rx.bytes(span)) {
+            Choice::Turn => {}
+            Choice::Incomplete { wanted } => {
+                self.connections[slot].framer.hold(rx.bytes(span), wanted);
+                return Ok(None);
+            }
+            Choice::HandOn => {
+                self.connections[slot].framer.hold(rx.bytes(span), 0);
+                return Ok(None);
+            }
         }
         let connection = &mut self.connections[slot];
         let listener = &self.listeners[connection.listener];
@@ -316,7 +326,7 @@ impl Streams {
 }
 
 /// Recognises the start of a STUN message by its magic cookie (RFC 8489 section 5).
-fn is_stun(bytes: &[u8]) -> bool {
+pub(super) fn is_stun(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|first| first & 0xC0 == 0) && bytes.get(4..8) == Some(&COOKIE)
 }
 

@@ -37,6 +37,8 @@ pub enum CloseReason {
     DataConnection,
     /// Moved to the worker that has the state it asked for.
     HandedOver,
+    /// Left to a web server ([`crate::handed_on`]).
+    HandedOn,
     Shutdown,
 }
 
@@ -50,6 +52,7 @@ impl CloseReason {
                 | Self::Idle
                 | Self::DataConnection
                 | Self::HandedOver
+                | Self::HandedOn
                 | Self::Shutdown
         )
     }

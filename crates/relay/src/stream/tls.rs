@@ -19,12 +19,10 @@ use rustls::{
 use webpki::{EndEntityCert, KeyUsage};
 
 use turnpike_measure::units::span;
+use turnpike_rules::TURN_PROTOCOLS;
 use turnpike_wire::pem::with_markers_on_lines;
 
 use super::tickets::{TicketKeys, Tickets};
-
-/// RFC 7443. TURN comes first, because a client that offers both wants more than Binding.
-const PROTOCOLS: [&[u8]; 2] = [b"stun.turn", b"stun.nat-discovery"];
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -203,7 +201,7 @@ impl TlsContext {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth();
         let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
-        config.alpn_protocols = PROTOCOLS.iter().map(|name| name.to_vec()).collect();
+        config.alpn_protocols = TURN_PROTOCOLS.iter().map(|name| name.as_bytes().to_vec()).collect();
         // Stateless: nothing is stored per client, and workers never wait for each other.
         let tickets = Arc::new(Tickets::new());
         config.ticketer = Arc::clone(&tickets) as Arc<dyn ProducesTickets>;
@@ -218,6 +216,12 @@ impl TlsContext {
     pub fn replace(&self, identities: &[Identity]) {
         let new = Arc::new(Directory::new(identities));
         *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+
+    /// Returns whether a certificate lists exactly this name, in lower case, not only a wildcard for it.
+    pub(super) fn has_certificate_for(&self, name: &str) -> bool {
+        let directory = self.shown.directory.read().unwrap_or_else(PoisonError::into_inner);
+        directory.by_name.contains_key(name)
     }
 
     pub fn ticket_keys(&self) -> TicketKeys {

@@ -49,6 +49,7 @@ impl Worker {
         }
         self.carry_out_effects(now, NO_TRAILING);
         self.layout = Arc::clone(&layout);
+        self.handed_on.limit(&streams.limits, config.workers);
         self.out.streams.reconfigure(Arc::clone(&layout), streams);
         self.out.dtls.reconfigure(layout, dtls, keys);
         // Before new listeners reuse their places.

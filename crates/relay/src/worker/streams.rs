@@ -42,6 +42,9 @@ impl Worker {
         if let Some(incoming) = self.out.streams.receive(slot, now.ms, &mut self.rx) {
             self.route_stream(now, incoming);
         }
+        while let Some(leaving) = self.out.streams.next_handed_on(&self.frame.poller) {
+            self.handed_on.take(leaving, now.ms, &self.frame.poller);
+        }
     }
 
     pub(super) fn tell_gone(&mut self, now: Now) {

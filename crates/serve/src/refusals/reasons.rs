@@ -498,7 +498,7 @@ mod tests {
         let closes = CloseReason::VARIANTS.iter().map(<&'static str>::from);
         let handshakes = HandshakeFailure::VARIANTS.iter().map(<&'static str>::from);
         let dtls = DtlsFailure::VARIANTS.iter().map(<&'static str>::from);
-        let none = ["client", "broken", "idle", "data_connection", "handed_over", "shutdown"];
+        let none = ["client", "broken", "idle", "data_connection", "handed_over", "handed_on", "shutdown"];
         for reason in closes.chain(handshakes).chain(dtls).filter(|reason| !none.contains(reason)) {
             assert_ne!(connection_reason(reason), reason);
             assert!(Why::Connection("connection", reason).remedy().ends_with('.'));

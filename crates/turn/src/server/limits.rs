@@ -66,6 +66,10 @@ pub struct ConnectionLimits {
     /// Bytes of relayed datagrams queued for one TCP or TLS client; beyond them the oldest datagrams are
     /// dropped.
     pub stream_queue: usize,
+    /// Total of connections handed on to a web server; further ones are closed.
+    pub handed_on: usize,
+    /// An address is an IPv4 address or IPv6 /64.
+    pub handed_on_per_address: usize,
 }
 
 impl Default for ConnectionLimits {
@@ -78,6 +82,8 @@ impl Default for ConnectionLimits {
             first_message: Duration::from_secs(10),
             idle: Duration::from_secs(60),
             stream_queue: 256 << 10,
+            handed_on: 4096,
+            handed_on_per_address: 256,
         }
     }
 }
