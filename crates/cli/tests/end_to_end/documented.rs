@@ -7,7 +7,7 @@ const NAT: &str = include_str!("../../../../docs/nat.md");
 const NAME: &str = "turn.example.org";
 
 /// First code block after these words.
-fn block<'d>(document: &'d str, words: &str) -> &'d str {
+pub(crate) fn block<'d>(document: &'d str, words: &str) -> &'d str {
     let (_, behind) = document.split_once(words).unwrap_or_else(|| panic!("{words} is not in the document"));
     let code = behind.split("```").nth(1).expect("a block of code");
     code.split_once('\n').expect("the block has a line").1

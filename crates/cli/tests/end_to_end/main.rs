@@ -39,6 +39,7 @@ mod names;
 mod nat_discovery;
 mod own_endpoints;
 mod passed_sockets;
+mod port_sharing;
 mod prelude;
 mod probe;
 mod probe_findings;
