@@ -108,7 +108,7 @@ mod tests {
         let dir = Dir::new();
         let file = dir.file("turnpike", "");
         let mode = |mode| {
-            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("permissions can be set")
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("permissions can be set");
         };
         for strangers in [0o775, 0o757] {
             mode(strangers);
