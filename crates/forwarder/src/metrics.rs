@@ -80,12 +80,12 @@ impl Collector for ForwarderScrape {
         )?;
         page.each(
             "forward_limited_datagrams",
-            "Datagrams dropped because of the byte rate of their rule or session.",
+            "Datagrams dropped because of the bandwidth limit of their rule or session.",
             |rule| rule.limited_datagrams,
         )?;
         page.each(
             "forward_pauses",
-            "Pauses in reading a TCP connection because of the byte rate of its rule or connection.",
+            "Pauses in reading a TCP connection because of the bandwidth limit of the connection or its rule.",
             |rule| rule.pauses,
         )?;
         self.targets(&mut page.encoder)?;
@@ -106,12 +106,12 @@ impl ForwarderScrape {
         };
         gauge(
             "forward_target_up",
-            "1 if the last health check, connect or answer of a target address succeeded.",
+            "0 if the last health check of, connection to, or UDP session with a target address failed; otherwise 1.",
             |target| u64::from(target.up),
         )?;
         gauge(
             "forward_target_connections",
-            "Connections and sessions to a target, open or being opened.",
+            "Connections to and sessions with a target, open or being opened.",
             |target| target.counts.open,
         )?;
         let mut metric = counter(
@@ -120,8 +120,11 @@ impl ForwarderScrape {
             "Connections accepted by a target, and UDP sessions started with it.",
         )?;
         self.each(&mut |labels, target| count(&mut metric, labels, target.counts.connected))?;
-        let mut metric =
-            counter(encoder, "forward_target_failed", "Failed connects and sessions to a target by reason.")?;
+        let mut metric = counter(
+            encoder,
+            "forward_target_failed",
+            "Failed connections to and sessions with a target, by reason.",
+        )?;
         self.each(&mut |labels, target| {
             let failed = |failure: Failure| target.counts.failed[failure as usize];
             by_name(failed).into_iter().try_for_each(|(reason, failed)| {
@@ -135,7 +138,7 @@ impl ForwarderScrape {
         })?;
         let mut metric = encoder.encode_descriptor(
             "forward_target_connect_seconds",
-            "Time until a TCP target accepted a connection.",
+            "Time until a TCP target accepted the connection.",
             None,
             MetricType::Histogram,
         )?;

@@ -95,7 +95,7 @@ pub struct Common {
     pub upgrades: [(&'static str, u64); 2],
     /// Log lines lost because the control thread lagged behind or could not write.
     pub log_lost: u64,
-    /// Log lines suppressed by limits: of refusals, and of ended sessions.
+    /// Log lines suppressed by limits: about refusals, and about ended allocations or connections.
     pub log_suppressed: [u64; 2],
 }
 
@@ -129,7 +129,7 @@ impl Common {
         counts(
             encoder,
             "log_lines_suppressed",
-            "Refusals and ended sessions or connections that got no log line of their own, by kind.",
+            "Refusals and ended allocations or connections that were not logged individually, by kind.",
             "kind",
             ["refusal", "end"].into_iter().zip(self.log_suppressed),
         )?;
@@ -140,7 +140,7 @@ impl Common {
 
     #[expect(
         clippy::cast_precision_loss,
-        reason = "gauges are floats by format, and these are far below 2^53"
+        reason = "the format defines gauges as floats, and these are far below 2^53"
     )]
     fn process(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let usage = &self.process;

@@ -172,14 +172,17 @@ impl ServerFamilies<'_, '_> {
         self.ended_as(metrics, totals)?;
         // Names of the previous version.
         let metrics = [
-            ("sessions_ended", "Old name of turnpike_ended_allocations; the next version drops it."),
-            ("session_bytes", "Old name of turnpike_ended_allocation_bytes; the next version drops it."),
-            ("session_seconds", "Old name of turnpike_ended_allocation_seconds; the next version drops it."),
+            ("sessions_ended", "Old name of turnpike_ended_allocations; the next version removes it."),
+            ("session_bytes", "Old name of turnpike_ended_allocation_bytes; the next version removes it."),
+            (
+                "session_seconds",
+                "Old name of turnpike_ended_allocation_seconds; the next version removes it.",
+            ),
         ];
         self.ended_as(metrics, totals)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
+    #[expect(clippy::cast_precision_loss, reason = "the format defines a histogram's sum as a float")]
     fn ended_as(&mut self, metrics: [(&str, &str); 3], totals: &Totals) -> fmt::Result {
         let [(name, help), in_bytes, in_seconds] = metrics;
         let mut metric = counter(&mut self.0.encoder, name, help)?;
@@ -224,7 +227,7 @@ impl ServerFamilies<'_, '_> {
     /// Files are labelled as in the configuration.
     #[expect(
         clippy::cast_precision_loss,
-        reason = "gauges are floats by format, and no certificate outlives 2^53 s"
+        reason = "the format defines gauges as floats, and no certificate outlives 2^53 s"
     )]
     fn certificates(&mut self, told: &CertificateState) -> fmt::Result {
         let mut metric = self.0.encoder.encode_descriptor(
@@ -249,7 +252,7 @@ impl ServerFamilies<'_, '_> {
         gauge(&mut self.0.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
         #[expect(
             clippy::cast_precision_loss,
-            reason = "gauges are floats by format, and 2^53 users do not fit into memory"
+            reason = "the format defines gauges as floats, and 2^53 users do not fit into memory"
         )]
         let users = store.users as f64;
         gauge(&mut self.0.encoder, "store_cached_users", "Store users cached in memory.", users)?;
@@ -268,7 +271,7 @@ impl ServerFamilies<'_, '_> {
 
     #[expect(
         clippy::cast_precision_loss,
-        reason = "gauges are floats by format, and these are far below 2^53"
+        reason = "the format defines gauges as floats, and these are far below 2^53"
     )]
     fn fleet(&mut self, fleet: &FleetCounts) -> fmt::Result {
         gauge(
@@ -288,7 +291,7 @@ impl ServerFamilies<'_, '_> {
             ),
             (
                 "fleet_recovering",
-                "1 while the fleet store recovers and grants no shared quota.",
+                "1 while the fleet store is recovering and grants no shared quota.",
                 is(node.is_recovering),
             ),
             (
@@ -308,7 +311,7 @@ impl ServerFamilies<'_, '_> {
                 quotas.buckets as f64,
             ),
             ("fleet_quota_held", "Shared quota held by this node, in allocations.", quotas.held as f64),
-            ("fleet_quota_waiting", "Shared quotas to report to the store.", quotas.waiting as f64),
+            ("fleet_quota_waiting", "Shared quotas not yet reported to the store.", quotas.waiting as f64),
         ] {
             gauge(&mut self.0.encoder, name, help, value)?;
         }
@@ -322,7 +325,7 @@ impl ServerFamilies<'_, '_> {
         counts(&mut self.0.encoder, "fleet_refusals", help, "limit", refusals)?;
         let help = "Clients redirected to another node or to this node's own address, by reason.";
         counts(&mut self.0.encoder, "fleet_redirects", help, "reason", node.redirects)?;
-        let help = "Clients that came back after a redirect and were served here.";
+        let help = "Clients that repeated their request after a redirect and were served here.";
         counter(&mut self.0.encoder, "fleet_returns", help)?
             .encode_counter::<NoLabelSet, _, u64>(&node.returned, None)?;
         let help = "Quota exchanges with the store by result.";
@@ -330,15 +333,15 @@ impl ServerFamilies<'_, '_> {
         let help = "Total duration of quota exchanges with the store.";
         counter(&mut self.0.encoder, "fleet_exchange_seconds", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.exchange_seconds, None)?;
-        let help = "Messages and quota levels from other nodes by kind; unreadable ones come from a node with a different fleet.secret or clock, repeated ones are ignored.";
+        let help = "Messages and quota levels from other nodes, by kind; unreadable ones come from a node with a different fleet.secret or clock, and repeated ones are ignored.";
         counts(&mut self.0.encoder, "fleet_heard", help, "kind", node.heard)?;
         let help = "Allocation status lines lost because the store was unreachable or slow.";
         counter(&mut self.0.encoder, "fleet_status_lines_lost", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.lines_lost, None)
     }
 
-    /// Counters of the state machines, which define the families and labels. In the format, all workers
-    /// of a family must be together.
+    /// Counters of the state machines, which define the families and labels. Grouped by family, because the
+    /// format requires all samples of a family to be contiguous.
     fn turn(&mut self) -> fmt::Result {
         let mut families: Vec<(&'static str, Vec<TurnSample<'_>>)> = Vec::new();
         for (worker, snapshot) in self.0.snapshots {
@@ -360,7 +363,10 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a histogram is of floats by format")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the format defines a histogram's bounds and sum as floats"
+    )]
     fn allocation_times(&mut self) -> fmt::Result {
         let mut all = Stats::default();
         self.0.snapshots.iter().for_each(|(_, snapshot)| all.merge(&snapshot.turn));
@@ -388,10 +394,10 @@ impl ServerFamilies<'_, '_> {
     fn received(&mut self) -> fmt::Result {
         each!(self;
             "wakeups" "Wake-ups of the worker." wakeups;
-            "pauses" "Pauses that the worker made to batch more work per wake-up (server.coalesce_us)." pauses;
+            "pauses" "Times the worker paused to batch more work per wake-up (server.coalesce_us)." pauses;
             "rx_calls" "Receive calls." rx.calls;
             "rx_would_block" "Receive calls that found nothing." rx.would_block;
-            "rx_buffers" "Buffers received; a GRO super-packet is one." rx.buffers;
+            "rx_buffers" "Buffers received; a GRO super-packet counts as one." rx.buffers;
             "rx_datagrams" "Datagrams received." rx.datagrams;
             "rx_bytes" "Bytes received." rx.bytes;
             "rx_kernel_drops" "Datagrams dropped by the kernel because a receive buffer was full." rx.kernel_drops;
@@ -403,7 +409,7 @@ impl ServerFamilies<'_, '_> {
     fn sent(&mut self) -> fmt::Result {
         each!(self;
             "tx_calls" "Send calls." tx.calls;
-            "tx_messages" "Messages sent; a GSO super-packet is one." tx.messages;
+            "tx_messages" "Messages sent; a GSO super-packet counts as one." tx.messages;
             "tx_super_packets" "GSO super-packets of two or more datagrams sent." tx.super_packets;
             "tx_datagrams" "Datagrams sent." tx.datagrams;
             "tx_bytes" "Bytes sent." tx.bytes;
@@ -441,7 +447,7 @@ impl ServerFamilies<'_, '_> {
             |snapshot| by_name(|why: HandshakeFailure| snapshot.streams.failed(why)),
         )?;
         each!(self;
-            "accept_pauses" "Pauses in accepting because file descriptors ran out." streams.accept_pauses;
+            "accept_pauses" "Pauses in accepting connections because file descriptors ran out." streams.accept_pauses;
             "stream_dropped" "Datagrams dropped because a client read too slowly." streams.queue_drops;
             "stream_dropped_bytes" "Bytes dropped because a client read too slowly, including headers." streams.queue_dropped_bytes;
             "stream_reads" "Read calls on connections." streams.reads;
@@ -505,7 +511,7 @@ impl ServerFamilies<'_, '_> {
         each!(self;
             "peer_stalls" "Stalls of connections to peers because the receiver read too slowly." peers.stalls;
             "peer_spliced_bytes" "Bytes moved by splice on connections to peers." peers.spliced_bytes;
-            "peer_accept_pauses" "Pauses in accepting on relayed addresses because file descriptors ran out." peers.accept_pauses;
+            "peer_accept_pauses" "Pauses in accepting connections on relayed addresses because file descriptors ran out." peers.accept_pauses;
             "handoffs_lost" "Messages lost between workers." handoffs_lost;
         );
         Ok(())
@@ -531,7 +537,7 @@ impl ServerFamilies<'_, '_> {
     }
 
     /// Histogram of batch sizes. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.
-    #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
+    #[expect(clippy::cast_precision_loss, reason = "the format defines a histogram's sum as a float")]
     fn batches(&mut self) -> fmt::Result {
         let mut metric = self.0.encoder.encode_descriptor(
             "rx_batch_datagrams",
@@ -598,10 +604,10 @@ fn turn_help(family: &str) -> Option<&'static str> {
         "successes" => "Success responses, by method.",
         "error_responses" => "Error responses, by STUN error code.",
         "dropped_datagrams" => "Datagrams dropped, by reason.",
-        "peer_refusals" => "Requests refused because of a peer (403), by the rule that applied.",
+        "peer_refusals" => "Requests refused because of their peer (403), by the rule that applied.",
         "credentials_refused" => "Credentials refused, by reason.",
         "connection_bytes" => "Bytes relayed on connections to peers (RFC 6062).",
-        "peer_connections" => "Events of connections to peers (RFC 6062).",
+        "peer_connections" => "Events on connections to peers (RFC 6062).",
         "peer_connection_refusals" => "Refused peer connections and ConnectionBinds by reason.",
         "mobility" => "Events of mobile allocations (RFC 8016).",
         "redirects" => "Requests redirected to another server (300 Try Alternate).",

@@ -68,7 +68,7 @@ export function allocations(words) {
     query.delete("page");
     query.set("limit", PAGE);
     try {
-      // In a fleet, the allocations of all nodes.
+      // In a fleet, lists the allocations of all nodes.
       const { node } = await ask("/v1/status");
       const answer = await ask(`/v1/${node ? "fleet/" : ""}allocations?${query}`);
       if (!current) return;
@@ -106,7 +106,7 @@ function place(row) {
   return [row.process && `process ${row.process}`, row.node && `node ${named(row.node)}`].filter(Boolean).join(", ");
 }
 
-// Opens the page of the query. Returns false if it is already open.
+// Opens the page for this query. Returns false if it is already open.
 function go(query) {
   const text = query.toString();
   const wanted = text === "" ? "#/allocations" : `#/allocations?${text}`;
@@ -162,7 +162,7 @@ export function allocation(id, mayChange) {
       setText(problem, error.message);
       problem.hidden = false;
       end.disabled = true;
-      // An ended allocation does not come back.
+      // Stops polling: an ended allocation cannot reappear.
       if (error.status !== 404 && error.status !== 400) timer = setTimeout(load, AGAIN_MS);
     }
   }
@@ -176,7 +176,7 @@ export function allocation(id, mayChange) {
       return `${total}; now ${bits(more("bytes") * 8)}, ${perSecond(more("datagrams"))} datagrams`;
     };
     fact("User", user(found.user));
-    if (found.identity !== null) fact("Counted as", named(found.identity));
+    if (found.identity !== null) fact("Quotas apply to", named(found.identity));
     fact("Realm", named(found.realm));
     fact("Client", `${found.client} over ${found.transport.toUpperCase()} to ${found.server}${found.away ? " (disconnected)" : ""}`);
     fact("Relayed", found.relayed.map((one) => `${one.address} (${found.relayed_transport.toUpperCase()}), ${span(one.expires_in_s)} left`).join("; "));
@@ -194,7 +194,7 @@ export function allocation(id, mayChange) {
     before = found;
     const allowed = mayChange();
     end.disabled = !allowed;
-    setText(why, allowed ? "" : "Ending it needs a token with full access.");
+    setText(why, allowed ? "" : "Ending an allocation needs a token with full access.");
   }
 
   async function finish() {

@@ -96,7 +96,7 @@ function parse(event) {
   return { name: field("event"), data: JSON.parse(field("data") ?? "null") };
 }
 
-// Polls while the maximum number of watchers is reached, and tries to subscribe once a minute.
+// Polls while the server has the maximum number of watchers, and tries to subscribe once a minute.
 async function poll(on) {
   for (let asked = 0; asked < 60000 / POLL_MS; asked += 1) {
     on.history(await ask("/v1/live/history"));

@@ -93,7 +93,7 @@ function show(cell, value) {
   if (wanted.title !== undefined) setAttribute(cell, "title", wanted.title);
 }
 
-// A link or text, then a bar, a second line, and further links.
+// A link or text, then a bar, a second line, and more links.
 function showParts(cell, text, { href, share, note, links }) {
   const kinds = [[href === undefined ? "SPAN" : "A", true], ["I", share !== undefined], ["SMALL", note !== undefined], ["P", links?.length > 0]];
   const names = kinds.filter(([, wanted]) => wanted).map(([name]) => name);

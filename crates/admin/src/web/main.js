@@ -158,7 +158,7 @@ part("token-open").addEventListener("click", () => openTokens());
 part("token-use").addEventListener("click", () => use(part("token").value.trim()));
 part("token").addEventListener("keydown", (event) => {
   if (event.key !== "Enter") return;
-  // Otherwise Enter would press the focused button after the dialog has closed.
+  // Without this, Enter would press the focused button after the dialog has closed.
   event.preventDefault();
   use(part("token").value.trim());
 });

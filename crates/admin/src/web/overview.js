@@ -27,7 +27,7 @@ function tile(title, help) {
   };
 }
 
-// Time shown by all graphs, with a slider for use without a pointer.
+// Time for which all graphs show values, with a slider for use without a pointer.
 function timeCursor(changed) {
   let back = 0;
   const slider = h("input", { type: "range", id: "back", min: 0, max: SECONDS - 1, value: 0, step: 1 });
@@ -134,7 +134,7 @@ function server() {
     { title: "To peers", number: true, cell: (row) => bits(row.to_peer.bytes * 8) },
     { title: "To client", number: true, cell: (row) => bits(row.to_client.bytes * 8) },
     { title: "Datagrams", number: true, cell: (row) => perSecond(row.to_peer.datagrams + row.to_client.datagrams) },
-  ], "No allocation is relaying.");
+  ], "No allocation is relaying data.");
   const talking = h("p", { class: "note" });
   const transports = table("Allocations by transport", [
     { title: "Transport", heads: true, cell: (row) => row.transport.toUpperCase() },
@@ -177,7 +177,7 @@ function server() {
   ], "No known nodes.");
   const alone = h("p", { class: "warning", hidden: true });
   const recovering = h("p", { class: "warning", hidden: true },
-    "The store does not know the quota use of all nodes yet; until it does, each node serves an equal share of every quota.");
+    "The store does not know the quota use of all nodes yet; until it does, each node may use an equal share of every quota.");
   const fleet = wide(panel("Fleet", "Servers that form one service, as seen by this one.", alone, recovering, nodes.element));
   fleet.hidden = true;
   let node = null;

@@ -32,10 +32,10 @@ export function refusals(words) {
   const found = h("p", { class: "note", role: "status" }, "Loading…");
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const list = table("Refusals", [
-    { title: "Last", heads: true, cell: (row) => ({ text: dateTime(row.last_at), note: row.count > 1 ? `${count(row.count)} times since ${dateTime(row.first_at)}` : "once" }) },
+    { title: "Last refused", heads: true, cell: (row) => ({ text: dateTime(row.last_at), note: row.count > 1 ? `${count(row.count)} times since ${dateTime(row.first_at)}` : "once" }) },
     { title: "Client", cell: (row) => row.client },
     { title: "User", cell: (row) => ({ text: row.realm === null ? named(row.user ?? "") : user(row.user ?? ""), note: both(named(row.realm ?? ""), also(row.other_users)) }) },
-    { title: "Asked for", cell: (row) => ({ text: row.asked.replaceAll("_", " "), note: row.code === null ? "" : `answer ${row.code}` }) },
+    { title: "Request", cell: (row) => ({ text: row.asked.replaceAll("_", " "), note: row.code === null ? "" : `error ${row.code}` }) },
     { title: "Why", cell: (row) => ({
       text: row.reason,
       note: both(also(row.other_peers), row.remedy),
@@ -54,7 +54,7 @@ export function refusals(words) {
       if (!current) return;
       list.update(answer.refusals);
       problem.hidden = true;
-      setText(found, answer.refusals.length === 100 ? "The last 100." : `${count(answer.refusals.length)} found.`);
+      setText(found, answer.refusals.length === 100 ? "Only the last 100 are shown." : `${count(answer.refusals.length)} found.`);
     } catch (error) {
       if (!current) return;
       setText(problem, error.message);

@@ -1,4 +1,4 @@
-// Descriptions of the reasons by which the server counts drops and refusals; docs/web.md has more.
+// Descriptions of the reasons for drops and refusals; see also docs/web.md.
 
 const DROPS = {
   "packet not_stun": "Neither STUN nor ChannelData.",
@@ -18,7 +18,7 @@ const DROPS = {
   "packet unbound_channel": "On a channel that is not bound.",
   "packet no_permission": "From or to a peer without a permission.",
   "packet peer_refused": "To a peer that the peer rules refuse.",
-  "packet peer_family": "A peer of another address family.",
+  "packet peer_family": "A peer of a different address family.",
   "packet allocation_bandwidth": "Above the bit-rate limit of its allocation.",
   "packet user_bandwidth": "Above the bit-rate limit of its user.",
   "packet realm_bandwidth": "Above the bit-rate limit of its realm.",
@@ -56,7 +56,7 @@ const DROPS = {
   "dtls plain_alert": "An unencrypted alert, which may be forged.",
   "dtls no_room": "No buffer space left after decryption.",
   "dtls record_too_long": "Too long for a DTLS record.",
-  "dtls old_process": "For a client of the previous process, which did not keep up.",
+  "dtls old_process": "For a client of the previous process, which read too slowly.",
   "kernel failed": "The kernel could not rewrite the datagram.",
   "kernel behind": "The worker was overloaded: the kernel dropped datagrams instead of adding to its queue.",
 };
@@ -127,7 +127,7 @@ const REFUSALS = {
   "tls evicted": "Closed to make room for a new connection.",
   "tls closed": "The client closed the connection; it may not trust the certificate.",
   "tls garbage": "The data was not TLS.",
-  "tls incompatible": "No TLS version, cipher suite or signature in common.",
+  "tls incompatible": "No TLS version, cipher suite or signature algorithm in common.",
   "tls alpn": "ALPN without a supported protocol.",
   "tls alert": "The client aborted; it may not trust the certificate.",
   "tls too_long": "The client sent too much data.",
@@ -136,8 +136,8 @@ const REFUSALS = {
   "dtls timeout": "The handshake was not finished in time.",
   "dtls evicted": "Replaced by another handshake.",
   "dtls version": "No DTLS version in common.",
-  "dtls key_share": "No key share in common.",
-  "dtls incompatible": "No cipher suite or signature in common: DTLS needs an ECDSA certificate.",
+  "dtls key_share": "No key exchange group in common.",
+  "dtls incompatible": "No cipher suite or signature algorithm in common: DTLS needs an ECDSA certificate.",
   "dtls closed": "The client aborted; it may not trust the certificate.",
   "dtls misbehaved": "The client violated the protocol.",
   "dtls other": "The client restarted the handshake, or the server stopped.",
@@ -145,7 +145,7 @@ const REFUSALS = {
 
 const words = (names, { kind, reason }) => names[`${kind} ${reason}`] ?? `${kind}: ${reason.replaceAll("_", " ")}`;
 
-// Links to configuration keys.
+// Links to keys on the configuration page.
 export const keyLinks = (keys) => keys.map((key) => ({ text: key, href: `#/configuration?${new URLSearchParams({ key })}` }));
 
 export const dropWords = (reason) => words(DROPS, reason);

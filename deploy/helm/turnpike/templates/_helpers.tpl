@@ -93,7 +93,7 @@ node's address, and clients that come through it must be distinguishable from di
 {{- default (printf "%s-fleet" (include "turnpike.fullname" .)) .Values.fleet.existingSecret }}
 {{- end }}
 
-{{/* Non-empty if a server reads its Node object. */}}
+{{/* Non-empty if the server reads the Node object of its node. */}}
 {{- define "turnpike.asksForNode" -}}
 {{- if has .Values.publicAddress.from (list "node" "annotation") }}true{{ end }}
 {{- end }}
@@ -337,7 +337,7 @@ spec:
       lifecycle:
         preStop:
           exec:
-            # Refuses new clients; returns after the last session or the deadline.
+            # Refuses new clients; returns once the last allocation has ended, or at the deadline.
             command: [/turnpike, drain, --deadline, {{ int .Values.drain.deadline | quote }}, --wait]
       securityContext:
         {{- include "turnpike.securityContext" (include "turnpike.capabilities" . | fromJsonArray) | nindent 8 }}
@@ -389,7 +389,7 @@ spec:
         medium: Memory
         sizeLimit: 1Mi
     {{- if $asksForNode }}
-    # Like Kubernetes' automatic mount.
+    # The same contents as Kubernetes' automatic mount of the service account token.
     - name: account
       projected:
         defaultMode: 0440
