@@ -164,7 +164,7 @@ impl Guard {
             }
             return response;
         }
-        // The body arrives at the client's pace; the change starts once it is complete.
+        // The body arrives at the client's pace; the change starts once the body is complete.
         let request = match collect_body(request).await {
             Ok(request) => request,
             Err(problem) => {
@@ -249,7 +249,7 @@ pub(crate) async fn admit(
     };
     COUNTS.count(response.status());
     if response.status() == StatusCode::SERVICE_UNAVAILABLE {
-        // Responses of health checks and of other nodes may not have the header.
+        // Responses of health checks and of other nodes may lack the header.
         response.headers_mut().entry(header::RETRY_AFTER).or_insert(problem::RETRY_AFTER);
     }
     set_security_headers(response.headers_mut());
@@ -340,7 +340,8 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
     Err(problem.into())
 }
 
-/// Rejects requests from pages of other origins (CSRF): a browser on this machine reaches us on loopback.
+/// Rejects requests from pages of other origins (CSRF): a browser on this machine can reach us through
+/// loopback.
 fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     if !is_of_another_page(headers) {
         return Ok(());
@@ -387,7 +388,7 @@ struct KnownToken {
     name: String,
 }
 
-/// Compares with all tokens, each in constant time.
+/// Compares the token with every configured one, each in constant time.
 fn find(settings: &AdminSettings, token: &Secret) -> Option<KnownToken> {
     let at = |all: &[Secret]| {
         let numbered = all.iter().enumerate();

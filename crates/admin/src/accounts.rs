@@ -1,4 +1,4 @@
-//! Lists and changes of users, secrets, realms and API keys, with or without a running program.
+//! Lists and changes users, secrets, realms and API keys, with or without a running program.
 
 use std::{
     ops::RangeInclusive,
@@ -65,9 +65,9 @@ pub struct Accounts {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum UserCursor {
-    /// After this many users in the configuration.
+    /// The page begins after this many users in the configuration.
     Configured(usize),
-    /// After this realm and name in the store.
+    /// The page begins after this realm and name in the store.
     Stored(String, String),
 }
 
@@ -151,11 +151,11 @@ impl Accounts {
         let NewUser { name, realm, password, only_new } = new;
         let password = Zeroizing::new(password);
         if !is_username(&name) {
-            let why = "name must have 1 to 508 bytes, no control characters and no colon";
+            let why = "name must be 1 to 508 bytes long and contain neither control characters nor a colon";
             return Err(Problem::bad_request(why));
         }
         if !(1..=LONGEST_PASSWORD).contains(&password.chars().count()) {
-            let why = format!("password must have 1 to {LONGEST_PASSWORD} characters");
+            let why = format!("password must be 1 to {LONGEST_PASSWORD} characters long");
             return Err(Problem::bad_request(why));
         }
         // Clients use this form in USERNAME (RFC 8489 section 14.3).
@@ -227,8 +227,8 @@ impl Accounts {
         self.still_configured(removed, SECRET, wanted, &realm)
     }
 
-    /// Makes another secret the one that signs. The others stay valid until the credentials made with them
-    /// have expired.
+    /// Makes another secret the one that signs. The others stay valid until the credentials made with
+    /// them have expired.
     pub async fn rotate_secret(&self, rotation: Rotation) -> Result<Rotated, Problem> {
         let Rotation { realm, secret, overlap_s } = rotation;
         let realm = self.realm(realm.as_deref())?;
@@ -271,11 +271,11 @@ impl Accounts {
     pub async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
         let NewKey { name, sha256, realm, max_ttl, rate } = new;
         if !api_keys::is_name(&name) {
-            let why = "name must have 1 to 64 lowercase letters, digits, - and _";
+            let why = "name must be 1 to 64 lowercase letters, digits, - or _";
             return Err(Problem::bad_request(why));
         }
         let hash = hex::decode(&sha256).ok().and_then(|bytes| api_keys::KeyHash::try_from(bytes).ok());
-        let hash = hash.ok_or_else(|| Problem::bad_request("sha256 must have 64 hex digits"))?;
+        let hash = hash.ok_or_else(|| Problem::bad_request("sha256 must be 64 hex digits"))?;
         let realm = realm.map(|realm| self.realm(Some(&realm))).transpose()?;
         let is_within =
             |number: Option<u32>, most: u32| number.is_none_or(|number| (1..=most).contains(&number));
@@ -357,7 +357,6 @@ impl Accounts {
         self.put(edit, REALM, existing(only_new), name.clone(), name).await
     }
 
-    /// Removes a realm from the store.
     pub async fn remove_realm(&self, name: &str) -> Result<Change, Problem> {
         let edit = Edit::RemoveRealm { realm: name.to_owned() };
         let removed = self.remove(edit, REALM, name.to_owned(), name.to_owned()).await;
@@ -480,7 +479,7 @@ impl Accounts {
         Ok(realm.to_owned())
     }
 
-    /// Reads the store again to include changes by others.
+    /// Reads the store again to include changes made by others.
     async fn read(&self) -> Result<(), Problem> {
         match &self.store {
             Some(store) => store.read().await.map_err(told),
@@ -559,13 +558,13 @@ pub(crate) fn check_realm(realm: &str) -> Result<(), Problem> {
     if is_realm(realm) && has_no_blanks_around(realm) {
         return Ok(());
     }
-    let why = "realm must have 1 to 127 characters, no leading or trailing whitespace, no control characters, no \" and no \\";
+    let why = "realm must be 1 to 127 characters long, without leading or trailing whitespace, control characters, \" or \\";
     Err(Problem::bad_request(why))
 }
 
 fn check_secret(secret: &Secret) -> Result<(), Problem> {
     if !(1..=LONGEST_SECRET).contains(&secret.reveal().chars().count()) {
-        let why = format!("secret must have 1 to {LONGEST_SECRET} characters");
+        let why = format!("secret must be 1 to {LONGEST_SECRET} characters long");
         return Err(Problem::bad_request(why));
     }
     if !has_no_blanks_around(secret.reveal()) {

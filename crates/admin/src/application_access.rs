@@ -90,7 +90,6 @@ fn write_line(via: &Via, What { request, path_bytes }: &What, response: &Respons
 
 enum Passes {
     Request,
-    /// A CORS preflight.
     Preflight,
 }
 

@@ -54,8 +54,7 @@ impl Applications {
         }
     }
 
-    /// Starts answering.
-    #[must_use = "another process gets its sockets from it"]
+    #[must_use = "its sockets may have to be passed to another process"]
     pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
         let limits = ConnectionLimits::of_one_for_applications(self.bound.len());
         let router = routes::for_applications(Arc::clone(&program), ApplicationGate::new(program, self.tls));

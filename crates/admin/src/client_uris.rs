@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn realm_uris_prefer_listeners_that_challenge_with_it() {
+    fn realm_uris_prefer_listeners_that_challenge_with_that_realm() {
         let mut settings = settings();
         settings.credentials.names = vec!["turn.example.org".to_owned()];
         // A listener whose port the kernel chose still belongs to its realm.

@@ -53,11 +53,11 @@ pub const DESCRIPTORS: u64 = 48;
 /// Additional descriptors for a program that has listeners for applications.
 pub const CREDENTIALS_DESCRIPTORS: u64 = 144;
 
-/// Pause after a failed accept, usually because of a lack of descriptors.
+/// Pause after a failed accept, usually because descriptors have run out.
 const REST: Duration = Duration::from_millis(100);
-/// Time for a client to receive the response that its request was too slow.
+/// How long a client may take to receive the response that its request was too slow.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Time for a new client to send its request and receive 503.
+/// How long a new client may take to send its request and receive 503.
 const REFUSAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,7 @@ pub(crate) struct ConnectionLimits {
     pub(crate) connections: usize,
     /// Time limit for the request headers.
     pub(crate) head: Duration,
-    /// Time limit for everything, until the last byte of the response has been received.
+    /// Time limit for the whole exchange, until the last byte of the response has been received.
     pub(crate) whole: Duration,
     /// Maximum size of the request headers in bytes.
     pub(crate) head_bytes: usize,

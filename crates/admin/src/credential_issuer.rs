@@ -25,7 +25,7 @@ use crate::{
     program::ServerView,
 };
 
-/// USERNAME also contains the time and a colon, and has at most 508 bytes (RFC 8489 section 14.3).
+/// USERNAME also contains the time and a colon, and is at most 508 bytes long (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 256;
 
 pub(crate) struct Issued {
@@ -51,11 +51,11 @@ impl Issued {
         let Self { realm, ttl, user, .. } = self;
         let what = match &self.grant {
             Grant::Password { .. } => "a credential".to_owned(),
-            Grant::Token { kid, .. } => format!("a token of {kid:?}"),
+            Grant::Token { kid, .. } => format!("a token under key {kid:?}"),
         };
         let by = key.map_or_else(String::new, |key| format!(", by key {:?}", key.name));
         // Names are untrusted input and must not forge log lines.
-        Audit(format!("{what} for {user:?} in realm {realm:?}, for {ttl} s{by}"))
+        Audit(format!("{what} for {user:?} in realm {realm:?}, valid for {ttl} s{by}"))
     }
 }
 
@@ -160,7 +160,8 @@ impl From<Problem> for CredentialRefusal {
     }
 }
 
-/// Issues a credential at `unix` seconds, for an application with a key, or for an administrator.
+/// Issues a credential to an application (with `key`) or to an administrator (without); `unix` is the
+/// current Unix time in seconds.
 pub(crate) fn issue(
     server: &ServerView,
     key: Option<&ApiKey>,
@@ -173,7 +174,7 @@ pub(crate) fn issue(
     if let Some(user) = &user
         && (user.is_empty() || user.len() > LONGEST_USER || user.contains(char::is_control))
     {
-        let why = format!("user must have 1 to {LONGEST_USER} bytes and no control characters");
+        let why = format!("user must be 1 to {LONGEST_USER} bytes long and contain no control characters");
         return Err(CredentialRefusal::bad_request(why));
     }
     // A random name, so that each anonymous owner has a separate quota.

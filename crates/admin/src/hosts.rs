@@ -40,8 +40,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Every address is allowed, not only ours: rebinding needs a name, and a NAT in front of us has a different
-/// address.
+/// Every address is allowed, not only ours: rebinding needs a name, and clients may reach us through the
+/// address of a NAT.
 fn allows(names: &[String], host: &str) -> bool {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if bare.parse::<IpAddr>().is_ok() {

@@ -16,7 +16,6 @@ pub(crate) enum HttpListener {
     Tcp(TcpListener, Option<Arc<ListenerTls>>),
 }
 
-/// An accepted connection.
 pub(crate) enum HttpStream {
     Unix(UnixStream),
     Tcp(TcpStream, SocketAddr, Option<Arc<ListenerTls>>),

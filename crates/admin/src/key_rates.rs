@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Maximum number of keys whose bucket is not full; further keys have to wait.
+/// Maximum number of keys whose bucket is not full; additional keys have to wait.
 const MOST: usize = 65_536;
 
 /// The buckets. Full ones are removed when space is needed.
@@ -25,7 +25,7 @@ impl Default for KeyRates {
 }
 
 impl KeyRates {
-    /// Takes a token from this key's bucket, which gets `rate` tokens per second. If there is none,
+    /// Takes a token from this key's bucket, which gets `rate` tokens per second. If none is left,
     /// returns the wait until the next one.
     pub(crate) fn spend(&self, key: &str, rate: u32) -> Result<(), Duration> {
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn key_rates_are_bounded_and_further_keys_wait() {
+    fn key_rates_are_bounded_and_additional_keys_wait() {
         let rates = KeyRates { most: 3, ..KeyRates::default() };
         for key in ["a", "b", "c"] {
             assert_eq!(granted(&rates, 0, key, 2), 2);

@@ -179,8 +179,8 @@ impl Serving {
         }
     }
 
-    /// Hands over to another process that has the sockets; earlier requests, and requests from that
-    /// process, are still answered. Must be called within a runtime.
+    /// Stops accepting, because another process now has the sockets; earlier requests, and requests from
+    /// that process, are still answered. Must be called within a runtime.
     pub fn leave(&self) {
         self.successor.iter().for_each(SuccessorLink::answer);
         for Kept { left, socket, .. } in &self.kept {

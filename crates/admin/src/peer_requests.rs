@@ -24,9 +24,9 @@ use crate::{
 
 /// Maximum concurrent requests.
 const MOST: usize = 8;
-/// Maximum length of a response in bytes. A page of allocations has a few hundred thousand.
+/// Maximum length of a response in bytes. A page of allocations is a few hundred thousand bytes long.
 const LONGEST: usize = 2 << 20;
-/// Headers that are forwarded with the status of a response.
+/// Response headers that are forwarded along with the status.
 pub(crate) const HEADERS: [HeaderName; 4] =
     [header::ALLOW, header::RETRY_AFTER, header::WWW_AUTHENTICATE, DEPRECATION];
 /// Timeout for a response; the other node does not wait longer.

@@ -1,5 +1,5 @@
 //! The previous process: after an upgrade in place, it still serves its clients over streams and DTLS, and
-//! answers requests about their allocations from here.
+//! answers this process's requests about their allocations.
 //!
 //! ```text
 //!   previous process                            this process
@@ -68,7 +68,7 @@ impl SuccessorLink {
         Ok(there.into())
     }
 
-    /// Answers from now on, until the new process exits. Must be called within a runtime.
+    /// Starts to answer requests, until the new process exits. Must be called within a runtime.
     pub(crate) fn answer(&self) {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(channel) = channel else { return };

@@ -31,7 +31,6 @@ pub struct Problem {
     pub errors: Vec<String>,
 }
 
-/// Media type of problem details.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Whole seconds (RFC 9110 section 10.2.3).
@@ -39,7 +38,6 @@ pub(crate) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 pub(crate) struct Code {
     pub(crate) name: &'static str,
-    /// Possible HTTP statuses.
     pub(crate) statuses: &'static [u16],
     pub(crate) meaning: &'static str,
 }
@@ -116,7 +114,7 @@ pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "node_not_understood",
         statuses: &[502],
-        meaning: "Another node sent an answer that this node cannot parse.",
+        meaning: "Another node sent a response that this node cannot parse.",
     },
     Code { name: "node_silent", statuses: &[504], meaning: "Another node does not answer." },
     Code {

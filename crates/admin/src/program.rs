@@ -16,8 +16,8 @@ pub trait Owner: Program {
     fn server(&self) -> Option<ServerView>;
 }
 
-/// The TURN server at this moment. The server cannot stop while this exists, so drop it before waiting
-/// for anything.
+/// The TURN server that is currently running. The server cannot stop while this exists, so drop it
+/// before waiting for anything.
 pub struct ServerView {
     pub relay: Arc<Relay>,
     /// Includes settings from the store.

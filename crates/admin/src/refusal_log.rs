@@ -17,7 +17,7 @@ pub(crate) struct RefusalLogLimit {
 
 impl Default for RefusalLogLimit {
     fn default() -> Self {
-        // An amount that people can read: a burst of five lines per address, then one per second.
+        // Few enough lines for people to read: a burst of five lines per address, then one per second.
         let rates = Rates::new(Rate::new(5, 1000), Rate::new(50, 100), 1024);
         Self { began: Instant::now(), rates: Mutex::new(rates) }
     }

@@ -141,7 +141,7 @@ fn old_paths() -> Router<App> {
     info(
         title = "turnpike",
         description = "The admin interface of `turnpike serve` and `turnpike forward`. The Unix socket needs no token. A request may have at most \
-                       8 KiB of headers and 4 KiB of body. Errors are problem details (RFC 9457). Listeners for applications (`credentials.listen`) only have `/`, \
+                       8 KiB of headers and 4 KiB of body. Errors are problem details (RFC 9457). Listeners for applications (`credentials.listen`) serve only `/`, \
                        `/v1/credentials` and `/livez`, with a key from `/v1/keys` instead of a token."
     ),
     paths(

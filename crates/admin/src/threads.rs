@@ -64,7 +64,7 @@ impl ThreadSample {
 
     fn since(&self, before: &Self) -> HashMap<String, Share> {
         let span = (self.at - before.at).as_nanos().max(1);
-        #[expect(clippy::cast_precision_loss, reason = "a share of some seconds")]
+        #[expect(clippy::cast_precision_loss, reason = "a share of a few seconds needs no more precision")]
         let share = |now: u64, then: u64| (now.saturating_sub(then) as f64 / span as f64).min(1.0);
         let both = self.threads.iter().filter_map(|(name, now)| Some((name, now, before.threads.get(name)?)));
         both.map(|(name, now, then)| {

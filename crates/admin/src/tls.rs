@@ -81,7 +81,7 @@ impl ListenerTls {
         let builder = if all.is_empty() {
             builder.with_no_client_auth()
         } else {
-            // A client without a certificate may have a token.
+            // A client without a certificate may present a token instead.
             builder.with_client_cert_verifier(verifier(all, &provider, cert)?)
         };
         let full = full.map(|roots| verifier(roots, &provider, cert)).transpose()?;

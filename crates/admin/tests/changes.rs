@@ -38,7 +38,7 @@ fn change_of_a_disconnected_client_is_audited_and_announced() {
             thread::sleep(pause);
         }
     }
-    eventually("all users are there", || users(&running, "leaver-") == names);
+    eventually("all users exist", || users(&running, "leaver-") == names);
     for name in &names {
         eventually("an audit line", || log::lines_with(&["POST /v1/users", "is added", name]).len() == 1);
         let notice = format!("revoked {name} of turnpike");

@@ -129,7 +129,7 @@ fn forwarded_requests_keep_the_clients_access() {
     log::keep();
     assert_eq!(ask("DELETE", &path, FULL).status, 200);
     let of_allocation = path.strip_prefix("/v1/fleet/nodes/b").unwrap();
-    let by = format!("with token 1 of admin.tokens at node a\" request=\"DELETE {of_allocation}\"");
+    let by = format!("with token 1 of admin.tokens on node a\" request=\"DELETE {of_allocation}\"");
     assert_eq!(log::lines_with(&["turnpike::audit", &by]).len(), 1, "{by}");
     // A request from another node is not forwarded again.
     for path in ["/v1/fleet/nodes/b/v1/fleet/allocations", "/v1/fleet/nodes/b/v1/fleet/nodes/c/v1/status"] {

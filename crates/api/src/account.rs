@@ -61,7 +61,7 @@ pub enum AccountOrigin {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "alice", "password": "correct horse" }))]
 pub struct NewUser {
-    /// The username: 1 to 508 bytes without control characters and colons.
+    /// The username: 1 to 508 bytes without control characters or colons.
     #[schema(min_length = 1, max_length = 508)]
     pub name: String,
     /// The realm. Default: `server.realm`.
@@ -199,7 +199,7 @@ pub struct NewKey {
     pub rate: Option<u32>,
 }
 
-/// A change of the store.
+/// A change to the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Change {
     /// The username, the fingerprint of the secret, the name of the realm or of the key.
@@ -208,7 +208,7 @@ pub struct Change {
     pub realm: String,
     /// The store, without its password.
     pub store: String,
-    /// True if it existed before.
+    /// True if the item existed before.
     pub existed: bool,
     /// Note about the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -277,7 +277,7 @@ pub struct StoredRealm {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "blue.example", "max_allocations": 100 }))]
 pub struct NewRealm {
-    /// The name, as in the REALM attribute, without control characters, `"`, `\`, and leading or
+    /// The name, as in the REALM attribute, without control characters, `"`, `\`, or leading or
     /// trailing whitespace.
     #[schema(min_length = 1, max_length = 127)]
     pub name: String,
@@ -298,7 +298,7 @@ pub struct NewRealm {
     pub only_new: bool,
 }
 
-/// Filter of users.
+/// Filter for users.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

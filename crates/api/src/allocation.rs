@@ -13,7 +13,7 @@ pub struct AllocationPage {
     pub allocations: Vec<Allocation>,
     /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
-    /// A message if the previous process does not answer: its allocations are missing.
+    /// A message if the previous process does not answer, so that its allocations are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,
 }
@@ -141,7 +141,7 @@ fn relayed_transport() -> Object {
     one_of("Transport between server and peers.", &["udp", "tcp"])
 }
 
-/// Filter of allocations: all conditions must be met.
+/// Filter for allocations: all conditions must be met.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -11,7 +11,7 @@ pub struct BanList {
     pub bans: Vec<BanEntry>,
 }
 
-/// A ban of a user, or of clients by their addresses.
+/// A ban on a user, or on clients by their addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Ban)]
 pub struct BanEntry {

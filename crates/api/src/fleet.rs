@@ -19,7 +19,7 @@ pub trait FleetAdmin: Send + Sync + 'static {
     /// continue.
     fn set_draining<'a>(&'a self, node: &'a str, drains: bool) -> Later<'a, Result<(), FleetError>>;
     fn ask(&self, request: PeerRequest) -> Later<'_, Result<PeerAnswer, FleetError>>;
-    /// Next request of another node; `None` when the server stops.
+    /// Next request from another node; `None` when the server stops.
     fn next_question(&self) -> Later<'_, Option<(Question, Reply)>>;
     /// Active bans, sorted by expiry.
     fn bans(&self) -> Vec<Ban>;
@@ -90,7 +90,7 @@ pub struct FleetStatus {
     pub node: String,
     /// Address of the fleet's store, without its password.
     pub store: String,
-    /// Reason why the queried node has no recent data from the others; null if it has. If set, the other
+    /// Reason why the queried node has no recent data from the others; null if it has such data. If set, the other
     /// fields are outdated.
     pub alone: Option<String>,
     /// True if the store is new, was emptied or was replaced. Until it knows the usage of all nodes, each
@@ -153,7 +153,7 @@ pub enum NodeState {
     Silent,
 }
 
-/// Order to a node.
+/// Command to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeOrder {
     /// Its name.

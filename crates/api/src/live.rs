@@ -9,13 +9,13 @@ use crate::{Status, transport};
 #[derive(ToSchema)]
 #[serde(tag = "event", content = "data", rename_all = "lowercase")]
 pub enum LiveEvent {
-    /// The first event: the last minutes.
+    /// The first event: the history of the last minutes.
     History(Box<History>),
     /// An event each second.
     Live(Box<Live>),
 }
 
-/// State of the program at this moment, with rates over the last second or so (`interval_s`).
+/// Current state of the program, with rates over the last second or so (`interval_s`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Live {
     /// Time (RFC 3339, with milliseconds).
@@ -34,7 +34,7 @@ pub struct Live {
     pub rules: Vec<LiveRule>,
 }
 
-/// Activity of the TURN server at this moment.
+/// Current activity of the TURN server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveServer {
     /// Payload relayed to peers, per second.
@@ -109,7 +109,7 @@ pub struct ReasonCount {
     pub keys: Vec<String>,
 }
 
-/// Activity of a worker at this moment.
+/// Current activity of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveWorker {
     /// Its number, from 0.
@@ -203,7 +203,7 @@ pub struct Talker {
     pub to_client: Rate,
 }
 
-/// Activity of a rule of a forwarder at this moment.
+/// Current activity of a rule of a forwarder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveRule {
     /// Its name.
@@ -285,7 +285,7 @@ pub struct History {
     pub event_loop_us: Vec<Option<f64>>,
 }
 
-/// Refusals per second, each counted once: those by a limit, a peer rule or a drain are already included in
+/// Refusals per second, each counted once: those caused by a limit, a peer rule or a drain are already included in
 /// the error responses.
 #[must_use]
 pub fn refused(refusals: &[ReasonCount]) -> f64 {

@@ -15,7 +15,7 @@ pub trait Process: Send + Sync {
     /// configured deadline. Returns `None` if the program is already stopping.
     fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>>;
     fn log_level(&self) -> String;
-    /// Replaces the filter of log lines.
+    /// Replaces the filter for log lines.
     ///
     /// # Errors
     /// The error in the filter.
@@ -32,7 +32,7 @@ pub trait Program: Send + Sync + 'static {
     fn job(&self) -> Job;
     /// The effective configuration as TOML, secrets masked.
     fn to_toml(&self) -> String;
-    /// Allocations or connections now.
+    /// Current number of allocations or connections.
     fn open(&self) -> u64;
     /// OpenMetrics text.
     fn metrics(&self) -> String;
@@ -44,7 +44,7 @@ pub trait Program: Send + Sync + 'static {
     fn keys_of(&self, _kind: &str, _reason: &str) -> &'static [&'static str] {
         &[]
     }
-    /// Empty for a server.
+    /// State of each forwarding rule; empty for a server.
     fn rules(&self) -> Vec<RuleStatus> {
         Vec::new()
     }
@@ -121,12 +121,12 @@ pub struct Status {
     /// Name in its fleet; absent outside a fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Remaining rights of the process; absent if there is no sandbox (`sandbox.mode`).
+    /// Remaining privileges of the process; absent if there is no sandbox (`sandbox.mode`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Sandbox>,
 }
 
-/// Remaining rights of a process in its sandbox. If a part is null, it is not restricted, and `missing`
+/// Remaining privileges of a process in its sandbox. If a part is null, it is not restricted, and `missing`
 /// contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sandbox {
@@ -174,7 +174,7 @@ pub struct ClientRights {
     pub may_change: bool,
 }
 
-/// Filter of log lines.
+/// Filter for log lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "level": "info" }))]
@@ -212,7 +212,7 @@ pub struct Reloaded {
     pub changed: Vec<String>,
     /// Changed keys that take effect only after a restart.
     pub after_restart: Vec<String>,
-    /// Warnings, including parts that could not be applied although the rest was.
+    /// Warnings, including parts that could not be applied even though the rest was.
     pub warnings: Vec<String>,
 }
 

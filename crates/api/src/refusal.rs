@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Cidr;
 use utoipa::ToSchema;
 
-/// Filter of refusals.
+/// Filter for refusals.
 #[derive(Clone, Debug, Default)]
 pub struct RefusalFilter {
     /// Only clients within this prefix.

@@ -1,5 +1,4 @@
-//! Fields with a new name. For one version, answers from older programs are understood, and old paths answer with the
-//! old name of their list.
+//! Renamed fields. For one version, responses from older programs are understood, and old paths return their list under its old name.
 
 use std::borrow::Cow;
 
@@ -17,7 +16,7 @@ const RENAMED_FIELDS: [RenamedField; 6] = [
     RenamedField { old: "with_sessions", new: "with_allocations" },
 ];
 
-/// Gives the fields in an answer from an older program their new names. A quote within a JSON string follows a backslash, so
+/// Gives the fields in a response from an older program their new names. A quote within a JSON string follows a backslash, so
 /// `"name":` is always a field.
 #[must_use]
 pub fn with_new_fields(json: &str) -> Cow<'_, str> {
@@ -27,7 +26,7 @@ pub fn with_new_fields(json: &str) -> Cow<'_, str> {
     })
 }
 
-/// Gives the list in an answer its old name, for clients that use an old path.
+/// Gives the list in a response its old name, for clients that use an old path.
 #[must_use]
 pub fn with_old_list(json: &str) -> String {
     json.replace("\"allocations\":[", "\"sessions\":[")
@@ -38,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_of_older_programs_are_understood() {
+    fn responses_from_older_programs_are_understood() {
         for (json, new) in [
             (r#"{"sessions":[],"next":null}"#, r#"{"allocations":[],"next":null}"#),
             (r#"{"sessions":3,"max_sessions":5}"#, r#"{"allocations":3,"max_allocations":5}"#),

@@ -1,4 +1,4 @@
-//! Checks of a configuration that need crates above `config`.
+//! Configuration checks that need crates on which `config` cannot depend.
 
 use turnpike_config::Checks;
 

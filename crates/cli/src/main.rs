@@ -64,7 +64,7 @@ use crate::{
 const FAILED: u8 = 1;
 /// Bad flags or configuration; the same exit code as clap's.
 const BAD_USAGE: u8 = 2;
-/// A limit of `--max-loss`, `--max-p99` or `--fail-on`.
+/// A limit set by `--max-loss`, `--max-p99` or `--fail-on` was exceeded.
 const LIMIT_EXCEEDED: u8 = 3;
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Commands and flags with a new name. The old name is accepted for one more version, with a notice.
+//! Renamed commands and flags. The old names are accepted for one more version, with a notice.
 
 use std::ffi::OsString;
 

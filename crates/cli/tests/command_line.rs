@@ -276,7 +276,7 @@ fn configurations_of_earlier_versions_load() {
         let name = file.file_name().expect("a file").to_string_lossy().into_owned();
         let flag = if name.starts_with("forward") { "--forward" } else { "--config" };
         let output = turnpike(&["check-config", flag, file.to_str().expect("UTF-8")]);
-        // The certificates of the examples do not exist, and some keys have a new name.
+        // The certificates of the examples do not exist, and some keys have been renamed.
         let text = stderr(&output);
         let expected = ["cannot be read: No such file or directory", "the next version refuses the old name"];
         let is_mistake = |line: &&str| !expected.iter().any(|part| line.contains(part));

@@ -17,7 +17,7 @@ use crate::{
     relay_doubts,
 };
 
-/// Keys whose default is capped by another setting. An explicit value above that is an error.
+/// Keys whose default is capped by another setting. An explicit value above that limit is an error.
 pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
     let Settings { credentials, discovery, allocation_limits, .. } = settings;
     let AllocationLimits { allocations, allocations_per_user, .. } = allocation_limits;
@@ -212,7 +212,7 @@ impl Judge<'_> {
         if repeated(families).is_some() {
             self.refuse(
                 "relay.addresses",
-                "only one address of each family can be detected, but two entries ask for it",
+                "only one address of each family can be detected, but two entries require this",
                 "auto=PUBLIC once for IPv4 and once for IPv6, auto once",
             );
         }
@@ -372,7 +372,7 @@ impl Judge<'_> {
 
     fn tokens(&mut self) {
         let (settings, keys) = (self.settings, &self.settings.oauth.keys);
-        // `oauth.server_name` has at most 255 bytes, so the realm name that replaces it has too.
+        // `oauth.server_name` is at most 255 bytes long, so the realm name that replaces it must be too.
         if !keys.is_empty() && realms::third_party(settings).server_name.len() > 255 {
             self.refuse(
                 "oauth.server_name",
@@ -443,9 +443,9 @@ impl Judge<'_> {
     }
 }
 
-/// Bytes of a 401 response without its realm.
+/// Size of a 401 response without its realm, in bytes.
 const CHALLENGE: usize = 72;
-/// Bytes of the shortest request that a server answers with a 401.
+/// Size of the shortest request that gets a 401 response, in bytes.
 const SMALL_REQUEST: usize = 28;
 
 pub(crate) fn doubts(settings: &Settings) -> Vec<String> {

@@ -199,8 +199,8 @@ macro_rules! scalar {
 }
 pub(crate) use scalar;
 
-/// A key that is one field, of a [`Kind`], applied by a reload (`reload`) or only at startup (`start`). A
-/// text after `=>` replaces the kind's expected form.
+/// A key that is one field, of a [`Kind`], applied by a reload (`reload`) or only at startup (`start`).
+/// Text after `=>` replaces the kind's expected form.
 macro_rules! field {
     (start $($rest:tt)+) => { $crate::key::field!(@ false, $($rest)+) };
     (reload $($rest:tt)+) => { $crate::key::field!(@ true, $($rest)+) };
@@ -226,7 +226,8 @@ macro_rules! field {
 }
 pub(crate) use field;
 
-/// Returns `path`. Its last segment must be the name of the field, which may have the plural of a repeated key: `[[oauth.key]]`.
+/// Returns `path`. Its last segment must be the name of the field, which may be the plural of a repeated
+/// key, as in `[[oauth.key]]`.
 pub(crate) const fn named_like(path: &'static str, field: &str) -> &'static str {
     let (path_bytes, field_bytes) = (path.as_bytes(), field.as_bytes());
     let (mut in_path, mut in_field) = (path_bytes.len(), field_bytes.len());

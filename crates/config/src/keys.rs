@@ -105,7 +105,7 @@ pub(super) const USERS: Kind<Vec<ConfiguredUser>> = Kind::list(
 )
 .secret();
 
-const BAD_NAME: &str = "a name has 1 to 508 bytes, no control characters and no colon";
+const BAD_NAME: &str = "a name is 1 to 508 bytes long, without control characters or colons";
 
 pub(super) const SECRETS: Kind<Vec<Secret>> = Kind::list(
     "a list of shared secrets, none of them empty",

@@ -71,7 +71,7 @@ fn issuer_key(reader: &mut ValueReader<'_>, node: &Node) -> Option<TokenKeySetti
     };
     let kid = reader.text(kid_node)?;
     if !is_username(&kid) {
-        let why = "a kid has 1 to 508 bytes, no control characters and no colon";
+        let why = "a kid is 1 to 508 bytes long, without control characters or colons";
         return reader.refuse(kid_node, Some(why.to_owned()));
     }
     let (at, key) = match (find("key"), find("key_file")) {

@@ -23,7 +23,7 @@ settings! {
             => "a list of addresses that the server listens on, such as [\"0.0.0.0:3478\"]";
         /// Server names (SNI) of TLS and DTLS clients that select this realm, in lower case.
         server_names: Vec<String> = Vec::new(), reload "realm.server_names" SERVER_NAMES;
-        /// For all users together.
+        /// Limit for all users together.
         allocations: Option<usize> = None, reload "realm.allocations" LIMIT;
         allocations_per_user: Option<usize> = None, reload "realm.allocations_per_user" LIMIT;
         /// Bits per second of the whole realm, in each direction.
@@ -65,7 +65,7 @@ impl RealmSettings {
 }
 
 const SERVER_NAMES: Kind<Vec<String>> =
-    list_of!("a list of host names that TLS clients ask for, such as [\"turn.example.org\"]", server_name);
+    list_of!("a list of host names that TLS clients request, such as [\"turn.example.org\"]", server_name);
 
 /// `None` inherits the limit of the whole server.
 const LIMIT: Kind<Option<usize>> = Kind::one(

@@ -84,7 +84,7 @@ pub(crate) fn names_store(settings: &Settings) -> bool {
     has_store(settings) || matches!(settings.store.state, StateDir::At(_))
 }
 
-/// Returns true if a user of the realm may lack a SHA-256 key. An embedded store can tell; for others,
+/// Returns true if a user of the realm may lack a SHA-256 key. An embedded store knows this; for others,
 /// `store.sha256` decides.
 fn stores_md5(settings: &Settings, realm: &str) -> bool {
     let unless_said = || !settings.store.sha256;
@@ -108,9 +108,9 @@ pub fn third_party(settings: &Settings) -> ThirdParty {
     ThirdParty { server_name: name.clone(), skew: *skew, keys: keys.iter().map(issuer).collect() }
 }
 
-/// Realms that a listener serves; its challenges carry the first. These are the realms that name the listener
-/// or, if there are none, those that name no listener. A server name (SNI) of a realm selects only that
-/// realm.
+/// Realms that a listener serves; its challenges contain the first one. These are the realms that name the
+/// listener or, if there are none, those that name no listener. A server name (SNI) of a realm selects only
+/// that realm.
 pub fn served_at(realms: &[RealmView<'_>], listener: SocketAddr, server_name: Option<&str>) -> Vec<RealmId> {
     let ids = |wanted: &dyn Fn(&RealmView<'_>) -> bool| -> Vec<RealmId> {
         (0..).zip(realms).filter(|(_, realm)| wanted(realm)).map(|(index, _)| RealmId(index)).collect()
@@ -146,7 +146,7 @@ impl RealmView<'_> {
     }
 
     /// Clients choose the strongest password algorithm, and the server offers its list before it knows the
-    /// user. So every user must have a SHA-256 key.
+    /// user, so every user must have a SHA-256 key.
     pub fn allows_sha256(&self, allow_md5: bool) -> bool {
         !allow_md5 || !self.stores_md5 && self.users.iter().all(has_sha256)
     }
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!([in_realm(&settings, "a"), in_realm(&settings, "turnpike")], [(false, false); 2]);
         settings.store.sha256 = true;
         assert_eq!(in_realm(&settings, "a"), (true, false));
-        // A store that can tell overrides the setting.
+        // A store that knows this overrides the setting.
         settings.store.sha256 = false;
         settings.stored.md5_only = Some(["a".to_owned()].into());
         assert_eq!(

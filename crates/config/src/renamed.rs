@@ -19,7 +19,7 @@ pub(crate) const RENAMED: &[RenamedKey] = &[
 /// Log targets whose old name this version accepts in `log.level`.
 const RENAMED_LOG_TARGETS: [(&str, &str); 1] = [("turnpike::session", "turnpike::allocation")];
 
-/// The log filter with the new names of targets; `None` if it has no old one.
+/// The log filter with the new names of targets; `None` if it contains no old name.
 #[must_use]
 pub fn rename_log_targets(filter: &str) -> Option<String> {
     let renamed = |directive: &str| {
@@ -37,7 +37,7 @@ pub fn rename_log_targets(filter: &str) -> Option<String> {
     })
 }
 
-/// Gives the targets in `log.level` their new names; returns a notice if it has an old one.
+/// Gives the targets in `log.level` their new names; returns a notice if it contains an old name.
 pub(crate) fn rename_log_level(level: &mut String, origin: &Origin) -> Option<String> {
     let new = rename_log_targets(level)?;
     let old = std::mem::replace(level, new);
@@ -91,7 +91,7 @@ pub(crate) fn rename_entries(entries: &mut Vec<Entry>, renamed: &[RenamedKey]) -
         }
         uses.notices.extend(key.notice(&places));
     }
-    // A section that consisted of moved keys may have a name that no longer exists.
+    // A section that contained only moved keys may have a name that no longer exists.
     let is_emptied = |entry: &Entry| {
         matches!(&entry.node.value, Value::Table(members) if members.is_empty())
             && renamed.iter().any(|key| key.old_parts().0 == entry.key && key.new_parts().0 != entry.key)

@@ -34,11 +34,12 @@ pub fn username(expiry: u64, id: &str) -> String {
     format!("{expiry}:{id}")
 }
 
-/// Maximum seconds until an expiry: ten years. A later expiry is an error, usually a time in milliseconds.
+/// Maximum number of seconds until an expiry: ten years. A later expiry is an error, usually a time in
+/// milliseconds.
 pub const MAX_AHEAD: u64 = 10 * 366 * 86_400;
 
-/// Digits of every time since 2001. The unusual forms need at least as many; otherwise `sip:5060` would be a
-/// time-limited username.
+/// Number of digits in any Unix time since 2001. The unusual forms need at least as many; otherwise
+/// `sip:5060` would be a time-limited username.
 const TIME_DIGITS: usize = 10;
 
 /// Splits a time-limited username into its expiry and id. The forms are those of coturn 4.17
@@ -155,7 +156,7 @@ mod tests {
             ("1700000000bob", Some((1_700_000_000, "bob"))),
             ("99999999999999999999999:bob", Some((u64::MAX, "bob"))),
             ("bob:99999999999999999999999", Some((u64::MAX, "bob"))),
-            // coturn reads an expired time of 1970 here.
+            // coturn reads this as an expired time in 1970.
             ("sip:5060", None),
             ("bob:alice", None),
             ("@bob:matrix.example.org", None),

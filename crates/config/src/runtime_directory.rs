@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Used without a service manager and a session, as in a container.
+/// Used if there is neither a service manager nor a user session, as in a container.
 const FALLBACK: &str = "/run/turnpike";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ fn of_environment(
     service: Option<impl Into<PathBuf>>,
     session: Option<impl Into<PathBuf>>,
 ) -> Vec<RuntimeDirectory> {
-    // systemd separates several by colons.
+    // systemd separates several directories with colons.
     let first = |all: PathBuf| {
         let text = all.to_string_lossy();
         PathBuf::from(text.split(':').next().unwrap_or_default())

@@ -1,4 +1,4 @@
-//! `[sandbox]`: the mode, and further accessible directories. Shared by `serve` and `forward`.
+//! `[sandbox]`: the mode, and additional accessible directories. Shared by `serve` and `forward`.
 
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,7 @@
 
 use crate::Secret;
 
-/// Windows editors put it in front of UTF-8.
+/// Windows editors put this character at the beginning of UTF-8 files.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {

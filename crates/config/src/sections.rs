@@ -1,4 +1,4 @@
-//! Sections of the configuration that need no other code than their keys.
+//! Sections of the configuration that need no code other than their keys.
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf};
 
@@ -32,7 +32,7 @@ pub struct RelaySettings {
     pub buffer: usize,
     /// Accepts channel numbers above 0x4FFF.
     pub rfc5766_channels: bool,
-    /// A live channel keeps the permission for its peer alive.
+    /// A bound channel keeps the permission for its peer alive.
     pub channels_permit: bool,
     pub tcp: bool,
     pub mobility: bool,

@@ -148,8 +148,8 @@ settings! {
         /// Entries in the kernel flow table, each for one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         max_allocation_duration: Option<u32> = None, reload "limits.max_allocation_duration" MAX_ALLOCATION_DURATION;
-        /// Peers that are allowed although they would be refused by default, such as special and local
-        /// addresses.
+        /// Peers that are allowed even though they would be refused by default, such as special and
+        /// local addresses.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
         deny: Vec<Cidr> = Vec::new(), reload "peers.deny" keys::CIDRS;
         /// Refuses all peers that are not in `allow`.

@@ -59,7 +59,7 @@ pub enum StateDir {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenUnavailable {
-    /// 500.
+    /// Error 500.
     Error,
     /// No answer.
     Drop,

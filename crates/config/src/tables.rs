@@ -28,7 +28,7 @@ pub(crate) struct Repeated<S> {
     pub(crate) place: Place,
 }
 
-/// Reads every `[[name]]` of a file; one with errors is left out. `must` lists mandatory keys.
+/// Reads every `[[name]]` of a file; a table with errors is left out. `must` lists mandatory keys.
 pub(crate) fn read<S: Default>(
     name: &'static str,
     keys: &'static [KeySpec<S>],

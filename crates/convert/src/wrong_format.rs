@@ -146,7 +146,8 @@ fn recognise(line: &NumberedLine<'_>, text: &str) -> Option<FormatMatch> {
     if first == "eturnal:" {
         return found(ForeignFormat::Eturnal);
     }
-    // The line of a HAProxy section has one word or also a name; a rinetd rule has four words.
+    // A HAProxy section begins with a keyword, possibly followed by a name; a rinetd rule has four
+    // words.
     if HAPROXY.contains(&first) && words.len() < 4 && !line.text.contains(['=', ';', '{']) {
         return found(ForeignFormat::Haproxy);
     }
@@ -180,7 +181,7 @@ fn is_coturn(line: &str) -> bool {
     is_option(name) && (is_its_own || value.is_some() && COTURN_WITH_VALUE.contains(&name))
 }
 
-/// Names that other programs use too.
+/// Option names that other programs use too.
 const COTURN_WITH_VALUE: [&str; 6] = ["realm", "user", "userdb", "cert", "pkey", "pidfile"];
 
 /// Recognizes a rule or a pattern by parts that cannot be names or words in a sentence.

@@ -101,7 +101,7 @@ pub enum ClientError {
     Broken { target: Target, source: io::Error },
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
-    /// The program is not turnpike, or is another version.
+    /// The program is not turnpike, or is a different version.
     #[error("unexpected response from {target} ({status}): {why}")]
     Strange { target: Target, status: u16, why: String },
     #[error("cannot read the token in {}: {source}", path.display())]
@@ -141,7 +141,7 @@ impl Client {
         Ok(Self { targets, answered: Mutex::default(), token, ca: None, tls: OnceLock::new(), runtime })
     }
 
-    /// Falls back to the server's port on loopback, which every local user may read.
+    /// Falls back to the server's port on loopback, where every local user has read access.
     #[must_use]
     pub fn or_on_loopback(mut self) -> Self {
         self.targets.extend(Settings::default().admin.tcp().map(Target::Tcp));

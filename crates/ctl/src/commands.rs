@@ -36,7 +36,7 @@ pub enum CommandError {
     Refused(Problem),
     #[error("standard input or output is not a terminal: use --once or --json")]
     NoTerminal,
-    #[error("it is {0}")]
+    #[error("not healthy: {0}")]
     Unwell(String),
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
@@ -65,7 +65,7 @@ impl CommandError {
     }
 }
 
-/// Filter of allocations; all conditions must be met. The server validates the values.
+/// Filter for allocations; all conditions must be met. The server validates the values.
 #[derive(Clone, Debug, Default)]
 pub struct AllocationListFilter {
     pub user: Option<String>,
@@ -130,7 +130,7 @@ pub fn end_allocation(
     } else {
         let Allocation { id, user, client, node, process, .. } = &allocation;
         let process = process.map_or_else(String::new, |pid| format!(", in process {pid}"));
-        let node = node.as_ref().map_or_else(String::new, |node| format!(", at node {}", escape::name(node)));
+        let node = node.as_ref().map_or_else(String::new, |node| format!(", on node {}", escape::name(node)));
         let user = escape::name(user);
         let text = format!("ended allocation {id} of {user:#}, client {client}{process}{node}");
         writeln!(out, "{}", format.sentence(&text))?;
@@ -152,7 +152,7 @@ pub fn drain(
     } else {
         let Draining { open, deadline_s } = draining;
         let most = span(Duration::try_from_secs_f64(deadline_s.round()).unwrap_or(Duration::MAX).as_secs());
-        writeln!(out, "draining: {open} open, for at most {most}")?;
+        writeln!(out, "draining for at most {most}: {open} allocations or connections open")?;
     }
     Ok(())
 }
@@ -325,7 +325,7 @@ fn write_allocation(out: &mut dyn Write, allocation: &Allocation, format: Output
     }
     let marks = [(allocation.mobile, "mobile"), (allocation.away, "away")];
     for (_, mark) in marks.iter().filter(|(is_so, _)| *is_so) {
-        rows.push(("is", (*mark).to_owned()));
+        rows.push(("status", (*mark).to_owned()));
     }
     rows.push(("worker", allocation.worker.to_string()));
     rows.extend(allocation.process.map(|pid| ("process", format!("{pid}, the previous process"))));

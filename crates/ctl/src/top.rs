@@ -232,7 +232,7 @@ fn once(client: &Client, options: &Options, out: &mut dyn Write) -> Result<(), C
     Ok(())
 }
 
-/// Lines of a screen of this size, without trailing spaces and empty lines.
+/// Lines of a screen of this size, without trailing spaces or empty lines.
 fn text(screen: &Screen, columns: u16, rows: u16) -> Vec<String> {
     let area = Rect::new(0, 0, columns, rows);
     let mut buffer = Buffer::empty(area);

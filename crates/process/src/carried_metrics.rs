@@ -1,6 +1,6 @@
 //! Metrics of the previous process, added to this process's page so that counters continue. Works on the text
-//! of both pages, because the previous process may be another version; counters that only it has remain in
-//! the sum.
+//! of both pages, because the previous process may be a different version; counters that only that version
+//! has remain in the sum.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ pub struct CarriedMetrics {
 #[derive(Debug, Default)]
 struct State {
     page: Page,
-    /// True if the previous process has sessions that are not counted in this one.
+    /// True if the previous process has sessions that this process does not count.
     is_apart: bool,
     lives: bool,
 }
@@ -36,7 +36,8 @@ impl CarriedMetrics {
         *self.lock() = State { page: Page::new(text), is_apart: false, lives: false };
     }
 
-    /// Marks the point from which this process serves; the previous process keeps the sessions left there.
+    /// Marks the point at which this process begins to serve; sessions that have not moved stay in the
+    /// previous process.
     pub(crate) fn begin(&self) {
         self.lock().lives = true;
     }

@@ -1,5 +1,5 @@
 //! Changes made by a reload, as lines for the log and for the client that requested it: old and new values of
-//! keys, and names of everything else. Secret values never appear.
+//! keys, and only the names of everything else. Secret values never appear.
 
 use std::{collections::HashMap, hash::Hash};
 

@@ -32,17 +32,17 @@ use crate::{
     upgrade::{self, Patience, ProgramFile, Successor, UpgradeSocket},
 };
 
-/// Interval of [`Service::tick`] and of checks for failed workers. A failed worker leaves its share of the
-/// clients unserved, so the process exits and the service manager restarts it.
+/// Interval of [`Service::tick`] and of checks for failed workers. A failed worker leaves its clients
+/// unserved, so the process exits, and the service manager restarts it.
 const TICK: Duration = Duration::from_secs(1);
 const DRAIN_POLL: Duration = Duration::from_millis(100);
-/// Snapshots may be 100 ms old, so the absence of sessions is trusted only after this time.
+/// Snapshots may be 100 ms old, so a drain does not rely on them before this time.
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 /// Time limit for writing the log lines left in the workers' queue.
 const LAST_LINES: Duration = Duration::from_secs(5);
 /// Time limit for a reload in progress when the program has to stop.
 const GRACE: Duration = Duration::from_secs(1);
-/// Time limit for [`Service::leave`]: longer than the limits of its parts, which wait for changes in
+/// Time limit for [`Service::leave`]: longer than the time limits of its parts, which wait for changes in
 /// progress and for the fleet.
 const GOODBYE: Duration = Duration::from_secs(6);
 
@@ -58,7 +58,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
     let ended = runtime.block_on(async {
         let (control, mut requests) = Control::new(S::GAUGES);
         let stop = Arc::clone(control.status().stop());
-        // Comes first, so that no signal has its default action while sessions exist.
+        // Done first, so that no signal has its default action while sessions exist.
         signals::pass_on(control.requests().clone(), Arc::clone(&stop)).map_err(ProcessError::Control)?;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
         // Opened before the service manager learns that this process serves.
@@ -84,7 +84,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
         if tokio::task::spawn_blocking(move || drop(service)).await.is_err() {
             tracing::warn!("the workers did not stop cleanly");
         }
-        // Once the workers are gone, the log has no senders left and ends when it is empty.
+        // Once the workers are gone, the log task ends when its queue is empty.
         let _ = timeout(LAST_LINES, log).await;
         log_stopped();
         if failed { Err(ProcessError::Worker.into()) } else { Ok(()) }
@@ -102,7 +102,7 @@ enum Stage {
     Serving,
     Upgrading(Upgrading),
     Draining(Until),
-    /// Another process serves; this one keeps the sessions that have not moved.
+    /// Another process now serves clients; this process keeps the sessions that have not moved.
     HandedOver(Successor, Until),
 }
 
@@ -184,7 +184,7 @@ impl Stage {
         }
     }
 
-    /// Time until the next call; `None` if the program is to end.
+    /// Time until the next call; `None` if the program must exit.
     fn pause(&mut self, service: &impl Service, status: &ControlStatus) -> Option<Duration> {
         match self {
             Self::Serving | Self::Upgrading(_) => Some(TICK),
@@ -195,7 +195,7 @@ impl Stage {
                 Some(DRAIN_POLL.min(until.left()))
             }
             Self::HandedOver(successor, until) => {
-                // The previous process may need this one to reach its clients.
+                // The previous process may need this process to reach its clients.
                 if until.is_over(|| service.left() + u64::from(status.carried().lives())) {
                     return None;
                 }
@@ -236,8 +236,8 @@ impl Stage {
     }
 }
 
-/// Carries out requests until the end; returns true if a worker failed. `socket` stays open while this
-/// process can be upgraded.
+/// Carries out requests until the program must exit; returns true if a worker failed. `socket` stays open
+/// while this process can be upgraded.
 async fn until_ended<S: Service>(
     service: &mut S,
     status: &ControlStatus,
@@ -301,7 +301,7 @@ async fn until_ended<S: Service>(
     false
 }
 
-/// Carries out a request, and returns the next stage; `Break` if the program is to end.
+/// Carries out a request, and returns the next stage; `Break` if the program must exit.
 async fn carry_out(
     request: Request,
     stage: Stage,
@@ -316,7 +316,7 @@ async fn carry_out(
                 stage => Err(stage.refuse_reload()),
             };
             if let Some(answer) = answer {
-                // If the client is gone, the result is in the log.
+                // If the client has disconnected, the result is still in the log.
                 let _ = answer.send(result);
             }
             stage
@@ -362,7 +362,7 @@ async fn reload(
     let result = tokio::select! {
         biased;
         result = manager.stay_alive_for(service.reload()) => result.map_err(NotReloaded::Refused),
-        // Nothing has changed yet: a reload waits only before it makes changes. A reload that waits in a
+        // Nothing has changed yet: a reload waits only before it makes changes. A reload that blocks in a
         // thread checks the flag itself.
         () = async { status.stop().requested().await; sleep(GRACE).await } => Err(NotReloaded::Draining),
     };

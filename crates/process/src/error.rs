@@ -1,4 +1,4 @@
-//! Errors that any service may end with.
+//! Errors that can make any service exit.
 
 use std::{
     io,

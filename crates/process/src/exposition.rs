@@ -93,9 +93,9 @@ pub struct Common {
     pub draining: bool,
     pub reloads: [(&'static str, u64); 2],
     pub upgrades: [(&'static str, u64); 2],
-    /// Log lines lost because the control thread lagged behind or could not write.
+    /// Log lines lost because the control thread lagged behind or could not write them.
     pub log_lost: u64,
-    /// Log lines suppressed by limits: about refusals, and about ended allocations or connections.
+    /// Log lines about refusals and about ended sessions that limits suppressed.
     pub log_suppressed: [u64; 2],
 }
 

@@ -12,7 +12,7 @@ use turnpike_offload::{Attachment, Count, Hook, Kernel, Snapshot};
 
 use crate::exposition::{counter, counts};
 
-/// Logs the attached interfaces; `datapath` is the path in user space for everything else.
+/// Logs the attached interfaces; `datapath` handles everything that is left to user space.
 pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     let attached = kernel.attached();
     let where_to = if attached.is_empty() {

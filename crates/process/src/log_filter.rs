@@ -8,8 +8,8 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 }
 
 pub(crate) fn log_filter(filter: &str) -> Result<EnvFilter, String> {
-    // `EnvFilter` interprets a lone word that is not a level as a target: `inof` would silence everything
-    // else. An empty filter means the level "error".
+    // `EnvFilter` interprets a single word that is not a level as a target: `inof` would silence
+    // everything else. An empty filter means the level "error".
     for directive in filter.split(',').map(str::trim) {
         let is_level = !directive.is_empty() && directive.parse::<LevelFilter>().is_ok();
         if !is_level && !directive.contains(['=', '[']) {
@@ -20,7 +20,8 @@ pub(crate) fn log_filter(filter: &str) -> Result<EnvFilter, String> {
     if let Some(strange) = filter.chars().find(|character| !character.is_ascii()) {
         return Err(format!("{strange:?} is not allowed in a target or level"));
     }
-    // Field values are not treated as regular expressions: one of 600 letters could use up all memory.
+    // Field values are not treated as regular expressions: an expression of 600 letters could use up all
+    // memory.
     EnvFilter::builder().with_regex(false).parse(filter).map_err(|error| error.to_string())
 }
 

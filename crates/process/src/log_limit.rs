@@ -1,6 +1,6 @@
 //! Limits on log lines that clients cause: refusals, which anyone on the network can cause, and ended
-//! sessions, of which a user can cause thousands per second. They protect the disk, and keep one client
-//! from displacing the lines of others. Suppressed lines are counted.
+//! sessions, of which a user can cause thousands per second. The limits protect the disk, and keep one
+//! client from displacing the lines of others. Suppressed lines are counted.
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ pub struct RefusalLineLimit {
 impl RefusalLineLimit {
     /// Per address: a burst of 20, then one per second.
     const EACH: Rate = Rate::new(20, 1000);
-    /// In total: ten per second, at most a gigabyte per week.
+    /// In total: ten per second, which is at most a gigabyte per week.
     const TOTAL: Rate = Rate::new(100, 100);
     const MOST: usize = 4096;
 
@@ -34,8 +34,8 @@ impl RefusalLineLimit {
         Self { rates: Rates::new(Self::EACH, Self::TOTAL, Self::MOST), suppressed: 0, counts }
     }
 
-    /// Returns true if this refusal is to be logged; `suppressed` then includes the refusals that were not
-    /// logged since the last line.
+    /// Returns true if this refusal is to be logged; `suppressed` is then increased by the number of
+    /// refusals that have not been logged since the last line.
     pub fn admit(&mut self, now: Duration, source: IpAddr, suppressed: &mut u64) -> bool {
         let admitted = self.rates.admit_address(micros(now), source);
         let unlogged = *suppressed + u64::from(!admitted);
@@ -72,7 +72,7 @@ impl AddAssign for Sum {
     }
 }
 
-/// Limits lines about ended sessions or connections. Those above the limit are summarized by user or
+/// Limits lines about ended sessions or connections. Lines above the limit are summarized by user or
 /// client.
 pub struct EndLimit<K> {
     rates: Rates,
@@ -99,7 +99,7 @@ impl<K: Hash + Eq> EndLimit<K> {
     }
 
     /// Returns true if this end is to be logged, which `ask` decides from the rates; otherwise adds it to
-    /// the summary of `whose`.
+    /// the summary for `whose`.
     pub fn admit(
         &mut self,
         now: Duration,
@@ -127,7 +127,7 @@ impl<K: Hash + Eq> EndLimit<K> {
         if self.due.is_some_and(|due| due <= now) { self.take() } else { None }
     }
 
-    /// Takes the summary before it is due, when the log ends.
+    /// Takes the summary early, because the log is about to end.
     pub fn take(&mut self) -> Option<LineSummary<K>> {
         self.due.take()?;
         let others = std::mem::take(&mut self.others);

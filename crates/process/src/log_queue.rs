@@ -17,17 +17,17 @@ use crate::logging;
 
 /// Maximum number of waiting entries: twice the default limit of allocations and connections, so that
 /// stopping loses no lines. Above that, lines are lost and counted instead of blocking a worker. The queue
-/// grows as needed; an entry has about 200 bytes.
+/// grows as needed; an entry takes about 200 bytes.
 pub const BACKLOG: usize = 32_768;
 
 const BATCH: usize = 1024;
 /// Pause between batches. If the writer waited for each entry, the worker would have to wake another thread
 /// (two system calls) per entry; polling costs the worker nothing.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Maximum time between calls of the writer, so that it can write summaries.
+/// Maximum time between calls to the writer, so that it can write summaries.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Interval of reports about lost lines while none can be written.
+/// Interval between reports about lost lines while none can be written.
 const REPORT_AGAIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -87,7 +87,7 @@ impl<T> LogReceiver<T> {
             write(&mut batch, if report { lost - reported } else { 0 });
             batch.clear();
             if report && logging::unwritten() > unwritten {
-                // The report itself was possibly not written.
+                // The report itself may not have been written.
                 next_report = Instant::now() + REPORT_AGAIN;
             } else if report {
                 reported = lost;

@@ -34,8 +34,8 @@ use turnpike_wire::escape;
 
 use crate::log_filter::log_filter;
 
-/// Crates that log per message or per state created by a message. Packets from the internet must not fill a
-/// disk, whatever the filter.
+/// Crates that log each message, or each state that a message creates. Packets from the internet must not
+/// fill a disk, whatever the filter is.
 const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 
 /// Target of the audit log, which the filter does not affect.
@@ -51,7 +51,8 @@ struct CurrentFilter {
 /// Installs the process-wide subscriber; later calls have no effect.
 pub fn init(level: &str, format: LogFormat) {
     let Ok(filter) = log_filter(level) else {
-        // The configuration check rejects invalid filters, and a server without a log would be worse.
+        // The configuration check rejects invalid filters, so this is a safeguard: a server without a log
+        // would be worse.
         return init("info", format);
     };
     let (filter, handle) = reload::Layer::new(filter);
@@ -121,7 +122,8 @@ where
     }
 }
 
-/// Fields as text, strings in quotes. Characters that would end or reorder the line are escaped.
+/// Formats fields as text, with strings in quotes. Characters that would end or reorder the line are
+/// escaped.
 struct Fields;
 
 impl<'w> FormatFields<'w> for Fields {

@@ -9,14 +9,14 @@ use std::{
 
 use crate::error::ProcessError;
 
-/// Removed on drop, if it still belongs to this process.
+/// The file is removed on drop, if it still belongs to this process.
 pub struct PidFile(Option<(PathBuf, File)>);
 
 impl PidFile {
     pub const NONE: Self = Self(None);
 
-    /// Writes the file. Takes over the file of another process, because that may be about to exit. Refuses
-    /// symbolic and hard links, which would redirect the write.
+    /// Writes the file. Takes over the file of another process, because that process may be about to exit.
+    /// Refuses symbolic and hard links, which would redirect the write.
     pub fn write(path: Option<&Path>) -> Result<Self, ProcessError> {
         let Some(path) = path else { return Ok(Self::NONE) };
         let file = open(path).map_err(ProcessError::file("the process ID to", path))?;

@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 /// Limit and need in the last warning, so that a reload does not repeat it.
 static WARNED: Mutex<Option<(u64, u64)>> = Mutex::new(None);
 
-/// Raises the open file limit to `needed` plus `apart`. On failure, logs that `subject` needs them and
-/// that `key` can be lowered. The `apart` files are for the admin interface and reloads: clients cannot use
-/// them up.
+/// Raises the open file limit to `needed` plus `apart`. On failure, logs that `subject` needs that many and
+/// that `key` can be lowered. The `apart` files are for the admin interface and reloads, so that clients
+/// cannot use them up.
 pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
     let needed = needed + apart;
     let limit = turnpike_net::rlimit::raise_open_files(needed);
@@ -20,7 +20,7 @@ pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
             );
         }
     }
-    // If memory is short, the table grows later.
+    // If memory is short, the descriptor table grows only when it is needed.
     let _ = turnpike_net::rlimit::make_room(needed);
     turnpike_net::rlimit::set_apart(apart);
 }

@@ -1,6 +1,6 @@
 //! Sandbox: after reading its configuration, and before its second thread and first packet, a process drops
-//! every privilege, file and system call it does not need. An attacker who takes over the process has access
-//! only to the rest.
+//! every privilege, file and system call it does not need. An attacker who takes over the process can use
+//! only what is left.
 //!
 //! All three restrictions survive execve(2) and can only become stricter, so the new process of an upgrade
 //! starts in the same sandbox and adds its own restrictions.
@@ -25,8 +25,8 @@ static IN_FORCE: OnceLock<Option<Sandbox>> = OnceLock::new();
 
 static LAYERS: OnceLock<String> = OnceLock::new();
 
-/// Enters the sandbox, unless it is disabled. Must be called while the process has a single thread: it
-/// applies to this thread and later ones.
+/// Enters the sandbox, unless it is disabled. Must be called while the process has a single thread, because
+/// it applies to this thread and those started later.
 pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
     IN_FORCE.get_or_init(|| {
         let mut layers = Layers::inherited();
@@ -36,7 +36,7 @@ pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
                 let needs = needs();
                 let capabilities = privileges::drop_all_but(needs.privileges);
                 let files = files::restrict(&needs, &mut layers);
-                // Comes last, because the other two need calls that the list does not allow.
+                // Done last, because the other two need calls that the list does not allow.
                 let system_calls = system_calls::restrict(needs.is_in_kernel(), &mut layers);
                 Some(sandbox_of(capabilities, files, system_calls))
             }

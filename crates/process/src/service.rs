@@ -8,11 +8,11 @@ use crate::{exposition::MetricsPage, upgrade::HandoverState};
 
 /// A running service. Dropping it ends all sessions and joins the workers.
 pub trait Service: Send + 'static {
-    /// Subcommand that runs it, such as `serve`.
+    /// Subcommand that runs the service, such as `serve`.
     const NAME: &'static str;
     /// Noun for the objects counted by [`Service::open`].
     const OPEN: &'static str;
-    /// Session gauges: after an upgrade, those of the previous process are added.
+    /// Gauges of sessions, to which those of the previous process are added after an upgrade.
     const GAUGES: &'static [&'static str];
 
     /// Reloads the configuration. If it fails, nothing changes; the error has one line per problem.
@@ -23,7 +23,6 @@ pub trait Service: Send + 'static {
     /// Applies changes to this machine's addresses and routes. Called every second and after each change,
     /// except during an upgrade.
     fn follow_machine(&mut self, _is_serving: bool) {}
-    /// True once a worker has failed.
     fn has_failed(&self) -> bool;
     /// Configured time limit of a drain.
     fn drain_deadline(&self) -> Duration;
@@ -37,7 +36,7 @@ pub trait Service: Send + 'static {
     fn metrics(&self) -> &MetricsPage;
     /// Configured time limit for sessions left behind by an upgrade.
     fn upgrade_deadline(&self) -> Duration;
-    /// A new process serves from now on. Sessions that did not move stay in this process until `deadline`.
+    /// A new process has begun to serve. Sessions that did not move stay in this process until `deadline`.
     fn handed_over(&mut self, deadline: Duration);
     /// Number of sessions, connections and other client state left in this process after an upgrade.
     fn left(&self) -> u64;

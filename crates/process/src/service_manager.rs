@@ -1,27 +1,27 @@
 //! Notifications to a service manager (sd_notify(3)): ready, reloading, stopping, a status line, and watchdog
-//! messages while control loop and workers make progress. Silent without a service manager.
+//! messages while control loop and workers make progress. Does nothing without a service manager.
 
 use std::{env, pin::pin, time::Duration};
 
 use sd_notify::NotifyState;
 use tokio::time::{Instant, sleep};
 
-/// Watchdog messages per timeout: two may be lost or late.
+/// Watchdog messages per timeout, so that two may be lost or late.
 const SIGNS: u32 = 3;
-/// Interval of checks for stalled workers if there is no watchdog.
+/// Interval between checks for stalled workers if there is no watchdog.
 const UNWATCHED: Duration = Duration::from_secs(10);
-/// Minimum interval of status lines.
+/// Minimum interval between status lines.
 const STATUS: Duration = Duration::from_secs(5);
 /// Time to stop after the sessions' deadline: to join the workers and write the log.
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
-/// Process whose messages the watchdog expects (sd_watchdog_enabled(3)). If it is unset, the watchdog accepts
-/// those of any main process, including a new one after an upgrade.
+/// Process whose messages the watchdog expects (sd_watchdog_enabled(3)). If this is unset, the watchdog
+/// accepts messages of any main process, including a new one after an upgrade.
 pub(crate) const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
 type Notify = Box<dyn Fn(&[NotifyState<'_>]) + Send>;
 
-/// Makes another process the main process of the service. Only the current one may do so
+/// Makes another process the main process of the service. Only the current main process may do so
 /// (`NotifyAccess=main`), as its last notification.
 pub(crate) fn notify_main_process(id: u32) {
     if env::var_os("NOTIFY_SOCKET").is_some()
@@ -35,7 +35,7 @@ pub(crate) struct ServiceManager {
     notify: Option<Notify>,
     every: Option<Duration>,
     next_sign: Instant,
-    /// Time at which a worker was logged as taking no commands.
+    /// Time when a worker was last reported as stuck.
     stalled: Option<Instant>,
     status: String,
     next_status: Instant,
@@ -86,7 +86,7 @@ impl ServiceManager {
         self.next_status = Instant::now();
     }
 
-    /// Sends watchdog messages while the control loop waits for `busy`, which must end by itself.
+    /// Sends watchdog messages while the control loop waits for `busy`, which must end on its own.
     pub(crate) async fn stay_alive_for<T>(&mut self, busy: impl Future<Output = T>) -> T {
         let mut busy = pin!(busy);
         loop {
@@ -124,7 +124,7 @@ impl ServiceManager {
         }
     }
 
-    /// Logs stalled workers: workers that have not taken a command for `every`.
+    /// Logs a warning if a worker has not taken a command for `every`.
     fn note_progress(&mut self, progress: bool, now: Instant, every: Duration) {
         match (progress, self.stalled) {
             (false, None) => {

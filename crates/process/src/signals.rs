@@ -15,9 +15,9 @@ use tokio::{
 
 use crate::request::{Request, Stop, UpgradeRequest};
 
-/// Sends a request for each signal, from its own thread, so that even a control loop that is waiting
+/// Sends a request for each signal. Runs in its own thread, so that even a control loop that is waiting
 /// for a name server learns that it must stop. Returns once none of these signals has its default
-/// action.
+/// action any more.
 pub(crate) fn pass_on(requests: mpsc::Sender<Request>, stop: Arc<Stop>) -> io::Result<()> {
     let (sender, caught) = std_mpsc::channel();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {

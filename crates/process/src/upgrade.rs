@@ -1,4 +1,5 @@
-//! Upgrade in place: a new process, possibly of another version, takes over without interrupting UDP clients.
+//! Upgrade in place: a new process, possibly of a different version, takes over without interrupting UDP
+//! clients.
 //!
 //! ```text
 //!   this process (old_process)                           the new one (new_process)

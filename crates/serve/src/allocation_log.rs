@@ -95,10 +95,10 @@ struct AllocationLogLimits {
 }
 
 impl AllocationLogLimits {
-    /// Limit for ended allocations of one user: enough for a few clients with the same name, but not for a
-    /// flood.
+    /// Limit for ended allocations of one user: enough for a few clients that share a username, but not for
+    /// a flood.
     const EACH: Rate = Rate::new(200, 100);
-    /// Limit for all ended allocations: the burst equals the default allocation limit, so that all ends are
+    /// Limit for all ended allocations: the burst equals the default allocation limit, so that every end is
     /// logged if a link fails.
     const TOTAL: Rate = Rate::new(16_384, 10);
     const MOST: usize = 16_384;
@@ -119,7 +119,7 @@ impl AllocationLogLimits {
             Effect::Refused { client, suppressed, .. } => {
                 self.credentials.admit(now, client.address.ip(), suppressed)
             }
-            // Lines below the log level are not counted as suppressed.
+            // Lines that the log level hides are not counted as suppressed.
             Effect::PeerRefused { .. } | Effect::RequestRefused { .. } if !is_debugged() => false,
             Effect::PeerRefused { client, suppressed, .. } => {
                 self.peers.admit(now, client.address.ip(), suppressed)

@@ -56,7 +56,7 @@ fn read_by(
                 certificates.push(Certificate { file: files.cert, identity });
                 warnings.extend(readable_by_all(&files.key, "this private key"));
             }
-            // Reports the line that names the file, where the reader will look first.
+            // Reports the configuration line that names the file, where an administrator looks first.
             Err((path, problem)) => {
                 let expected = match File::open(&path) {
                     Err(error) if error.kind() == ErrorKind::PermissionDenied => readable_by(&path),

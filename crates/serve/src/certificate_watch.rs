@@ -12,7 +12,7 @@ use turnpike_config::{Settings, certificates};
 #[derive(Debug, Default)]
 pub(crate) struct CertificateWatch {
     seen: Vec<(PathBuf, Option<Stamp>)>,
-    /// Changed at the last poll, so a writer may still be busy.
+    /// The files had changed at the last poll, so they may still be being written.
     unsettled: bool,
 }
 

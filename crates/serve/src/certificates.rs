@@ -27,7 +27,7 @@ pub(crate) struct Certificates {
     pub(crate) tls: Option<Arc<TlsContext>>,
     pub(crate) dtls: Option<Arc<DtlsContext>>,
     watch: CertificateWatch,
-    /// Time of the last failed attempt. An unchanged file can become valid or readable later.
+    /// Time of the last failed attempt. A file can become valid or readable later without changing.
     refused: Option<Instant>,
     told: Arc<CertificateState>,
 }
@@ -158,7 +158,8 @@ impl Certificates {
             (Some(tls), _) => {
                 let identities = certificates::identities(&loaded);
                 tls.replace(&identities);
-                // After dtls.listen was removed, a file may name certificates that DTLS cannot use.
+                // If dtls.listen has been removed, the configuration may name certificates that DTLS
+                // cannot use.
                 if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(&identities)) {
                     warn(reloaded, format!("{error}: DTLS keeps the old certificate until a restart"));
                 }

@@ -1,5 +1,5 @@
-//! Log lines about changes made by a reload: one per key and realm, but only counts for users and
-//! secrets.
+//! Log lines about changes made by a reload: one per key and realm, except that users and secrets are
+//! only counted.
 
 use turnpike_config::{Secret, Settings, UserSecret, realms};
 use turnpike_process::changes::{Difference, counted, line, log_each, names};

@@ -38,14 +38,14 @@ pub(crate) struct CredentialTable {
 
 struct RealmCredentials {
     name: String,
-    /// By name, both after OpaqueString as clients send it, and as configured.
+    /// Each user is under two names: after OpaqueString, as clients send it, and as configured.
     users: HashMap<Box<str>, StaticUser>,
     by_hash: HashMap<[u8; 32], Box<str>>,
     secrets: Vec<Secret>,
 }
 
 struct StaticUser {
-    /// After OpaqueString.
+    /// Name after OpaqueString.
     name: Box<str>,
     /// Any of these may match: clients may or may not apply OpaqueString to the password.
     keys: Vec<StaticKeys>,
@@ -66,7 +66,7 @@ impl CredentialTable {
         Self { realms, store, decoy: Key::from_bytes(&rand::random::<[u8; 16]>()) }
     }
 
-    /// Constant-time: verifies against a decoy key.
+    /// Takes as long as for a known user: verifies against a decoy key.
     fn nobody(&self, verify: &mut dyn FnMut(&Key) -> bool) -> CredentialCheck {
         verify(&self.decoy);
         CredentialCheck::NoSuchUser
@@ -83,7 +83,7 @@ impl CredentialTable {
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> CredentialCheck {
         let known = if is_only_time_limited(name) { CachedUser::Absent } else { store.cached(realm, name) };
-        // A key that matches no known secret may come from a new one.
+        // A key that matches no known secret may be derived from a new one.
         let may_be_new = || {
             restapi_credentials::parse(name).is_some()
                 && (store.secrets(realm).is_none() || store.may_have_new_secrets())
@@ -122,7 +122,7 @@ impl Users for CredentialTable {
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> CredentialCheck {
-        // During a reload, a worker may still ask for a realm that has been removed.
+        // During a reload, a worker may still request a realm that has been removed.
         let known = self.realms.get(realm);
         let Some((known, name)) = known.and_then(|known| Some((known, known.name_of(user)?))) else {
             return self.nobody(verify);
@@ -253,7 +253,7 @@ impl RealmCredentials {
         })
     }
 
-    /// All keys that may have signed a request that was waiting for the store.
+    /// All keys that a client may have used for a request that was waiting for the store.
     fn time_limited(&self, name: &str, algorithm: KeyAlgorithm, stored: &StoredSecrets) -> LookupResult {
         let Some((expiry, id)) = restapi_credentials::parse(name) else { return LookupResult::NoSuchUser };
         if self.secrets.is_empty() && stored.is_empty() {
@@ -315,7 +315,7 @@ impl StoredSecrets {
 }
 
 /// Name under which the quotas of a time-limited name are kept: its id, since otherwise each new timestamp
-/// would get a new quota. The colon in front keeps it apart from static users and token keys.
+/// would get a new quota. The leading colon distinguishes the id from static users and token keys.
 fn identity(name: &str, id: &str) -> Box<str> {
     let counted = if id.is_empty() { name } else { id };
     [":", counted].concat().into_boxed_str()

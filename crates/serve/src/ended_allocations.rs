@@ -22,7 +22,7 @@ pub(crate) struct Totals {
     pub(crate) ended: BTreeMap<Listened, u64>,
     /// Payload bytes by realm, to peers and to clients.
     pub(crate) bytes: BTreeMap<Arc<str>, [u64; 2]>,
-    /// Number of allocations by [`LENGTHS`]; the last bucket counts longer ones.
+    /// Number of allocations per bucket of [`LENGTHS`]; the last bucket counts those that lasted longer.
     pub(crate) lengths: [u64; LENGTHS.len() + 1],
     pub(crate) lived_ms: u64,
 }

@@ -1,4 +1,4 @@
-//! Errors of starting and running a server.
+//! Errors when starting or running a server.
 
 use turnpike_config::Mistakes;
 use turnpike_process::ProcessError;

@@ -1,5 +1,5 @@
-//! Membership in a fleet. Workers get answers from memory, which the control thread keeps up to date. The rules are in
-//! `turnpike_fleet`, the store's keys in `turnpike_stores`.
+//! Membership in a fleet. Workers read state in memory, which the control thread keeps up to date. The
+//! rules are in `turnpike_fleet`, the store's keys in `turnpike_stores`.
 //!
 //! ```text
 //!  workers ──▶ Fleet ── Banned                            also without a fleet

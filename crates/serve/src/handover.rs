@@ -109,7 +109,7 @@ impl HandoverState for ServeHandover {
     }
 
     fn forget(&self) {
-        // The fleet comes first, so that moved allocations are not published as ended.
+        // Leaves the fleet first, so that moved allocations are not published as ended.
         self.fleet.forget();
         self.relay.forget();
     }
@@ -123,7 +123,7 @@ pub(crate) struct PreviousServer {
 }
 
 impl PreviousServer {
-    /// Reads the offer. Also returns sockets that a service manager passed to the previous process.
+    /// Reads the offer. Also returns the sockets that a service manager passed to the previous process.
     pub(crate) fn new(previous: &mut PreviousProcess) -> Result<(Self, PassedSockets), ProcessError> {
         let (mut offer, mut descriptors) = previous.offer::<ServeOffer>()?;
         let (page, passed) = std::mem::take(&mut offer.names).import(&mut descriptors)?;

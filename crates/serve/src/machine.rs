@@ -14,16 +14,16 @@ use turnpike_relay::{
 
 use crate::own_addresses::{self, OwnAddress, can_bind};
 
-/// Time that a lost address has to return before its allocations end: long enough for a DHCP lease or a VRRP
+/// How long a lost address may be absent before its allocations end: long enough for a DHCP lease or a VRRP
 /// election, but shorter than clients wait.
 const GRACE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Machine {
     /// `None` if unreadable: all configured addresses are then assumed to be present.
     own: Option<Vec<OwnAddress>>,
-    /// Detected addresses of IPv4 and IPv6. The last one stays until another replaces it.
+    /// Detected addresses of IPv4 and IPv6. An address stays here until another one replaces it.
     detected: [Option<IpAddr>; 2],
-    /// A default route has existed at some time. Until one does, any address of the machine is used.
+    /// True once there has been a default route. Until then, any address of the machine is used.
     had_route: bool,
     displaced: BTreeSet<IpAddr>,
     stale: bool,

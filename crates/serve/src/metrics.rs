@@ -340,8 +340,8 @@ impl ServerFamilies<'_, '_> {
             .encode_counter::<NoLabelSet, _, f64>(&node.lines_lost, None)
     }
 
-    /// Counters of the state machines, which define the families and labels. Grouped by family, because the
-    /// format requires all samples of a family to be contiguous.
+    /// Counters of the state machines, which define the families and labels. The format requires all
+    /// samples of a family to be contiguous.
     fn turn(&mut self) -> fmt::Result {
         let mut families: Vec<(&'static str, Vec<TurnSample<'_>>)> = Vec::new();
         for (worker, snapshot) in self.0.snapshots {

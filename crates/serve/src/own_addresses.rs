@@ -101,10 +101,11 @@ impl OwnAddress {
 }
 
 /// Relay address of one family. `source` is the source address of the default route; a stable address on the
-/// same interface is preferred to a temporary one, and one with the same prefix to others.
+/// same interface is preferred to a temporary one; among stable addresses, one with the same prefix is
+/// preferred.
 pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAddr> {
     let source = source?;
-    // The address was added after the list was read.
+    // The list was read before the address was added.
     let Some(of_route) = own.iter().find(|address| address.ip == source) else { return Some(source) };
     let suits = |address: &&OwnAddress| {
         let is_same = address.interface == of_route.interface && address.ip.is_ipv4() == source.is_ipv4();
@@ -146,7 +147,7 @@ fn binds_any(ip: IpAddr) -> bool {
 }
 
 pub(crate) fn read() -> io::Result<Vec<OwnAddress>> {
-    // The flags are read first: an address added in between is only taken for stable until the next read.
+    // The flags are read first: an address added in between is considered stable until the next read.
     let flags = flags();
     Ok(getifaddrs()?.filter_map(|found| OwnAddress::of(&found, &flags)).collect())
 }
@@ -174,7 +175,7 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     }
 }
 
-/// Notifications of possible changes. tokio treats the netlink socket as a datagram socket.
+/// Notifications of possible address changes. tokio treats the netlink socket as a datagram socket.
 pub(crate) struct AddressNotifications(Option<UnixDatagram>);
 
 impl AddressNotifications {
@@ -196,8 +197,8 @@ impl AddressNotifications {
     }
 }
 
-/// Waits for messages and drains the socket. Their content is ignored, and so are losses (ENOBUFS), because
-/// the addresses are read afterwards.
+/// Waits for messages and drains the socket. Their content is ignored, as are lost messages (ENOBUFS),
+/// because the addresses are read afterwards.
 async fn heard(socket: &UnixDatagram) -> io::Result<()> {
     let (mut heard, mut buffer) = (false, [0; 8192]);
     while !heard {

@@ -4,8 +4,8 @@ use turnpike_config::Flags;
 use turnpike_net::{PassedSocket, PassedSockets, Transport};
 use turnpike_process::passed;
 
-/// Default settings for these sockets: listeners on all of them, and as many workers as sockets per
-/// address.
+/// Default settings for these sockets: they become the listeners, and there are as many workers as
+/// sockets per address.
 pub(crate) fn passed_listeners(passed: &PassedSockets) -> Flags {
     let mut flags = passed::settings(passed);
     for key in ["server.listen", "tls.listen", "dtls.listen"] {

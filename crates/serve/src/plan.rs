@@ -32,7 +32,7 @@ pub(crate) struct RelayPlan {
 }
 
 impl RelayPlan {
-    /// Fills in missing values from the machine. `before` has the listener numbers before a reload.
+    /// Fills in missing values from the machine. `before` has the listener numbers from before a reload.
     pub(crate) fn new(
         merged: &Merged,
         keys: NodeKeys,
@@ -138,8 +138,8 @@ impl RelayPlan {
     }
 
     /// Estimated maximum number of file descriptors: up to two relay sockets and one connection per
-    /// allocation, one per reserved port and per connection without an allocation, two per peer connection
-    /// and handed-on connection, and a reserve.
+    /// allocation, one for each reserved port and for each connection without an allocation, two per peer
+    /// connection, and a reserve.
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -162,7 +162,7 @@ impl RelayPlan {
             + (2 * config.limits.allocations).min(self.relay_ports())
             + config.max_reservations()
             + streams
-            // At the limit, evicted and new connections coexist until the end of the tick.
+            // When the limit is reached, evicted and new connections coexist until the end of the tick.
             + listeners * config.workers * StreamConfig::ACCEPTS
             + peers
             + handed_on;
@@ -170,7 +170,7 @@ impl RelayPlan {
     }
 }
 
-/// Warnings about what packets relayed by the kernel bypass.
+/// Warnings about what is bypassed by packets that the kernel relays.
 fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
     use DatapathChoice::{Auto, Step, Xdp};
     let firewall = "packets relayed by the kernel bypass this machine's firewall (netfilter) and IPsec policies: \
@@ -204,7 +204,7 @@ fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsCo
     }
 }
 
-/// Settings of the TURN state machine; rebuilt by a reload with the same keys.
+/// Settings of the TURN state machine; a reload rebuilds them with the same keys.
 pub(crate) fn server_config(
     merged: &Merged,
     layout: &Layout,

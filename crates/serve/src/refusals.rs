@@ -2,7 +2,7 @@
 //!
 //! Repeated refusals of a client for the same reason share an entry with a count. Each kind of refusal has
 //! its own list. A full list drops an entry of the client with the most entries, so that neither outsiders
-//! nor a scan displace those of users.
+//! nor a scan displace the entries of users.
 //!
 //! Entries are per user and peer; [`RefusalGroup`] combines them by client and reason.
 
@@ -35,7 +35,7 @@ pub(crate) struct RefusalEntry {
     /// Number of refusals that passed the log's rate limit.
     pub(crate) count: u64,
     pub(crate) client: SocketAddr,
-    /// Username the client sent; empty without one.
+    /// Username the client sent; empty if it sent none.
     pub(crate) user: Box<str>,
     pub(crate) realm: Option<Arc<str>>,
     pub(crate) why: Why,
@@ -231,7 +231,7 @@ impl Why {
         matches!(self, Self::Request(_, 300 | 438, _) | Self::Unproved(_, 438, _))
     }
 
-    /// Clears times and ports, which differ between repeated refusals.
+    /// Clears times and ports, which differ each time a refusal is repeated.
     fn without_changes(self) -> Self {
         use CredentialRefusal::{Expired, Token, TooFarAhead};
         match self {

@@ -98,7 +98,7 @@ struct TurnServer {
     relay: Arc<Relay>,
     passed: Arc<PassedSockets>,
     machine: Machine,
-    /// Number of open files that the limit was raised to allow.
+    /// Value to which the limit on open files was raised.
     open_files: u64,
     waiting: Vec<Waiting>,
     certificates: Certificates,
@@ -133,7 +133,8 @@ impl TurnServer {
         raise_open_files(&plan, &settings);
 
         let (page, applications) = listen_for_pages(&settings, before.as_mut())?;
-        // These listeners trust loopback, and relayed TCP would come from the server's own address.
+        // Peers must not reach these listeners, which trust loopback: relayed TCP would come from the
+        // server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let (log, logs) = allocation_logs(&fleet);
         let is_first = before.is_none();
@@ -553,7 +554,7 @@ impl Service for TurnServer {
     }
 
     async fn leave(&mut self) {
-        // Lets changes in progress reach the fleet; later ones are refused.
+        // Lets changes in progress finish and reach the fleet; later changes are refused.
         self.pages.iter().for_each(|page| page.close());
         let settled = async {
             for page in &self.pages {

@@ -104,7 +104,7 @@ fn missing_parent(state: &StateDir) -> Option<&Path> {
     (!parent.is_dir()).then_some(parent)
 }
 
-/// Directory of the embedded store, if any. systemd may pass several directories, separated by colons.
+/// Directory of the embedded store, if any. systemd may pass several directories separated by colons.
 fn state_dir(state: &StateDir) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let absolute = |path: &PathBuf| path.is_absolute();
@@ -133,8 +133,8 @@ pub(crate) struct OpenStore {
 }
 
 impl OpenStore {
-    /// Opens the configured store. Retries in the background if it is unreachable, or if its answers cannot
-    /// be parsed and the settings have users, unless it `must_answer`.
+    /// Opens the configured store. If it is unreachable, or if its answers cannot be parsed and the settings
+    /// have users, retries in the background, unless it `must_answer`.
     pub(crate) async fn open(settings: &Settings, must_answer: bool) -> Result<Option<Self>, OpenError> {
         let Some((address, file)) = checked_address(settings)? else { return Ok(None) };
         let limits = limits(&settings.store);
@@ -367,8 +367,8 @@ impl Merged {
         merged
     }
 
-    /// Peer rules for packets and for each realm. If the store has none, those of the configuration apply
-    /// everywhere.
+    /// Peer rules that apply to packets, and those of each realm. If the store has none, the configuration's
+    /// apply everywhere.
     pub(crate) fn peers(&self) -> (PeerRules, HashMap<Box<str>, PeerRules>) {
         let Self { settings, rules, .. } = self;
         let configured = PeerRules {

@@ -21,10 +21,10 @@ pub struct ServerAddress {
     pub host: String,
     /// Unix socket to use instead of `host`; for PostgreSQL, its directory.
     pub socket: Option<PathBuf>,
-    /// `None` for the protocol's default.
+    /// `None` for the protocol's default port.
     pub port: Option<u16>,
     pub user: Option<String>,
-    /// Never displayed.
+    /// Left out of all output.
     pub password: Option<Zeroizing<String>>,
     /// Database name; for Redis its number.
     pub database: Option<String>,
@@ -87,7 +87,7 @@ fn begins_with_scheme(value: &str) -> bool {
     value.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_of_scheme))
 }
 
-/// Omits the password.
+/// Leaves out the password.
 impl fmt::Display for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, server) = match self {
@@ -211,8 +211,8 @@ fn from_url(text: &str) -> Result<StoreAddress, String> {
     finish(kind, server)
 }
 
-/// Parses `key=value key=value`, the form of coturn and libpq. As in libpq, a value may be in single quotes,
-/// with a backslash before quotes and backslashes.
+/// Parses `key=value key=value`, the form of coturn and libpq. As in libpq, a value may be enclosed in single
+/// quotes, in which quotes and backslashes are escaped with a backslash.
 fn from_words(kind: Kind, text: &str) -> Result<StoreAddress, String> {
     let mut server = kind.server();
     let mut rest = text.trim_start();
@@ -264,7 +264,8 @@ fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result
             let port = value.parse().ok().filter(|port| *port > 0);
             server.port = Some(port.ok_or_else(|| format!("{key} is {value:?}, not a port"))?);
         }
-        // Ignored: queries have their own deadline, and the rest affects only libpq's connections.
+        // Ignored: queries have their own deadline, and the other settings affect only libpq's own
+        // connections.
         (_, "connect_timeout" | "timeout") => {}
         // Ignored: only the secure ciphers of TLS 1.2 and 1.3 are available.
         (Kind::Mysql, "read_timeout" | "write_timeout" | "cipher" | "ssl-cipher") => {}
@@ -336,7 +337,9 @@ fn finish(kind: Kind, mut server: ServerAddress) -> Result<StoreAddress, String>
 
 fn decoded(text: &str) -> Result<String, String> {
     let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(std::borrow::Cow::into_owned).map_err(|_| "it is not valid UTF-8".to_owned())
+    decoded
+        .map(std::borrow::Cow::into_owned)
+        .map_err(|_| "the percent-encoded text is not valid UTF-8".to_owned())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ pub struct ApiKey {
     pub hash: [u8; 32],
     /// Realm that the key is limited to; `None` for all.
     pub realm: Option<String>,
-    /// Maximum lifetime of its credentials in seconds.
+    /// Maximum lifetime in seconds of credentials issued with this key.
     pub max_ttl: Option<u32>,
     /// Requests per second.
     pub rate: Option<u32>,

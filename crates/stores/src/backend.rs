@@ -20,7 +20,7 @@ pub trait Backend: Send + Sync + 'static {
         async { None }
     }
 
-    /// Users of one realm or of all, ordered by realm and name: at most 1,000 after `after`.
+    /// Users of one realm or of all, ordered by realm and name: at most 1,000, beginning after `after`.
     fn users(
         &self,
         realm: Option<&str>,

@@ -1,8 +1,9 @@
-//! Circuit breaker: after consecutive failures, requests no longer wait, and a probe retries.
+//! Circuit breaker: after consecutive failures, requests fail without waiting, and a probe retries.
 
 use std::time::Duration;
 
-/// Number of consecutive failures that opens the breaker. A single one may be due to a stale connection.
+/// Number of consecutive failures that opens the breaker. A single failure may be due to a stale
+/// connection.
 const ENOUGH: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -28,7 +29,7 @@ impl Breaker {
         opens
     }
 
-    /// Records an answer. A late answer does not close the breaker; only the probe does.
+    /// Records an answer. An answer that arrives late does not close the breaker; only the probe does.
     pub(crate) fn succeed(&mut self) {
         if !self.open {
             self.failures = 0;

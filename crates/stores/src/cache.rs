@@ -19,13 +19,14 @@ use crate::{
     },
 };
 
-/// Absent names get this fraction of the capacity in addition, so that made-up names evict no users.
+/// Absent names get a quarter of the users' capacity in addition, so that made-up names do not evict
+/// users.
 const ABSENT_SHARE: usize = 4;
 
 pub(crate) enum Cached {
-    /// A user whose lifetime in the cache is not over.
+    /// A user whose lifetime in the cache has not expired.
     Fresh(Arc<UserKeys>),
-    /// A user whose lifetime in the cache is over; valid only while the store is unavailable.
+    /// A user whose lifetime in the cache has expired; accepted only while the store is unavailable.
     Stale(Arc<UserKeys>),
     /// A name that was absent recently.
     Absent,
@@ -36,7 +37,7 @@ pub(crate) enum Cached {
 pub(crate) struct Lifetimes {
     pub(crate) user: Duration,
     pub(crate) absent: Duration,
-    /// For users while the store is unavailable, counted from the lookup.
+    /// Lifetime of users while the store is unavailable, counted from the lookup.
     pub(crate) stale: Duration,
 }
 
@@ -44,7 +45,8 @@ pub(crate) struct Cache<W> {
     shards: [Mutex<CacheShard<W>>; SHARDS],
     lifetimes: Lifetimes,
     hasher: RandomState,
-    /// Incremented when entries are forgotten. A lookup from an earlier epoch is not stored.
+    /// Incremented when entries are forgotten. The result of a lookup that began in an earlier epoch is
+    /// not stored.
     epoch: AtomicU64,
 }
 
@@ -105,7 +107,7 @@ impl<W> Cache<W> {
         }
     }
 
-    /// Stores the result of a lookup that began at `epoch`.
+    /// Stores the result of a lookup that began in `epoch`.
     pub(crate) fn put(&self, epoch: u64, key: &str, found: Option<Arc<UserKeys>>) {
         let now = Instant::now();
         let shard = &mut *self.shard(key);

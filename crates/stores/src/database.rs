@@ -19,8 +19,8 @@ enum Kind {
 }
 
 impl Database {
-    /// `connections` applies to PostgreSQL and MySQL, `file` to SQLite. Must be called on the runtime that
-    /// does the work.
+    /// `connections` applies only to PostgreSQL and MySQL, `file` only to SQLite. Must be called on the
+    /// runtime that does the work.
     #[must_use]
     pub fn new(
         address: &StoreAddress,

@@ -25,10 +25,10 @@ use crate::{
     secrets::{self, signing, unix},
 };
 
-/// Maximum time to wait for the store if an older entry for the user is cached. Clients retransmit after 500
-/// ms.
+/// Maximum time to wait for the store if an older entry for the user is cached. It is shorter than the 500
+/// ms after which clients retransmit.
 const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
-/// Time for which such a user is then accepted before the store is queried again.
+/// How long such a user is then accepted before the store is queried again.
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
 /// Minimum interval between queries for a realm's secrets after a key did not match.
 const SECRETS_PAUSE: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ const SECRETS_PAUSE: Duration = Duration::from_millis(100);
 const MOST_WAIT_FOR_SECRETS: usize = 1000;
 /// Interval between version queries, if the backend has versions.
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
-/// Deadline for reading all rules: in a large store, that takes longer than one user.
+/// Deadline for reading all rules: in a large store, this takes longer than reading one user.
 const RULES_DEADLINE: Duration = Duration::from_secs(30);
 /// Deadline for a page of users or a change, for which a person waits.
 const LIST_DEADLINE: Duration = Duration::from_secs(20);
@@ -49,7 +49,7 @@ pub struct DirectoryLimits {
     pub users: usize,
     pub lifetime: Duration,
     pub negative: Duration,
-    /// Time for which a cached user stays valid while the store is unavailable.
+    /// How long a cached user stays valid while the store is unavailable.
     pub stale: Duration,
     pub deadline: Duration,
     pub refresh: Duration,
@@ -72,7 +72,6 @@ impl Default for DirectoryLimits {
 #[derive(Clone, Debug)]
 pub enum CachedUser {
     User(Arc<UserKeys>),
-    /// The user does not exist.
     Absent,
     Unknown,
 }
@@ -81,12 +80,11 @@ pub enum CachedUser {
 #[derive(Clone, Debug)]
 pub enum UserLookup {
     User(Arc<UserKeys>),
-    /// The user does not exist.
     Absent,
     Unavailable,
 }
 
-/// Called once, on a runtime thread or the caller's.
+/// Called once, on a runtime thread or the caller's thread.
 type OnLookup = Box<dyn FnOnce(UserLookup) + Send>;
 
 /// A store behind a cache. Clones share their state.
@@ -102,19 +100,19 @@ struct Inner<B> {
     rules: RwLock<Option<Arc<Rules>>>,
     /// Never older than `rules`.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
-    /// Expired secrets that are gone from the store; allocations created with their credentials continue.
+    /// Expired secrets that the store no longer has; allocations created with their credentials continue.
     ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,
     api_keys: RwLock<Arc<ApiKeys>>,
     removes_after: Mutex<Option<Instant>>,
     /// Start of the last answered query for a realm's secrets, after a key did not match.
     secrets_asked: Mutex<HashMap<Box<str>, Instant>>,
     wait_for_secrets: AtomicUsize,
-    /// Locked during such a query.
+    /// Locked during a query for a realm's secrets.
     asks_for_secrets: tokio::sync::Mutex<()>,
     generation: AtomicU64,
     /// Sequence number of the last query for all rules or for a realm's secrets.
     asked: AtomicU64,
-    /// Locked while one answer replaces another.
+    /// Locked while an answer replaces an earlier one.
     read_at: Mutex<ReadAt>,
     version: AtomicU64,
     trouble: Mutex<Option<String>>,
@@ -135,7 +133,7 @@ impl<B> Clone for Directory<B> {
 }
 
 impl<B: Backend> Directory<B> {
-    /// Does not send a query yet. Must be called on the runtime that does the work.
+    /// Does not send a query yet. Must be called on the runtime that will run the queries.
     #[must_use]
     pub fn new(backend: B, name: String, limits: DirectoryLimits) -> Self {
         let lifetimes = Lifetimes { user: limits.lifetime, absent: limits.negative, stale: limits.stale };
@@ -165,12 +163,12 @@ impl<B: Backend> Directory<B> {
         Self(inner)
     }
 
-    /// Reads rules and secrets immediately. If an error [may pass](StoreError::may_pass),
-    /// [waiting](Self::wait_for_it) helps.
+    /// Reads rules and secrets immediately. After an error that [may pass](StoreError::may_pass), the caller
+    /// can [wait for the store](Self::wait_for_it).
     pub async fn read(&self) -> Result<(), StoreError> {
         let version = self.0.backend.version().await;
         self.0.read_rules().await?;
-        // Otherwise the first refresh would see a change and clear the cache.
+        // Without this, the first refresh would see a changed version and clear the cache.
         if let Some(version) = version
             && self.0.version.swap(version, Ordering::Relaxed) != version
         {
@@ -265,8 +263,8 @@ impl<B: Backend> Directory<B> {
     }
 
     /// Queries the secrets of a realm again and calls `answer` within the deadline, with `None` if they are
-    /// unknown. Limited to ten queries per second; further callers wait. Never blocks; can be called on any
-    /// thread.
+    /// unknown. Limited to ten queries per second; additional callers wait. Never blocks; can be called on
+    /// any thread.
     pub fn refresh_secrets(&self, realm: &str, answer: impl FnOnce(Option<Secrets>) + Send + 'static) {
         let (directory, realm) = (self.clone(), Box::<str>::from(realm));
         self.0.wait_for_secrets.fetch_add(1, Ordering::Relaxed);
@@ -329,7 +327,7 @@ impl<B: Backend> Directory<B> {
         let existed = match edited {
             Ok(existed) => existed,
             Err(error) => {
-                // Does the same, but without waiting for a store that has just been slow.
+                // Also reads the rules, but without waiting for a store that has just been slow.
                 if !is_user {
                     let inner = Arc::clone(&self.0);
                     self.0.runtime.spawn(async move { inner.read_rules().await });
@@ -337,8 +335,8 @@ impl<B: Backend> Directory<B> {
                 return Err(error);
             }
         };
-        // Only SQLite can tell which realms have users without a SHA-256 key, and its version does not
-        // change with our own writes.
+        // SQLite must be read again after each change to a user: only it reports which realms have users
+        // without a SHA-256 key, and its version does not change with our own writes.
         if (!is_user || inner.version.load(Ordering::Relaxed) != u64::MAX)
             && let Err(error) = inner.read_rules().await
         {
@@ -637,7 +635,8 @@ impl<B: Backend> PendingQuery<B> {
     }
 }
 
-/// Waiters that are dropped answer for themselves; see [`turnpike_turn::server::LookupResult::Unavailable`].
+/// Waiters that are dropped send their own answers; see
+/// [`turnpike_turn::server::LookupResult::Unavailable`].
 impl<B: Backend> Drop for PendingQuery<B> {
     fn drop(&mut self) {
         if !self.is_answered {
@@ -689,7 +688,6 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Sto
 
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
-    /// True if the store answers.
     pub is_up: bool,
     pub users: u64,
     pub answers: [(&'static str, u64); 5],

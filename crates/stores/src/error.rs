@@ -4,7 +4,7 @@ use std::fmt;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct StoreError {
-    /// [`crate::StoreAddress`] as text.
+    /// Address of the store, as [`crate::StoreAddress`] prints it.
     pub store: String,
     /// Configuration key of the address.
     pub setting: &'static str,
@@ -23,7 +23,7 @@ pub enum StoreFault {
     /// The schema is neither coturn's nor our own.
     Schema,
     Row,
-    /// The character set of the table cannot represent the text.
+    /// The table's character set cannot represent the text.
     Text,
     Tls,
     Other,
@@ -45,7 +45,7 @@ impl StoreError {
         matches!(self.fault, StoreFault::Login | StoreFault::Permission | StoreFault::NoDatabase)
     }
 
-    /// Returns true for errors that can resolve themselves; all others require action by an operator.
+    /// Returns true for errors that may go away on their own; all others require action by an operator.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self.fault, StoreFault::Unreachable | StoreFault::Slow | StoreFault::Other)

@@ -30,10 +30,10 @@ use crate::StoreError;
 use link::Link;
 use reply::{bytes, int, list, text};
 
-/// Seconds that an answer to another node's question is kept.
+/// Seconds for which an answer to another node's request is kept.
 const ANSWER_S: u64 = 10;
 const SCAN: usize = 1000;
-/// Number of buckets returned per call for a dead node.
+/// Number of buckets of a dead node that each call gives back.
 const REAPED: usize = 500;
 const LINES: usize = 200;
 
@@ -103,7 +103,7 @@ pub struct Exchanged {
 }
 
 impl FleetStore {
-    /// Connects on first use. `name` is the fleet's name, `patience` the deadline for answers.
+    /// Connects on first use. `name` is the fleet's name, `patience` the time limit for answers.
     #[must_use]
     pub fn new(address: &FleetAddress, name: &str, patience: Duration) -> Self {
         Self { link: Link::new(address.clone(), patience), keys: KeyNames(format!("turnpike:{{{name}}}:")) }
@@ -159,7 +159,7 @@ impl FleetStore {
         self.link.ask(&command).await.map(drop)
     }
 
-    /// Cards of these nodes; missing ones are omitted.
+    /// Cards of these nodes; nodes without a card are left out.
     pub async fn cards(&self, names: &[NodeName]) -> Result<Vec<Vec<u8>>, StoreError> {
         if names.is_empty() {
             return Ok(Vec::new());
@@ -265,14 +265,14 @@ impl FleetStore {
         self.link.ask(&command).await.map(drop)
     }
 
-    /// Subscribes to messages sent from now on; the effects of earlier ones are in the store.
+    /// Subscribes to messages sent after this call; the effects of earlier ones are in the store.
     #[must_use]
     pub fn news(&self) -> FleetNews {
         FleetNews::new(self.link.address().clone(), self.keys.of("events"))
     }
 
     /// Gives back part of the quotas of a dead node; returns true if there is more. `force` is for a node
-    /// that leaves by itself.
+    /// that is itself leaving.
     pub async fn reap(&self, name: &NodeName, number: u16, force: bool) -> Result<bool, StoreError> {
         let keys = ["nodes", "cards", "sums", "levels", "events"].map(|key| self.keys.of(key));
         let mut script = scripts::eval(scripts::REAP, &[&keys[..], &[self.keys.held(number)]].concat());
@@ -291,20 +291,20 @@ impl FleetStore {
         self.link.ask(&expire).await.map(drop)
     }
 
-    /// Removes and returns the answer to a question, if it has arrived.
+    /// Removes and returns the answer to a request, if it has arrived.
     pub async fn answered(&self, question: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let mut command = redis::cmd("LPOP");
         command.arg(self.keys.answer(question));
         self.link.ask(&command).await.map(bytes)
     }
 
-    /// Publishes lines, each on its channel, like coturn. Lines with a time to live are also stored under the
-    /// name of the channel; a time of 0 deletes that key.
+    /// Publishes lines, each on its channel, like coturn. Lines with a time to live are also stored in a key
+    /// with the same name as the channel; a time of 0 deletes that key.
     pub async fn publish(&self, lines: &[(String, String, Option<u64>)]) -> Result<(), StoreError> {
         for some in lines.chunks(LINES) {
             let mut commands = Vec::new();
             for (channel, line, kept_s) in some {
-                // These keys are on other servers in a cluster.
+                // In a cluster, these keys would be on other servers.
                 let kept_s = kept_s.filter(|_| !self.link.address().is_cluster());
                 match kept_s {
                     Some(0) => commands.push(command("DEL", &[channel])),

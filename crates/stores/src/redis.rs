@@ -25,7 +25,7 @@ const SCAN: usize = 1000;
 
 pub(crate) struct Redis {
     client: Result<Client, StoreError>,
-    /// Deadline for one answer. A connection that is silent for longer may be dead.
+    /// Deadline for one answer. A connection without an answer for longer may be dead.
     patience: Duration,
     connection: Mutex<Option<MultiplexedConnection>>,
     name: String,
@@ -175,9 +175,9 @@ const OPTIONS: [&str; 3] = ["total-quota", "user-quota", "max-bps"];
 const ALLOWED: &str = "allowed-peer-ip";
 const DENIED: &str = "denied-peer-ip";
 
-/// A hash from the name to the fields in query syntax.
+/// Redis hash that maps each key's name to its fields, encoded as a URL query string.
 const API_KEYS: &str = "turnpike/api-keys";
-/// Same order as [`ApiKey::written`].
+/// In the order of [`ApiKey::written`].
 const API_KEY_WORDS: [&str; 4] = ["sha256", "realm", "max_ttl", "rate"];
 
 impl Backend for Redis {
@@ -322,12 +322,12 @@ impl Backend for Redis {
     }
 }
 
-/// Keys: secrets, marks. Arguments: secret, `keep` or `replace`. Returns 1 if it existed.
+/// Keys: secrets, marks. Arguments: secret, `keep` or `replace`. Returns 1 if the secret existed.
 const ADD_SECRET: &str = "\
 local added = redis.call('SADD', KEYS[1], ARGV[1])
 if added == 1 or ARGV[2] == 'replace' then redis.call('HDEL', KEYS[2], ARGV[1]) end
 return 1 - added";
-/// Keys: secrets, marks. Argument: secret. Returns 1 if it existed.
+/// Keys: secrets, marks. Argument: secret. Returns 1 if the secret existed.
 const REMOVE_SECRET: &str = "\
 redis.call('HDEL', KEYS[2], ARGV[1])
 return redis.call('SREM', KEYS[1], ARGV[1])";
@@ -359,7 +359,8 @@ return found";
 
 pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
-    // The client wraps the answer to its first SELECT without the code, so only the text identifies it.
+    // The client drops the error code of the answer to its first SELECT, so only the text identifies the
+    // error.
     let says = |words: &str| error.to_string().contains(words);
     let fault = match error.kind() {
         ErrorKind::AuthenticationFailed => StoreFault::Login,
@@ -399,7 +400,7 @@ fn secrets_key(realm: &str) -> String {
     format!("{REALM}{realm}/secret")
 }
 
-/// A hash from the secret to its two times, separated by a space.
+/// Redis hash that maps each secret to two timestamps (since and until), separated by a space.
 fn marks_key(realm: &str) -> String {
     format!("turnpike/realm/{realm}/secrets")
 }

@@ -1,5 +1,5 @@
-//! Everything in a store except users: few rows, all of which are read. One invalid row invalidates all of
-//! them, because skipping a peer rule would allow denied peers.
+//! Everything in a store except users: few rows, which are all read together. One invalid row invalidates all
+//! of them, because skipping a peer rule would allow denied peers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -72,7 +72,7 @@ pub(crate) struct RulesReader<'a> {
     secrets: BTreeMap<Box<str>, Vec<StoredSecret>>,
 }
 
-/// A nullable column; null is treated as empty.
+/// Text of a nullable column; null is treated as empty.
 pub(crate) type NullableText<'a> = Option<&'a str>;
 
 impl<'a> RulesReader<'a> {
@@ -127,7 +127,8 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// Adds an origin. If two spellings of an origin have different realms, the first realm by name wins.
+    /// Adds an origin. If two spellings of an origin belong to different realms, the realm that sorts first
+    /// wins.
     pub(crate) fn origin(&mut self, origin: NullableText<'_>, realm: NullableText<'_>) {
         let (origin, realm) = (canonical_origin(text(origin)), text(realm));
         if !realm.is_empty() {
@@ -249,7 +250,8 @@ pub(crate) struct TokenKeyRow<'a> {
     pub(crate) realm: NullableText<'a>,
 }
 
-/// Parses the time since which a secret signs and the time until which it is accepted: digits, or empty.
+/// Parses the two timestamps of a secret, each of which is digits or empty: when it began to sign, and until
+/// when it is accepted.
 pub(crate) fn read_mark(
     store: &str,
     realm: &str,
@@ -267,7 +269,7 @@ pub(crate) fn read_mark(
     Ok((number(since)?.unwrap_or_default(), number(until)?))
 }
 
-/// Keys are written with and without padding.
+/// Accepts keys with and without padding, since both occur.
 const LENIENT: engine::GeneralPurpose = engine::GeneralPurpose::new(
     &alphabet::STANDARD,
     engine::GeneralPurposeConfig::new().with_decode_padding_mode(engine::DecodePaddingMode::Indifferent),

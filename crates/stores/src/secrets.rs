@@ -1,5 +1,5 @@
-//! Secrets for time-limited credentials: the one that signs, and the expiry of the others. coturn's table only
-//! has the secrets; their times are in a separate table, which the first rotation creates.
+//! Secrets for time-limited credentials: the one that signs new credentials, and the expiry of the others.
+//! coturn's table only has the secrets; their times are in a separate table, which the first rotation creates.
 
 use std::{
     fmt,
@@ -15,9 +15,9 @@ pub type Secrets = Arc<[StoredSecret]>;
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredSecret {
     pub value: Zeroizing<String>,
-    /// Unix second of the rotation that made it the signing secret; 0 if there was none.
+    /// Unix second of the rotation that made this the signing secret; 0 if it was never rotated.
     pub since: u64,
-    /// Last Unix second in which it is accepted, after a rotation; [`CUT_OFF`] if it was invalidated
+    /// Last Unix second in which this secret is accepted, set by a rotation; [`CUT_OFF`] if it was invalidated
     /// immediately.
     pub until: Option<u64>,
 }
@@ -32,13 +32,13 @@ impl StoredSecret {
         Self { value, since: 0, until: None }
     }
 
-    /// Returns true if credentials made with it are valid in this Unix second.
+    /// Returns true if credentials made with this secret are valid in this Unix second.
     #[must_use]
     pub fn counts(&self, unix: u64) -> bool {
         self.until.is_none_or(|until| unix <= until)
     }
 
-    /// Returns true if a rotation invalidated it immediately.
+    /// Returns true if a rotation invalidated this secret immediately.
     #[must_use]
     pub fn was_cut_off(&self) -> bool {
         self.until == Some(CUT_OFF)

@@ -18,7 +18,7 @@ use crate::{
     tables::{Change, OwnedChange, Row, Sql, is_query},
 };
 
-/// An idle connection may have been dropped by a firewall or the server.
+/// After this time, an idle connection may have been dropped by a firewall or the server.
 const IDLE: Duration = Duration::from_secs(60);
 const QUEUE: usize = 65_536;
 
@@ -55,9 +55,10 @@ pub(crate) struct Output {
 pub(crate) trait Driver: Send + Sized + 'static {
     type Options: Send + Sync + 'static;
     const COLUMNS: &'static str;
-    /// Waits for the lock that serializes our changes; returns 1. PostgreSQL's transaction releases it.
+    /// Waits for the lock that serializes our changes; returns 1. In PostgreSQL, the end of the transaction
+    /// releases it.
     const LOCK: &'static str;
-    /// Releases the lock, if the end of the transaction does not.
+    /// Releases the lock, if ending the transaction does not.
     const UNLOCK: Option<&'static str>;
 
     fn options(address: &ServerAddress) -> Self::Options;
@@ -112,7 +113,7 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<SqlJob>>>, options: Ar
         let job = queue.lock().await.recv().await;
         let Some(SqlJob { work, mut answer }) = job else { return };
         let kept = held.take().filter(|(_, used)| used.elapsed() < IDLE).map(|(connection, _)| connection);
-        // The caller gave up, so the connection, which may be in the middle of an answer, is dropped.
+        // If the caller gives up, the connection is dropped, since it may be in the middle of an answer.
         let done = tokio::select! {
             done = run(kept, &options, &work) => done,
             () = answer.closed() => continue,
@@ -125,8 +126,8 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<SqlJob>>>, options: Ar
     }
 }
 
-/// Runs the work, on a new connection if the existing one was stale. Retries after a conflict, but not after
-/// COMMIT was sent, because it could conflict with itself.
+/// Runs the work, on a new connection if the existing one was stale. Retries after a conflict, but not once
+/// COMMIT was sent: the change may have been made, and a second attempt would conflict with it.
 async fn run<D: Driver>(mut kept: Option<D>, options: &D::Options, work: &Work) -> sqlx::Result<(D, Output)> {
     let mut collisions = 0;
     loop {
@@ -303,7 +304,8 @@ fn verbatim(statement: &'static str) -> &'static str {
     statement
 }
 
-/// Replaces question marks with `$1`, `$2`. Statements are constants; user data is always bound.
+/// Replaces question marks with `$1`, `$2`. Statements are constants; user data is always passed as
+/// parameters.
 fn numbered(statement: &str) -> AssertSqlSafe<String> {
     let mut text = String::with_capacity(statement.len() + 8);
     for (index, part) in statement.split('?').enumerate() {
@@ -316,7 +318,7 @@ fn numbered(statement: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(text)
 }
 
-/// Returns true if the transaction was aborted because of another one, such as one by `turnadmin`.
+/// Returns true if the transaction was aborted because of another one, such as a change by `turnadmin`.
 fn is_collision(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(error) = error else { return false };
     match error.try_downcast_ref::<MySqlDatabaseError>() {
@@ -331,8 +333,8 @@ fn is_collision(error: &sqlx::Error) -> bool {
 fn is_broken(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => {
-            // PostgreSQL: admin_shutdown, crash_shutdown, idle_session_timeout; and cached plan must not
-            // change result type.
+            // PostgreSQL: admin_shutdown, crash_shutdown, idle_session_timeout; and "cached plan must not
+            // change result type".
             matches!(error.code().as_deref(), Some("57P01" | "57P02" | "57P05" | "0A000"))
         }
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) | sqlx::Error::WorkerCrashed => {
@@ -350,7 +352,7 @@ fn told(name: &str, error: &sqlx::Error) -> StoreError {
                 (Some(1045 | 1698), _) | (None, Some("28P01" | "28000")) => StoreFault::Login,
                 (Some(1049), _) | (None, Some("3D000")) => StoreFault::NoDatabase,
                 (Some(1044 | 1142 | 1143), _) | (None, Some("42501")) => StoreFault::Permission,
-                // Illegal mix of collations, no such character; untranslatable_character,
+                // MySQL: illegal mix of collations, no such character. PostgreSQL: untranslatable_character,
                 // character_not_in_repertoire.
                 (Some(1267 | 1366 | 3854 | 3988), _) | (None, Some("22P05" | "22021")) => StoreFault::Text,
                 (Some(1054 | 1146), _) | (None, Some("42P01" | "42703")) => StoreFault::Schema,
@@ -384,7 +386,7 @@ mod tests {
 
     use super::*;
 
-    /// Fields: true if the first connection breaks after COMMIT, the number of runs, and the number of
+    /// Fields: whether the first connection breaks after COMMIT, the number of runs, and the number of
     /// connections.
     struct Breaks(bool, AtomicU8, AtomicU8);
 

@@ -101,7 +101,7 @@ impl Sql for Sqlite {
         let is_own = self.kind == SqliteUse::Own;
         self.run(move |file| match file.open(false)? {
             Some(open) => read_rows(&open.connection, COLUMNS, &[]).map_err(|error| file.error(&error)),
-            // The file that a write would create will have all tables.
+            // The file does not exist yet; the first write creates it with all tables.
             None if is_own => {
                 let empty = Connection::open_in_memory().map_err(|error| file.error(&error))?;
                 empty.execute_batch(TABLES).map_err(|error| file.error(&error))?;
@@ -112,7 +112,7 @@ impl Sql for Sqlite {
         .await
     }
 
-    /// 0 if there is no file. A replaced file has a different version.
+    /// 0 if there is no file. If the file is replaced, the version changes too.
     async fn version(&self) -> Option<u64> {
         let version = self.run(|file| {
             let Some(open) = file.open(false)? else { return Ok(0) };
@@ -277,8 +277,8 @@ pub(crate) fn read_rows(
     rows.collect()
 }
 
-/// A value as text. SQLite does not check encodings, and `turnadmin` writes names that are not UTF-8; one
-/// such row must not hide the others.
+/// A value as text. SQLite does not check encodings, and `turnadmin` may write names that are not UTF-8;
+/// such a row must not hide the others.
 fn text(value: ValueRef<'_>) -> rusqlite::Result<Option<String>> {
     match value {
         ValueRef::Text(bytes) => Ok(Some(String::from_utf8_lossy(bytes).into_owned())),
@@ -287,7 +287,8 @@ fn text(value: ValueRef<'_>) -> rusqlite::Result<Option<String>> {
 }
 
 pub(crate) fn change_all(connection: &mut Connection, change: &OwnedChange) -> rusqlite::Result<Vec<u64>> {
-    // Takes the write lock at the beginning: a transaction that reads first cannot wait for another writer.
+    // Takes the write lock at the beginning: a transaction that reads first cannot wait for another writer
+    // later.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut changed = Vec::with_capacity(change.statements.len());
     for (statement, values) in &change.statements {

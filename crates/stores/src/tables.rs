@@ -78,7 +78,7 @@ pub(crate) trait Sql: Send + Sync + 'static {
         [USERS, USERS_OF]
     }
 
-    /// Returns true if there are so few users that all can be read after each change.
+    /// Returns true if there are few enough users to read all of them after each change.
     fn is_small(&self) -> bool {
         false
     }
@@ -88,7 +88,7 @@ pub(crate) trait Sql: Send + Sync + 'static {
 
 pub(crate) struct CoturnTables<S> {
     sql: S,
-    /// Existence of our own tables, as of the last check.
+    /// Whether our own tables existed at the last check.
     own: AtomicU8,
 }
 
@@ -148,11 +148,11 @@ const DENIED: &str = "select realm, ip_range from denied_peer_ip";
 const ORIGINS: &str = "select origin, realm from turn_origin_to_realm";
 const OPTIONS_OF: &str = "select opt from turn_realm_option where realm = ?";
 const OPTIONS: &str = "select realm, opt, value from turn_realm_option";
-// Numbers as text, in syntax that every database accepts.
+// Selects numbers as text, in syntax that every database accepts.
 const TOKEN_KEYS: &str = "select kid, ikm_key, cast(oauth_key.timestamp as char(20)), cast(lifetime as char(20)), as_rs_alg, \
                           realm from oauth_key";
 const ADMIN_USERS: &str = "select cast(count(*) as char(20)) from admin_user";
-/// Keys of one algorithm have 32 digits (MD5) or 64.
+/// Keys for a single algorithm have 32 digits (MD5) or 64 (SHA-256).
 const WITHOUT_SHA256: &str = "select distinct realm from turnusers_lt where length(trim(hmackey)) < 64";
 const USERS: &str = "select realm, name, hmackey from turnusers_lt where (realm, name) > (?, ?) and name is not null order by realm, name limit 1000";
 const USERS_OF: &str =
@@ -177,7 +177,7 @@ impl<S: Sql> Backend for CoturnTables<S> {
             Err(error) if error.fault == StoreFault::Text => return Ok(None),
             rows => rows?,
         };
-        // MySQL compares case-insensitively; but for quotas "ALICE" is a different user.
+        // MySQL compares names case-insensitively, but TURN does not: "ALICE" is a different user.
         let row = rows.into_iter().find(|row| field(row, 0) == Some(name));
         let Some(hmackey) = row.and_then(|mut row| row.pop()?) else { return Ok(None) };
         let hmackey = Zeroizing::new(hmackey);
@@ -326,7 +326,8 @@ impl<S: Sql> CoturnTables<S> {
         Self { sql, own: AtomicU8::new(NOT_LOOKED) }
     }
 
-    /// Returns true if our own tables exist. New ones are noticed the next time that the rules are read.
+    /// Returns true if our own tables exist. If another program creates them, this is noticed when the
+    /// rules are next read.
     async fn has_own_tables(&self) -> Result<bool, StoreError> {
         if self.own.load(Ordering::Relaxed) == NOT_LOOKED {
             self.check_schema().await?;
@@ -359,7 +360,7 @@ impl<S: Sql> CoturnTables<S> {
         Ok(statements)
     }
 
-    /// Returns true if another secret existed before.
+    /// Returns true if there already was a different secret.
     async fn rotate(&self, realm: &str, secret: &str, since: u64, until: u64) -> Result<bool, StoreError> {
         self.make_own_tables().await?;
         let kept = latest_kept_end(since, until).to_string();
@@ -369,7 +370,7 @@ impl<S: Sql> CoturnTables<S> {
                 (SECRETS_OF, vec![realm]),
                 (REMOVE_MARK, vec![realm, secret]),
                 (REMOVE_SECRET, vec![realm, secret]),
-                // All other secrets expire then, unless they expire sooner.
+                // All other secrets expire at `until`, unless they expire sooner.
                 (END_MARKS, vec![&until, realm, &kept, &kept, &kept]),
                 (MARK_OTHERS, vec![&until, realm]),
                 (ADD_SECRET, vec![realm, secret]),
@@ -418,14 +419,15 @@ impl<S: Sql> CoturnTables<S> {
         }
     }
 
-    /// Returns true if the realm had any limit before.
+    /// Returns true if the realm already had limits.
     async fn put_realm(
         &self,
         realm: &str,
         options: RealmOptions,
         existing: Existing,
     ) -> Result<bool, StoreError> {
-        // Each limit gets a row, so that even a realm without limits exists; coturn treats 0 as none.
+        // Writes a row for each limit, so that even a realm without limits exists; coturn treats 0 as no
+        // limit.
         let values = options.named().map(|(name, value)| (name, value.to_string()));
         let remove = values.iter().map(|(name, _)| (REMOVE_OPTION, vec![realm, *name]));
         let add = values.iter().map(|(name, value)| (ADD_OPTION, vec![realm, *name, value.as_str()]));

@@ -191,7 +191,7 @@ fn rotation_changes_the_signing_secret_and_lets_the_others_expire() {
             ("newer", 1500, None),
         ]);
         assert_eq!((times(&secrets()), signs().as_deref()), (second, Some("newer")));
-        // The end can be moved forward: a leaked secret may already have one.
+        // The expiry can be made earlier: a leaked secret may already have one.
         assert!(rotate("newest", 1600, 1600));
         let third = expected(&[
             ("bloody9", 0, Some(1600)),
@@ -381,7 +381,7 @@ fn changes_to_a_file_by_other_processes_are_noticed() {
             let UserLookup::Absent = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });
         let generation = directory.generation();
-        // To the file, this looks like a change by another process.
+        // To the open connection, this looks like a change by another process.
         world.edit(&Edit::PutUser {
             realm: REALM.to_owned(),
             name: "whirrun".to_owned(),

@@ -7,7 +7,6 @@ use tokio::runtime::Runtime;
 use turnpike_stores::{Backend as _, Database, Directory, DirectoryLimits, Edit, SqliteUse, StoreAddress};
 use turnpike_testkit::{alone::skip, databases::Server};
 
-/// The schema in our documentation.
 const DOCUMENT: &str = include_str!("../../../docs/stores.md");
 
 pub(crate) struct World {

@@ -46,7 +46,7 @@ const READ: &str = "read-0123456789abcdef";
 const KEY: &str = "tpk_shop.0123456789abcdefghijklmnopqrstuvwxyzABCDEFG";
 const PASSWORD: &str = "a password of alice";
 const SECRET: &str = "a secret of the realm";
-/// Never part of a response.
+/// Secrets that no response may contain.
 const PRIVATE: [&str; 5] = [FULL, READ, KEY, PASSWORD, SECRET];
 
 /// Maximum length of a response in bytes; longer than a page of allocations or users.

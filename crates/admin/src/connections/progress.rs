@@ -31,7 +31,8 @@ impl Progress {
         Self { stage: Arc::new(watch::Sender::new(Stage::Waiting)), _place: Arc::new(place) }
     }
 
-    /// Starts processing a request: from now on, the connection is not closed to make room for a new one.
+    /// Records that a request is being processed: the connection is then no longer closed to make room for a
+    /// new one.
     pub(crate) fn work(&self) {
         self.stage.send_if_modified(|stage| {
             let waits = *stage == Stage::Waiting;

@@ -12,11 +12,12 @@ use super::{CloseReasons, Closed, Progress};
 
 /// Minimum time that an idle connection keeps its slot: well-behaved clients send their requests sooner.
 const GRACE: Duration = Duration::from_millis(100);
-/// Time that a new connection waits for a slot before it gets 503. Later ones wait in the listen backlog.
+/// Time that a new connection waits for a slot before it gets 503. Later connections wait in the listen
+/// backlog.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Maximum concurrent 503 responses; further connections are closed without a response.
+/// Maximum concurrent 503 responses; additional connections are closed without a response.
 const REFUSED: usize = 8;
-/// Interval of log lines about a full listener.
+/// Interval between log lines about a full listener.
 const LOG_PAUSE: Duration = Duration::from_secs(10);
 
 pub(super) struct ConnectionRoom {

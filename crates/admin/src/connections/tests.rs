@@ -1,4 +1,4 @@
-//! Well-behaved and misbehaving clients over real sockets, which request the health of a stub program.
+//! Well-behaved and misbehaving clients that request the health of a stub program over real sockets.
 
 use std::{
     net::SocketAddr,

@@ -1,5 +1,5 @@
-//! Stream of one connection, shared with hyper: replaces hyper's bare errors, and makes sure that the last
-//! response arrives.
+//! Stream of one connection, shared with hyper: replaces hyper's error responses, which have no body, and
+//! makes sure that the last response arrives.
 
 use std::{
     future::poll_fn,

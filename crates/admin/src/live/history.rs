@@ -26,7 +26,7 @@ impl Minutes {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "bounded, and not below zero"
+            reason = "bounded, and not negative"
         )]
         let missed = missed.round().clamp(0.0, MOST as f64) as usize;
         for _ in 0..missed {

@@ -68,7 +68,7 @@ impl Reading {
         self.server.as_ref().map(|server| &server.turn.allocation_times)
     }
 
-    /// Activity since `before`. `waits` has the response time of each worker.
+    /// Activity since `before`. `waits` contains the response time of each worker.
     pub(super) fn since(
         &self,
         before: &Self,
@@ -294,10 +294,10 @@ fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> ReasonCounters {
     counted
 }
 
-/// Connections that ended for these reasons were not refused; failed handshakes have reasons of their
-/// own.
-const HARMLESS: [&str; 8] =
-    ["client", "broken", "idle", "data_connection", "handed_over", "handed_on", "shutdown", "handshake"];
+/// Connections that ended for these reasons were not refused; failed handshakes are counted under
+/// reasons of their own.
+const HARMLESS: [&str; 7] =
+    ["client", "broken", "idle", "data_connection", "handed_over", "shutdown", "handshake"];
 
 fn family(turn: &Stats, wanted: &str, kind: &'static str) -> ReasonCounters {
     let found = turn.counters().filter(|(family, ..)| *family == wanted);
@@ -370,7 +370,7 @@ fn ratio(count: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| rounded(count as f64 / of as f64))
 }
 
-/// Rounded to a thousandth, the meaningful precision.
+/// Rounds to three decimal places; more would not be meaningful.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }

@@ -121,7 +121,7 @@ pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Resu
     Ok(put("secret", change))
 }
 
-/// Removes a secret from the store. Credentials made with it are refused from now on.
+/// Removes a secret from the store. Credentials made with it are no longer accepted.
 #[utoipa::path(
     delete,
     path = "/v1/secrets/{fingerprint}",
@@ -144,7 +144,7 @@ pub(super) async fn remove_secret(
     Ok(removed("secret", change))
 }
 
-/// Replaces the secrets for time-limited credentials. The new secret signs from now on. The others stay
+/// Replaces the secrets for time-limited credentials. The new secret signs all new credentials. The others stay
 /// valid until credentials made with them have expired, and are then removed.
 #[utoipa::path(
     post,
@@ -152,7 +152,7 @@ pub(super) async fn remove_secret(
     tag = "accounts",
     request_body(content = Option<Rotation>),
     responses(
-        (status = 200, description = "The new secret signs from now on.", body = Rotated),
+        (status = 200, description = "The new secret now signs all new credentials.", body = Rotated),
     ),
 )]
 pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -168,7 +168,7 @@ pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> R
     Ok((Extension(audit), Json(rotated)).into_response())
 }
 
-/// Lists the keys of applications, without the keys themselves.
+/// Lists the names and limits of the applications' keys, but not the keys themselves.
 #[utoipa::path(
     get,
     path = "/v1/keys",

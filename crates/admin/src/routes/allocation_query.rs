@@ -1,4 +1,4 @@
-//! Filter and page length of a list of allocations.
+//! Filter and page length for lists of allocations.
 
 use turnpike_api::AllocationQuery;
 use turnpike_relay::allocations::{AddressFilter, AllocationFilter};

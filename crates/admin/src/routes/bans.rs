@@ -91,7 +91,8 @@ pub(super) async fn put_ban(
     let new: NewBan = body(request).await?.ok_or_else(|| Problem::bad_request(example))?;
     let NewBan { user, realm, client, seconds, reason } = new;
     if reason.chars().count() > LONGEST_REASON || reason.contains(char::is_control) {
-        let detail = format!("reason must have at most {LONGEST_REASON} characters and no line breaks");
+        let detail =
+            format!("reason must be at most {LONGEST_REASON} characters long and contain no line breaks");
         return Err(Problem::bad_request(detail));
     }
     if !(1..=fleet::LONGEST_BAN_S).contains(&seconds) {
@@ -168,7 +169,7 @@ const fn later(announced: bool) -> &'static str {
 
 /// Response if the previous process fails to execute a command.
 fn predecessor_disobeys(why: String) -> Problem {
-    predecessor_silent(format!("{why}; only this process has carried it out: try again"))
+    predecessor_silent(format!("{why}; only this process has executed the command: try again"))
 }
 
 impl App {
@@ -193,7 +194,9 @@ impl App {
         let subject = match (user, client) {
             (Some(name), None) => {
                 if !(1..=LONGEST_USER).contains(&name.len()) || name.contains(char::is_control) {
-                    let why = format!("user must have 1 to {LONGEST_USER} bytes and no control characters");
+                    let why = format!(
+                        "user must be 1 to {LONGEST_USER} bytes long and contain no control characters"
+                    );
                     return Err(Problem::bad_request(why));
                 }
                 let realm = match realm {

@@ -1,4 +1,4 @@
-//! Paths with a new name. The old ones work for one more version, with a Deprecation header (RFC 9745) and a
+//! Renamed paths. The old ones work for one more version, with a Deprecation header (RFC 9745) and a
 //! link to the new one. Nodes of a fleet and processes during an upgrade may be one version older or newer, so
 //! they query each other through the old paths.
 
@@ -33,7 +33,7 @@ pub(super) fn current(path: &str) -> &str {
     PATHS.iter().find(|(old, _)| *old == path).map_or(path, |(_, new)| new)
 }
 
-/// Answers a request for an old path, with the old name of the list.
+/// Answers a request for an old path, with the list's old name.
 pub(super) async fn answer(request: Request, next: Next) -> Response {
     let link =
         format!("<{}>; rel=\"successor-version\"", request.uri().path().replace("sessions", "allocations"));

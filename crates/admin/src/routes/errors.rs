@@ -15,7 +15,7 @@ use utoipa::{
 
 use crate::problem::{CODES, Code, PROBLEM_JSON};
 
-/// For every operation: errors in the connection, the access control and the query.
+/// Errors that any operation may return: those of the connection, of access control and of the query.
 const ALL: &[&str] = &[
     "bad_request",
     "body",

@@ -243,7 +243,7 @@ impl App {
     ) -> Result<PeerAnswer, Problem> {
         let fleet = self.fleet()?;
         let own = fleet.node().unwrap_or_default();
-        let by = format!("{} at node {own}", asker.grant);
+        let by = format!("{} on node {own}", asker.grant);
         let rights = if asker.access == AdminAccess::Full { Rights::Full } else { Rights::Read };
         Ok(fleet.ask(PeerRequest { node, method: method.to_string(), path, rights, by }).await?)
     }

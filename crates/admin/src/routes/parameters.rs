@@ -20,7 +20,7 @@ use crate::problem::Problem;
 
 /// Health checks may have arbitrary parameters, which monitoring programs add to bypass caches.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
-/// Path of forwarded requests, which the node that answers checks.
+/// Path of forwarded requests, which are checked by the node that answers them.
 const OF_NODE: &str = "/v1/fleet/nodes/{node}/v1/{path}";
 /// Files of the page, which are not in the document.
 const FILES: &str = "/web/{name}";

@@ -16,7 +16,7 @@ const USUAL: usize = 100;
 /// Maximum length of the list.
 const MOST: usize = 1000;
 
-/// Filter of refusals: all conditions must be met.
+/// Filter for refusals: all conditions must be met.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

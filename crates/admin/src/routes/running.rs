@@ -17,7 +17,7 @@ use crate::{access::Audit, problem::Problem};
 
 /// Maximum deadline of a drain in seconds, as in the configuration.
 const LONGEST: u32 = 86_400;
-/// Maximum characters of a log filter.
+/// Maximum number of characters in a log filter.
 const LONGEST_FILTER: usize = 1000;
 
 /// Shows the state of the program.
@@ -92,7 +92,7 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
         .await?
         .ok_or_else(|| Problem::bad_request("a body is missing, such as {\"level\": \"debug\"}"))?;
     if !(1..=LONGEST_FILTER).contains(&wanted.level.len()) {
-        return Err(Problem::bad_request(format!("level must have 1 to {LONGEST_FILTER} characters")));
+        return Err(Problem::bad_request(format!("level must be 1 to {LONGEST_FILTER} characters long")));
     }
     if let Some(level) = rename_log_targets(&wanted.level) {
         wanted.level = level;
@@ -160,7 +160,7 @@ pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Re
     let draining = app.program.process().drain(patience).await.ok_or_else(Problem::stopping)?;
     let Draining { open, deadline_s } = draining;
     let audit = Audit(format!(
-        "{open} open, for {} at most",
+        "draining for at most {}: {open} allocations or connections open",
         span(Duration::from_secs_f64(deadline_s + 0.5).as_secs())
     ));
     Ok((StatusCode::ACCEPTED, Extension(audit), Json(draining)).into_response())

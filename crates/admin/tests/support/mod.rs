@@ -52,7 +52,7 @@ impl Dir {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Short, because socket paths have at most 107 bytes.
+        // Short, because socket paths are at most 107 bytes long.
         let path = std::env::temp_dir().join(format!("tpa-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Self(path)
@@ -98,7 +98,7 @@ pub(crate) struct Double {
     pub(crate) ended: AtomicBool,
     pub(crate) refusals: Mutex<Vec<ClientRefusals>>,
     pub(crate) rules: Mutex<Vec<RuleStatus>>,
-    /// Only for a server.
+    /// `None` for a forwarder.
     fleet: Option<Arc<Member>>,
 }
 
@@ -491,7 +491,7 @@ pub(crate) fn exchange_tls(to: SocketAddr, config: &Arc<ClientConfig>, bytes: &[
     while stream.conn.is_handshaking() {
         stream.conn.complete_io(&mut stream.sock)?;
     }
-    // TLS 1.3 reports a refused client certificate only now.
+    // TLS 1.3 reports a refused client certificate only at this point.
     stream.write_all(bytes)?;
     stream.flush()?;
     let mut first = [0; 1];

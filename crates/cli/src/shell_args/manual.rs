@@ -74,7 +74,7 @@ fn sections(text: &str, roff: &mut Roff) {
 
 /// Splits a line into heading, parenthesized condition and rest.
 fn heading_of(line: &str) -> Option<(&str, &str, &str)> {
-    /// Longer headings are sentences.
+    /// Longer text before a colon is a sentence, not a heading.
     const LETTERS: usize = 20;
     let (heading, rest) =
         line.strip_suffix(':').map(|heading| (heading, "")).or_else(|| line.split_once(": "))?;

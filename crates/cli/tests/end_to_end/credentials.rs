@@ -203,7 +203,7 @@ fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
         Some(server.credential(&json!({ "user": "carol" }))).filter(|credential| credential.is_of(&second))
     });
     assert_eq!([server.allocate(&old), server.allocate(&new)], [None, None]);
-    // The next rotation ends all older secrets immediately, although the first was valid until
+    // The next rotation ends all older secrets immediately, even though the first was valid until
     // tomorrow.
     let third = rotate(state, &["--overlap", "0"]);
     assert!(third["until"].is_string(), "{third}");

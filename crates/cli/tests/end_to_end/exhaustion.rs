@@ -1,5 +1,5 @@
-//! Exhausted resources: the client gets a 508, the log one line with the remedy, and the counter counts
-//! every case.
+//! Exhausted resources: the client gets a 508, the log gets one line with the remedy, and the counter
+//! includes every case.
 
 use crate::prelude::*;
 

@@ -91,13 +91,13 @@ fn udp_client(address: SocketAddr) -> UdpSocket {
 fn ask(socket: &UdpSocket) -> String {
     let mut name = [0; 64];
     let len = eventually("an answer", || {
-        socket.send(b"who?").expect("loopback takes a datagram");
+        socket.send(b"who?").expect("loopback accepts a datagram");
         socket.recv(&mut name).ok()
     });
     String::from_utf8_lossy(&name[..len]).into_owned()
 }
 
-/// Without an end marker, only the idle timeout of 72 seconds would end the session.
+/// UDP has no end marker, so otherwise only the idle timeout of 72 seconds would end the session.
 #[test]
 fn idle_udp_session_does_not_delay_the_exit() {
     let (forward, address) = start("udp", EVER);

@@ -37,7 +37,7 @@ fn appear() {
             .stdout
     };
     assert_eq!(state(&forward), (Some(1), [0, 0]));
-    eventually("top gives the reason", || top(&forward).contains("cannot listen on late.test:8081"));
+    eventually("top shows the reason", || top(&forward).contains("cannot listen on late.test:8081"));
 
     run("ip", &["address", "add", &format!("{FIRST}/32"), "dev", "lo"]);
     forward.address("rule address");

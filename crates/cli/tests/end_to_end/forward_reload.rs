@@ -82,7 +82,7 @@ fn reload_rereads_included_files_and_names_the_invalid_one() {
     forward.write("b.rules", &rule("b", target, "").replace("127.0.0.1:0", &b.to_string()));
     forward.reload("rules reloaded");
     forward.program.line_with("b.rules is included");
-    assert_eq!(say(&mut connect(b), "from a further file"), "from a further file");
+    assert_eq!(say(&mut connect(b), "from another file"), "from another file");
 
     forward.write("c.rules", "\n[[rule]]\nlisen = \"127.0.0.1:0\"\n");
     forward.reload("the old ones stay in use");

@@ -45,7 +45,7 @@ fn pour_in_forged_requests(server: SocketAddr, stop: &AtomicBool) -> u64 {
                 for realm in ["elsewhere.example", REALM] {
                     let request =
                         stun::forged_request(format!("forged-{round}").as_bytes(), realm.as_bytes(), nonce);
-                    socket.send_to(&request, server).expect("loopback takes a datagram");
+                    socket.send_to(&request, server).expect("loopback accepts a datagram");
                     sent += 1;
                 }
             }
@@ -99,7 +99,8 @@ fn wrong_realms(serve: &Serve) -> u64 {
     serve.metrics().sum("turnpike_credentials_refused_total", "reason=\"wrong_realm\"")
 }
 
-/// A 401 must carry realm and nonce, and the shortest Allocate has 28 bytes; replies may be this many times larger.
+/// A 401 must contain realm and nonce, and the shortest Allocate has 28 bytes; replies may be this many
+/// times larger.
 const MOST_AMPLIFICATION: u64 = 5;
 
 fn received(serve: &Serve) -> u64 {

@@ -17,7 +17,7 @@ fn relays_all(family: IpAddr, via: &str, datapath: &str) {
         .result();
     let number =
         |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {result}"));
-    // Fewer on a busy machine; but everything sent must return.
+    // Fewer on a busy machine, but everything sent must return.
     assert!((1000..=4400).contains(&number("sent")), "{result}");
     assert_eq!(number("received"), number("sent"), "{result}");
     for nothing in ["lost", "duplicated", "reordered"] {
@@ -178,7 +178,7 @@ fn reflector_returns_every_datagram_to_its_sender() {
     for round in 0..50_usize {
         for (index, socket) in sockets.iter().enumerate() {
             let payload: Vec<u8> = (0..=round * 29 % 1400).map(|at| (at + index).to_le_bytes()[0]).collect();
-            socket.send(&payload).expect("loopback takes a datagram");
+            socket.send(&payload).expect("loopback accepts a datagram");
             let mut back = [0; 2048];
             let len = socket.recv(&mut back).expect("the datagram returns");
             assert_eq!(&back[..len], payload);
@@ -192,7 +192,7 @@ fn reflector_reports_its_counters_at_exit() {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     socket.set_read_timeout(Some(SOON)).expect("not zero");
     for _ in 0..3 {
-        socket.send_to(b"hello", reflect.address).expect("loopback takes a datagram");
+        socket.send_to(b"hello", reflect.address).expect("loopback accepts a datagram");
         socket.recv(&mut [0; 16]).expect("the datagram returns");
     }
     reflect.program.signal("TERM");

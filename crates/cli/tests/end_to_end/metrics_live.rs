@@ -17,7 +17,7 @@ fn counters_change_during_an_allocation() {
         ("turnpike_tx_datagrams_total", ""),
     ] {
         let before = serve.metrics().sum(family, label);
-        eventually(&format!("{family}{{{label}}} moves"), || serve.metrics().sum(family, label) > before);
+        eventually(&format!("{family}{{{label}}} increases"), || serve.metrics().sum(family, label) > before);
         assert_eq!(serve.allocations(), 10, "the allocation is still alive");
     }
     assert_eq!(serve.metrics().sum("turnpike_allocations_closed_total", ""), 0);

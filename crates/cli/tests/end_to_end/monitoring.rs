@@ -150,7 +150,7 @@ fn promtool_accepts_the_metrics() {
         let mut check = Command::new(&promtool);
         check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = check.spawn().expect("promtool is installed");
-        child.stdin.take().expect("piped").write_all(page.as_bytes()).expect("the file is readable");
+        child.stdin.take().expect("piped").write_all(page.as_bytes()).expect("promtool reads standard input");
         let output = child.wait_with_output().expect("it ends");
         let said = [output.stdout, output.stderr].concat();
         assert!(output.status.success() && said.is_empty(), "{}\n{page}", String::from_utf8_lossy(&said));

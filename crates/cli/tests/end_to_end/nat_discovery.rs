@@ -13,8 +13,8 @@ fn client() -> UdpSocket {
     socket
 }
 
-/// Two free ports and all four endpoints, in the order that CHANGE-REQUEST's flags select them, starting with
-/// the first.
+/// Two free ports and all four endpoints, in the order in which CHANGE-REQUEST's flags select them, starting
+/// with the first.
 fn endpoints() -> ([u16; 2], [SocketAddr; 4]) {
     let [first, second] = [free_port(V4), free_port(V4)];
     let at = |host: u8, port| SocketAddr::from(([127, 0, 0, host], port));

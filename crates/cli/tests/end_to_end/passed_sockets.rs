@@ -15,7 +15,7 @@ fn start_passing(sockets: [OwnedFd; 2], names: &str, arguments: &[&str]) -> Prog
     Program::start_with(command.stdin(Stdio::from(first)).stdout(Stdio::from(second)))
 }
 
-/// Listeners of one port, as held by a service manager.
+/// Listeners on one port, as a service manager holds them.
 struct Unit {
     udp: UdpSocket,
     tcp: TcpListener,

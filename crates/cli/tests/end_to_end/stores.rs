@@ -103,10 +103,10 @@ fn offline_command_refuses_a_realm_unknown_to_the_server() {
         );
     }
     said(&["user", "add", "carol", "--state", state, "--realm", realm, "--password", "sesame"]);
-    eventually("carol gets in", || allocate(&serve, "carol", "sesame").is_none());
+    eventually("carol is accepted", || allocate(&serve, "carol", "sesame").is_none());
     let config = dir.file("t.toml", format!("[server]\nrealm = \"{realm}\"\n"));
     said(&["user", "add", "dora", "--state", state, "-c", path(&config), "--password", "sesame"]);
-    eventually("dora gets in", || allocate(&serve, "dora", "sesame").is_none());
+    eventually("dora is accepted", || allocate(&serve, "dora", "sesame").is_none());
 }
 
 #[test]
@@ -123,13 +123,13 @@ fn running_server_sees_changes_of_the_commands() {
     };
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "sesame"]);
-    eventually("bob gets in", || allocate(&serve, "bob", "sesame").is_none());
+    eventually("bob is accepted", || allocate(&serve, "bob", "sesame").is_none());
     assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "changed"]);
     eventually("bob's new password is accepted", || allocate(&serve, "bob", "changed").is_none());
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
     with(&["user", "remove", "bob"], &["--realm", realm]);
-    eventually("bob is out", || {
+    eventually("bob is refused", || {
         // Each accepted attempt adds an allocation on a port that stays in use.
         std::thread::sleep(Duration::from_millis(50));
         allocate(&serve, "bob", "changed") == Some(401)
@@ -205,7 +205,7 @@ fn commands_use_the_running_server_or_else_the_embedded_store() {
     let added = command(&["user", "add", "bob", "--password", "sesame"]).ended(0);
     assert!(added.stdout.contains(path(&state)), "{}", added.stdout);
     // The embedded store was just created, which the server notices within a second.
-    eventually("bob gets in", || allocate("bob", "sesame").is_none());
+    eventually("bob is accepted", || allocate("bob", "sesame").is_none());
     let line = server.line_with("turnpike::audit");
     assert!(line.contains("bob") && line.contains("is added") && line.contains("status=201"), "{line}");
     assert!(!line.contains("sesame"), "{line}");
@@ -213,13 +213,13 @@ fn commands_use_the_running_server_or_else_the_embedded_store() {
     assert!(listed.contains("static  turnpike  MD5, SHA-256  configuration"), "{listed}");
     assert_eq!(command(&["user", "remove", "bob"]).code, Some(0));
     assert_eq!(allocate("bob", "sesame"), Some(401), "immediately");
-    assert!(!home.exists(), "no store of this user was made");
+    assert!(!home.exists(), "no store was created for this user");
 
     server.signal("TERM");
     assert_eq!(server.wait(SOON).code, Some(0));
     let added = command(&["user", "add", "bob"]);
     assert!(added.stdout.contains("home/.local/state/turnpike"), "{}", added.output());
-    // An explicit --admin is used even if no server is there.
+    // An explicit --admin is used even if no server listens there.
     command(&["user", "add", "bob", "--admin", &format!("unix:{}/none", path(&runtime))])
         .ended(1)
         .says("no running turnpike serve");

@@ -105,7 +105,7 @@ fn server_name_selects_certificate_realm_and_users() {
     let plain = stun::Client::new(tenants.address);
     assert_eq!(plain.challenge().2.realm, b"other");
 
-    // A reload changes the users of a realm; names and numbers of listeners stay.
+    // A reload changes the users of a realm; names and numbers of listeners stay the same.
     fs::write(&tenants.config, Tenants::text(&tenants.certificates, "alma")).expect("the test's own file");
     tenants.program.signal("HUP");
     tenants.program.line_with("configuration reloaded");

@@ -210,7 +210,7 @@ fn upcoming_expiry_is_a_warning_and_a_metric() {
     let end = |serve: &Serve| serve.metrics().sum("turnpike_certificate_not_after_seconds", "cert.pem");
     assert!((now + 10 * DAY..now + 11 * DAY).contains(&end(&serve)), "{}", end(&serve));
 
-    // Long enough to start the server; it expires while the server runs.
+    // Valid long enough to start the server, but expires while the server runs.
     let brief = Certificate::ending_in(&[NAME], Duration::from_secs(12));
     let mut serve = Serve::start(&brief.flags());
     serve.program.line_with("cert.pem expires in ");

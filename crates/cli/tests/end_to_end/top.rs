@@ -1,5 +1,5 @@
-//! `turnpike top` against a real server, and the reason for a refusal from the client's packet to the
-//! displayed text.
+//! `turnpike top` against a real server. The tests follow the reason for a refusal from the client's
+//! packet to the displayed text.
 
 use crate::prelude::*;
 

@@ -54,7 +54,7 @@ fn count(result: &Value, key: &str) -> u64 {
     result[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {result}"))
 }
 
-/// Asserts that everything returned; datagrams may be lost.
+/// Asserts that everything came back over streams; over UDP and DTLS, datagrams may be lost.
 fn came_back(run: &Finished, transport: &str) -> u64 {
     assert_eq!(run.code, Some(0), "{}", run.output());
     let result = run.result();

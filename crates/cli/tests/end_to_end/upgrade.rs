@@ -4,8 +4,8 @@ use crate::prelude::*;
 
 use turnpike_trials::{delete, run_directory, upgradable};
 
-/// Datagrams per second: few enough that the smallest receive buffer of any kernel holds those of a moment in which a busy
-/// machine suspends a program, and enough that some arrive in every pause.
+/// Datagrams per second: few enough that the smallest receive buffer of any kernel can hold those that
+/// arrive while a busy machine briefly suspends a program, and enough that some arrive in every pause.
 const RATE: &str = "1000";
 
 fn relayed(serve: &Serve) -> u64 {
@@ -27,7 +27,7 @@ fn talking(serve: &Serve, reflect: &Reflect, clients: u64) -> Program {
     load
 }
 
-/// Ends such clients; asserts that everything returned in order and that no request was repeated.
+/// Ends these clients; asserts that everything returned in order and that no request was repeated.
 fn heard_all(load: Program) -> Value {
     load.signal("INT");
     let run = load.wait(SOON);
@@ -344,7 +344,7 @@ fn incompatible_configuration_fails_the_upgrade_and_changes_nothing() {
         let asked = upgraded.ask(&[]).ended(1);
         assert!(asked.stderr.contains(why), "{why} in {}", asked.output());
     }
-    // A running server cannot change its number of workers; the upgrade ignores it.
+    // A running server cannot change its number of workers, so the upgrade ignores the change.
     fs::write(path, text.replace("workers = 2", "workers = 3")).expect("the test's own file");
     upgraded.upgrade();
     program.line_with("server.workers has changed, but takes effect only after a restart");
@@ -374,7 +374,7 @@ fn draining_or_missing_server_is_not_upgraded() {
         asked.output()
     );
     let socket = run_directory().join(format!("{pid}.sock"));
-    assert!(!socket.exists(), "its socket is left");
+    assert!(!socket.exists(), "its socket is left behind");
     let asked = Program::run(&mut turnpike(&["upgrade", "--socket", &socket.display().to_string()]));
     assert!(asked.code == Some(1) && asked.stderr.contains("cannot connect to"), "{}", asked.output());
 }

@@ -11,7 +11,7 @@ fn talk(address: SocketAddr) -> thread::JoinHandle<()> {
     let receiving = socket.try_clone().expect("the socket is bound");
     thread::spawn(move || {
         for number in 0..DATAGRAMS {
-            socket.send(&number.to_be_bytes()).expect("loopback takes a datagram");
+            socket.send(&number.to_be_bytes()).expect("loopback accepts a datagram");
             thread::sleep(Duration::from_millis(4));
         }
     });

@@ -23,7 +23,7 @@ fn interface(name: &str) -> u32 {
         run("ip", &["link", "set", end, "up"]);
     }
     let zoned = (format!("{LISTENER}%{name}"), 0).to_socket_addrs().expect("the interface exists").next();
-    let Some(SocketAddr::V6(zoned)) = zoned else { panic!("no address of IPv6") };
+    let Some(SocketAddr::V6(zoned)) = zoned else { panic!("not an IPv6 address") };
     let index = zoned.scope_id();
     // Addresses of a new link may be tentative.
     eventually("the addresses can be bound", || UdpSocket::bind(at(TARGET, 0, index)).ok());
@@ -101,7 +101,7 @@ fn server_listens_on_one_link() {
             assert_eq!(ask(server, &BINDING)[..2], [1, 1]);
             let mut stream = TcpStream::connect(server).expect("it accepts connections");
             stream.set_read_timeout(Some(SOON)).expect("a timeout");
-            stream.write_all(&BINDING).expect("the file is readable");
+            stream.write_all(&BINDING).expect("the connection is open");
             let mut head = [0; 2];
             stream.read_exact(&mut head).expect("it responds");
             assert_eq!(head, [1, 1]);

@@ -28,7 +28,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let announces_datagrams = protocol == Protocol::Udp && rule.send_proxy == Some(ProxyVersion::V2);
     let only_tcp = "a rule from TCP to TCP";
     let limit = rule.limits.max_bytes_per_second.or(rule.limits.max_bytes_per_second_per_connection);
-    // A key that has no effect for a protocol is rejected instead of ignored.
+    // A key that has no effect for a protocol is rejected instead of being ignored.
     let everywhere = [
         (
             asks && rule.health.is_none(),
@@ -250,7 +250,7 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
             }
         }
     }
-    // Behind a proxy, clients have the addresses in its headers.
+    // Behind a proxy, clients have the addresses given in its headers.
     if listens && !named {
         for (path, set) in [
             ("rule.transparent", rule.transparent),
@@ -317,6 +317,7 @@ fn collide(a: &Rule, b: &Rule) -> bool {
 }
 
 fn length(ports: PortRange) -> u16 {
-    // The sum is at most 65,534: a range that starts at 0 ends there.
+    // The difference is at most 65,534, because a range cannot start at port 0, except for port 0
+    // alone.
     (ports.last - ports.first).saturating_add(1)
 }

@@ -140,7 +140,7 @@ impl<'a> Map<'a> {
 
     fn next(&self, (at, offset): Node) -> Vec<Node> {
         let rule = &self.drafts[at].rule;
-        // Another routing table can route the same address to another machine.
+        // A different routing table can route the same address to another machine.
         if rule.mark.is_some() || rule.device.is_some() {
             return Vec::new();
         }
@@ -162,7 +162,7 @@ impl<'a> Map<'a> {
         found
     }
 
-    /// Returns true if this host reaches the rule's listener.
+    /// Returns true if connections to this host reach the rule's listener.
     fn hears(&self, at: usize, host: &Host) -> bool {
         let Some(bind) = self.binds[at] else { return false };
         let reached = |ip| hears(bind, self.drafts[at].rule.ipv6_only, ip);
@@ -245,7 +245,7 @@ mod tests {
             &["tcp://0.0.0.0:80=127.0.0.1:80*0,10.0.0.2:80"],
             &["tcp://0.0.0.0:80=127.0.0.1:80?mark=7"],
             &["tcp://localhost:80=[::1]:80"],
-            // The name's other address may have a server.
+            // A server may be listening on the name's other address.
             &["tcp://[::1]:80=localhost:80"],
             &["tcp://127.0.0.1:80=localhost:80"],
             &["tcp://nowhere:80=127.0.0.1:80"],

@@ -1,4 +1,4 @@
-//! `include = ["rules.d/*.toml"]`: further files, which may contain only rules and includes.
+//! `include = ["rules.d/*.toml"]`: additional files, which may contain only rules and includes.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ const FORM: &str = "paths of TOML files with [[rule]], relative to this file, wi
 #[derive(Debug, Default)]
 pub(crate) struct Included {
     pub(crate) drafts: Vec<Draft>,
-    /// Sorted by the order of reading.
+    /// In the order in which they are read.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) problems: Vec<Mistake>,
     pub(crate) warnings: Vec<String>,
@@ -62,7 +62,7 @@ impl Included {
         }
         // The directory's own name may contain pattern characters.
         let whole = Path::new(&glob::Pattern::escape(&beside.to_string_lossy())).join(pattern);
-        // Editors leave files that begin with a dot.
+        // Editors leave behind files that begin with a dot.
         let options = glob::MatchOptions {
             case_sensitive: true,
             require_literal_separator: true,
@@ -113,7 +113,7 @@ impl Included {
             return;
         }
         if self.open.len() > DEEPEST {
-            let problem = format!("{} is nested too deep: more than 8 levels of include", path.display());
+            let problem = format!("{} is nested too deeply: more than 8 levels of include", path.display());
             return self.refuse(origin, problem, "at most 8 levels of include");
         }
         self.files.push(path.clone());

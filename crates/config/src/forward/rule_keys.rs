@@ -86,7 +86,8 @@ pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<
     drafts
 }
 
-/// Writes the rule as a `[[rule]]`, without keys that have their default or the value for all rules.
+/// Writes the rule as a `[[rule]]`, leaving out keys that have their default or the value set for all
+/// rules.
 pub(crate) fn as_toml(rule: &Rule, max_connections: usize, copy: CopyMode) -> String {
     let mut text = "[[rule]]\n".to_owned();
     let plain = Rule {
@@ -182,7 +183,7 @@ const HALF_CLOSE: Kind<Option<Duration>> = seconds::<LONGEST>(
 );
 const LONGEST: u64 = 31_536_000;
 const KEEPALIVE_IDLE: Kind<Option<Duration>> = seconds::<32_767>(
-    "seconds of silence before the first keepalive probe, 1 to 32767, or 0 for the system default",
+    "seconds without traffic before the first keepalive probe, 1 to 32767, or 0 for the system default",
 );
 const KEEPALIVE_INTERVAL: Kind<Option<Duration>> =
     seconds::<32_767>("seconds between two keepalive probes, 1 to 32767, or 0 for the system default");
@@ -206,7 +207,7 @@ const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duratio
     )
 }
 
-/// Sorted by the order of display.
+/// In display order.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     scalar!(
         "rule.name",

@@ -23,7 +23,7 @@ settings! {
         kernel_flows: u32 = 65_536, start "forward.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         /// Microseconds of polling before a worker sleeps.
         busy_poll_us: u32 = 0, start "forward.busy_poll_us" number!(u32, "microseconds", 0..=1000);
-        /// Connections and sessions of all rules together.
+        /// Maximum number of connections and sessions of all rules together.
         max_connections: usize = 16_384,
             reload "forward.max_connections" number!(usize, "a number", 1..=1_000_000);
         resolve_every: u32 = 30, reload "forward.resolve_every" number!(u32, "seconds", 1..=86_400);
@@ -70,7 +70,8 @@ impl ForwardSettings {
         self.origins.contains_key(key)
     }
 
-    /// Formats settings and rules as a TOML file, whatever format they came from. Converts a rinetd.conf.
+    /// Formats settings and rules as a TOML file, whatever format they came from, for example to convert
+    /// a rinetd.conf.
     pub fn to_toml(&self) -> String {
         let mut text = key::table_as_toml(FORWARD_KEYS, self, &self.origins, &[]);
         for rule in &self.rules {

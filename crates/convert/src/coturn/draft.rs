@@ -83,7 +83,6 @@ pub(super) enum AlternateClients {
     Secure,
 }
 
-/// Default paths of coturn's database.
 const DEFAULT_DATABASES: [&str; 3] = ["/var/lib/turn/turndb", "/var/db/turndb", "/usr/local/var/db/turndb"];
 
 struct TomlWriter {

@@ -8,7 +8,8 @@ use turnpike_wire::{address::is_swapped, names::is_username};
 use super::draft::{AlternateClients, CoturnDraft};
 use crate::toml_text::{quoted, strings};
 
-/// Handling of an option. An error becomes a note for the operator, even if the draft has got a value.
+/// Handling of an option. An error becomes a note for the operator, even if it left a value in the
+/// draft.
 pub(super) enum Handling {
     /// A number. coturn reads leading digits (atoi(3)).
     Number(fn(&mut CoturnDraft, &str) -> Result<(), String>),

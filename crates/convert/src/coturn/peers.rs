@@ -102,7 +102,8 @@ fn with_ports(ip: IpAddr, ports: &str) -> String {
     if ip.is_ipv4() { format!("{ip}:{ports}") } else { format!("[{ip}]:{ports}") }
 }
 
-/// Adds a note if an allowed address may be the server's own, because the server is another machine.
+/// Adds a note if an allowed address may be the server's own, which cannot be checked if the server is a
+/// different machine.
 fn doubtful(allowed: &[IpRange], own: &OwnAddresses<'_>, note: &mut impl FnMut(&str, String)) {
     let alone: Vec<IpAddr> = prefixes(allowed).iter().filter_map(alone).collect();
     let is_known = |ip: &IpAddr| ip.is_loopback() || (own.includes)(*ip);

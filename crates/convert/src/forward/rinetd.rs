@@ -2,7 +2,7 @@
 //! logfile, logcommon and pidlogfile.
 //!
 //! Also accepts extensions of other programs: a `keepalive` option (rinetd after 0.73), prefixes
-//! as patterns and ALLOW in capitals (oxidinetd). Everything that rinetd accepts has the same meaning.
+//! as patterns and ALLOW in capitals (oxidinetd). Everything that rinetd accepts has the same meaning here.
 //! `timeout` on a TCP rule has no effect, as in rinetd; here it also produces a warning.
 
 use std::{

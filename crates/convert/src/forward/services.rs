@@ -1,5 +1,5 @@
-//! Service names (services(5)), read from the file, because getservbyname(3) would need a call of a foreign
-//! function.
+//! Service names (services(5)), read from the file, because getservbyname(3) would require a foreign
+//! function call.
 
 use std::{fs, path::Path};
 

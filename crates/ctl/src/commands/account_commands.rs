@@ -135,7 +135,6 @@ impl AccountBackend {
         Ok(show_change("secret", &change, Some("removed"), None, json, out)?)
     }
 
-    /// Replaces the signing secret.
     pub fn rotate_secret(
         &self,
         rotation: Rotation,

@@ -89,7 +89,7 @@ fn row_with_node(allocation: &Allocation) -> [String; 10] {
 
 fn row_of_node(node: &FleetNode) -> [String; 9] {
     let FleetNode { name, state, silent_s, zone, version, busy, allocations, max_allocations, .. } = node;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the silence in seconds")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds without contact")]
     let state = match state {
         NodeState::Serving => "serving".to_owned(),
         NodeState::Full => "full".to_owned(),

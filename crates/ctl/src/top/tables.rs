@@ -11,7 +11,7 @@ use super::{
     units::{bits, mean, micros, percent},
 };
 
-/// Shares of a core above which a worker is shown as busy and as full.
+/// Shares of a core above which a worker is shown as busy or as full.
 const BUSY: f64 = 0.8;
 const FULL: f64 = 0.95;
 /// Remaining validity in seconds below which a certificate is highlighted.

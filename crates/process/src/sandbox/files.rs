@@ -16,7 +16,7 @@ use landlock::{
 use super::{Layers, Needs};
 
 /// Needed by any program: libraries, name services, certificates, time zones, /proc and /sys; also the likely
-/// locations of a new version. Whole directories, because files in them are replaced at run time.
+/// locations of a new version. Lists whole directories, because files in them are replaced at run time.
 const SYSTEM: &[&str] = &[
     "/bin",
     "/etc",

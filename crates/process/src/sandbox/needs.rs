@@ -36,7 +36,7 @@ impl Default for Needs {
 }
 
 impl Needs {
-    /// Privileges to load and attach kernel programs that read packets.
+    /// Privileges to load and attach eBPF programs that read packets.
     pub const KERNEL: CapabilitySet =
         CapabilitySet::BPF.union(CapabilitySet::NET_ADMIN).union(CapabilitySet::PERFMON);
 
@@ -55,11 +55,11 @@ impl Needs {
         let of_libraries = VARIABLES.iter().filter_map(|name| env::var_os(name).map(PathBuf::from));
         let passwords =
             env::var_os("HOME").map(|home| Path::new(&home).join(".pgpass")).filter(|file| file.is_file());
-        // A new version is started from the same path.
+        // An upgrade starts the new version from the same path.
         let own = env::current_exe().ok();
         let files = file.into_iter().map(Path::to_owned).chain(pem.cloned()).chain(secrets).chain(own);
         let mut read = sandbox.read.clone();
-        // Only the file, because its directory contains all of the user's files.
+        // Adds only this file, because its directory contains all of the user's files.
         read.extend(passwords);
         let written = sandbox.write.iter().cloned().chain(sockets).chain([runtime_directory::own().path]);
         Self {

@@ -38,7 +38,7 @@ pub(super) fn given_up(wanted: CapabilitySet) -> Option<String> {
 }
 
 fn kept(wanted: CapabilitySet, held: CapabilitySet) -> CapabilitySet {
-    // Linux before 5.8 has no CAP_BPF; CAP_SYS_ADMIN includes it there.
+    // Linux before 5.8 has no CAP_BPF; there, CAP_SYS_ADMIN grants the same privileges.
     let is_old = wanted.contains(CapabilitySet::BPF) && !held.contains(CapabilitySet::BPF);
     let wanted = if is_old { wanted | CapabilitySet::SYS_ADMIN } else { wanted };
     wanted & held

@@ -1,6 +1,6 @@
-//! System calls, restricted by seccomp to a list of those that turnpike, its libraries and the start of a new
-//! program make. Other calls kill the process in development builds, so that tests notice them; in a release
-//! build they fail with EPERM.
+//! Restricts system calls with seccomp to a list: those that turnpike and its libraries make, and those
+//! needed to start a new program. Other calls kill the process in development builds, so that tests notice
+//! them; in a release build they fail with EPERM.
 //!
 //! Calls newer than this version fail with ENOSYS in both builds, so that newer libraries fall back to older
 //! calls.
@@ -27,7 +27,8 @@ const OTHER: SeccompAction = if cfg!(debug_assertions) {
     SeccompAction::Errno(libc::EPERM as u32)
 };
 
-/// Restricts this process, and returns the number of allowed calls. `bpf` allows kernel programs.
+/// Restricts this process, and returns the number of allowed calls. `bpf` also allows bpf(2), for loading
+/// eBPF programs.
 pub(super) fn restrict(bpf: bool, layers: &mut Layers) -> Result<u64, String> {
     let (count, programs) = programs(bpf, OTHER)?;
     install(&programs, layers)?;
@@ -45,8 +46,8 @@ fn install(programs: &[BpfProgram], layers: &mut Layers) -> Result<(), String> {
 }
 
 /// Compiles two filters: the allowed calls, and the response to unknown ones. The kernel applies the stricter
-/// result, and between two errors the later filter's. Calls that both always allow, such as those of the data
-/// path, skip the filters (Linux 5.11).
+/// result; if both filters return an error, that of the filter installed last. Calls that both always allow,
+/// such as those of the data path, skip the filters (Linux 5.11).
 fn programs(bpf: bool, other: SeccompAction) -> Result<(usize, [BpfProgram; 2]), String> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)
         .map_err(|_| format!("no list of system calls for {}", std::env::consts::ARCH))?;
@@ -78,9 +79,9 @@ fn allowed(bpf: bool) -> Result<BTreeMap<libc::c_long, Vec<SeccompRule>>, Backen
     };
     allowed.insert(libc::SYS_socket, any_of(0, FAMILIES)?);
     allowed.insert(libc::SYS_ioctl, any_of(1, REQUESTS)?);
-    // No namespaces. The kernel cannot inspect the arguments of clone3; on ENOSYS libraries use clone.
+    // Forbids namespaces. The kernel cannot inspect the arguments of clone3; on ENOSYS libraries use clone.
     allowed.insert(libc::SYS_clone, vec![only_if(0, SeccompCmpOp::MaskedEq(NAMESPACES.into()), 0)?]);
-    // No memory that is both writable and executable.
+    // Forbids memory that is both writable and executable.
     let (write, run) = (libc::PROT_WRITE as u32, libc::PROT_EXEC as u32);
     let without = |bit: u32| only_if(2, SeccompCmpOp::MaskedEq(bit.into()), 0);
     allowed.insert(libc::SYS_mmap, vec![without(run)?, without(write)?]);
@@ -128,7 +129,7 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 
-/// Calls without a name in some C libraries.
+/// Calls that have no constant in some C libraries.
 const FCHMODAT2: libc::c_long = 452;
 const MSEAL: libc::c_long = 462;
 
@@ -404,7 +405,7 @@ mod tests {
             enter(SeccompAction::Errno(libc::EPERM as u32));
             let socket = |family| rustix::net::socket(family, SocketType::DGRAM, None).map(drop);
             assert_eq!(socket(AddressFamily::INET), Ok(()));
-            // AF_ALG, the kernel's cryptography, which has had several vulnerabilities.
+            // AF_ALG, the interface to the kernel's crypto API, which has had several vulnerabilities.
             assert_eq!(socket(AddressFamily::from_raw(38)), Err(Errno::PERM));
             assert_eq!(socket(AddressFamily::VSOCK), Err(Errno::PERM));
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("reloads open listeners");

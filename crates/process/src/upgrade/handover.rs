@@ -46,8 +46,8 @@ impl HandoverOffer {
     }
 }
 
-/// Names of the last descriptors in an offer: sockets of the admin interface and the credential service, then
-/// those passed by a service manager.
+/// Names of the last descriptors in an offer: first the sockets of the admin interface and the credential
+/// service, then those passed by a service manager.
 #[derive(Default, Serialize, Deserialize)]
 pub struct DescriptorNames {
     page: Vec<String>,

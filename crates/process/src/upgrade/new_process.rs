@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use super::protocol::{FromNew, FromOld, PROTOCOL};
 use crate::{carried_metrics::CarriedMetrics, error::ProcessError};
 
-/// Time for the rest of a refused offer to arrive.
+/// How long to wait for the rest of a refused offer.
 const REST: Duration = Duration::from_secs(2);
 
 pub struct PreviousProcess {
@@ -53,7 +53,7 @@ impl PreviousProcess {
             Ok(Message { bytes, descriptors }) => Ok(Self { channel, text: bytes, descriptors }),
             Err(why) => {
                 refuse(&channel, &why);
-                // If the socket were closed with unread data, the refusal would be lost.
+                // Closing the socket with unread data would lose the refusal.
                 let _ = channel.set_patience(REST).and_then(|()| channel.receive());
                 Err(ProcessError::Upgrade(why))
             }
@@ -99,7 +99,7 @@ impl PreviousProcess {
             }
         }
         serve();
-        // This process serves even if the old one has just exited.
+        // Errors are ignored: this process serves even if the old one has just exited.
         let _ = self.channel.send_value(&FromNew::Serving, &[]);
         Ok(())
     }
@@ -176,7 +176,7 @@ fn check_hello(channel: &Channel, service: &str) -> Result<(), String> {
 
 fn refuse(channel: &Channel, why: &dyn Display) {
     let why = why.to_string();
-    // If the reason cannot be sent, it is in the log.
+    // If the reason cannot be sent, it is still in the log.
     let _ = channel.send_value(&FromNew::Refused { why }, &[]);
 }
 

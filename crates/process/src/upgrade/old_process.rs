@@ -18,16 +18,16 @@ use super::{
 };
 use crate::{exposition::MetricsPage, service_manager};
 
-/// Interval of checks for a cancelled upgrade.
+/// Interval between checks for a cancelled upgrade.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time for a process that has closed its end of the channel to give a reason or exit.
+/// How long to wait for a process that has closed its end of the channel to give a reason or exit.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// To start up and prepare.
+    /// Time to start up and prepare.
     pub(crate) prepare: Duration,
-    /// For each step while the workers are paused.
+    /// Time for each step while the workers are paused.
     pub(crate) take: Duration,
 }
 
@@ -131,8 +131,8 @@ impl Successor {
         sent.map_err(|error| self.why(&error))
     }
 
-    /// Part of the handover during which the workers are paused; returns the number of sessions. Cannot be
-    /// cancelled.
+    /// The part of the handover during which the workers are paused. Returns the number of sessions. Cannot
+    /// be cancelled.
     fn take_over(
         &mut self,
         state: &dyn HandoverState,
@@ -263,8 +263,8 @@ mod tests {
         }
     }
 
-    /// One test at a time: otherwise another test's child process could inherit the new file open for
-    /// writing, so that it could not be run.
+    /// Keeps another test's child process from inheriting the new file while it is open for writing, which
+    /// would make it impossible to run.
     fn program(dir: &Dir, script: &str) -> (ProgramFile, MutexGuard<'static, ()>) {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -47,7 +47,7 @@ impl ProgramFile {
         }
     }
 
-    /// Clients of the upgrade socket may start any program that other users cannot have written.
+    /// Clients of the upgrade socket may start any program that other users cannot write to.
     fn checked(path: &Path) -> Result<Self, String> {
         let refused = |why: String| format!("cannot start {}: {why}", path.display());
         if !path.is_absolute() {

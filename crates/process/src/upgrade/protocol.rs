@@ -17,7 +17,7 @@ pub(super) enum FromOld {
     /// All sessions have arrived: start serving.
     Commit,
     Released,
-    /// Metrics of the old process; repeated until it ends.
+    /// Metrics of the old process; repeated until that process exits.
     Metrics(String),
 }
 

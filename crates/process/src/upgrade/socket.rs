@@ -35,14 +35,14 @@ use turnpike_wire::address::UnixName;
 use crate::request::{Request, UpgradeProgress, UpgradeRequest};
 
 const ENDING: &str = "sock";
-/// Maximum length of a line in bytes: a path (PATH_MAX) and a short verb.
+/// Maximum length of a line in bytes: a path (PATH_MAX) and a keyword.
 const LINE: u64 = 5000;
-/// Time limit for a client to send its request.
+/// How long a client may take to send its request.
 const ASKING: Duration = Duration::from_secs(5);
 /// Time without a step after which [`ask`] gives up: longer than the longest step.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// Open until dropped.
+/// The socket is open until this is dropped.
 pub(crate) struct UpgradeSocket {
     task: AbortHandle,
     _file: SocketFile,
@@ -88,7 +88,7 @@ async fn listen(listener: UnixListener, requests: mpsc::Sender<Request>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => _ = tokio::spawn(answer(stream, requests.clone())),
-            // Out of descriptors.
+            // Descriptors have run out.
             Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
         }
     }
@@ -218,8 +218,8 @@ fn in_directory(directory: &Path) -> Vec<(u32, PathBuf)> {
     fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.filter_map(named).collect())
 }
 
-/// Removes the sockets of processes that exited without doing so. A running process may have bound its
-/// socket without listening yet.
+/// Removes the sockets of processes that exited without removing them. Also checks the process ID,
+/// because a running process may have bound its socket without listening yet.
 fn sweep(directory: &Path) {
     for (id, path) in in_directory(directory) {
         let refuses =

@@ -24,7 +24,7 @@ use super::{
     unix,
 };
 
-/// Time limit for another node's answer, and the range of the growing polling interval.
+/// Time limit for another node's response, and the range of the polling interval, which grows.
 const PATIENCE: Duration = Duration::from_secs(5);
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(200);
@@ -41,7 +41,7 @@ impl FleetOrders {
         Self { fleet, questions: Mutex::new(questions) }
     }
 
-    /// Publishes a notice. Nodes that miss it notice the change later by themselves.
+    /// Publishes a notice. Nodes that miss it notice the change later on their own.
     async fn tell(&self, notice: Notice) {
         let Some(node) = &self.fleet.node else { return };
         if let Err(error) = node.say(notice).await {
@@ -233,7 +233,7 @@ fn status_of(name: &NodeName, member: &Member) -> FleetNode {
     }
 }
 
-/// Publishes orders that were given during a store outage, until the node leaves. Separate from the
+/// Until the node leaves, publishes orders that were given during a store outage. Runs separately from the
 /// heartbeat, which must not wait for this.
 pub(super) async fn keep_announcing(node: Arc<Node>) {
     while !node.is_over() {
@@ -285,12 +285,12 @@ impl Node {
         Ok(())
     }
 
-    /// Publishes a new order. Returns whether the store had an active ban of the subject, or `None` during a
+    /// Publishes a new order. Returns whether the store had an active ban on the subject, or `None` during a
     /// store outage; the order is then published once the store is back.
     async fn announce_now(&self, subject: &Subject) -> Result<Option<bool>, StoreError> {
         let announced = async {
             let _turn = self.announcements.turn.lock().await;
-            // Keeps orders from queueing up for a store that is known to be unreachable.
+            // Avoids a queue of orders waiting for a store that is known to be unreachable.
             if self.health.is_alone(self.now_ms()) && self.banned.is_unannounced(subject) {
                 return Ok(None);
             }
@@ -332,7 +332,7 @@ impl Node {
     /// Writes the ban to the store and notifies the other nodes. The caller holds `turn`.
     async fn announce(&self, subject: &Subject, kept: &[Ban]) -> Result<(), StoreError> {
         let ban = self.banned.to_announce(unix(), subject, kept);
-        // A node that is offline misses the notice of a lifted ban and must find that in the store.
+        // A node that is offline misses the notice of a lifted ban and must learn of it from the store.
         match &ban {
             Some(ban) => self.put_ban(ban).await?,
             None => self.store.remove_ban(subject).await?,

@@ -8,7 +8,7 @@ use turnpike_fleet::Entrance;
 use turnpike_relay::{Config, Listeners, RelayAddress};
 use turnpike_turn::server::Transport;
 
-/// Advertised addresses, and the local addresses of requests that arrived through them.
+/// Advertised addresses, and the local addresses at which requests to them arrive.
 pub(super) struct Entrances {
     pub(super) all: Vec<Entrance>,
     pub(super) own: Vec<SocketAddr>,
@@ -34,7 +34,7 @@ pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSetting
     Entrances { all, own }
 }
 
-/// Replaces wildcards with the relay addresses, which clients can reach by definition.
+/// Replaces wildcards with the relay addresses, which must be reachable by clients anyway.
 fn found(config: &Config, listeners: &Listeners, balancer_ports: &[u16]) -> Vec<Entrance> {
     let Listeners { udp, tcp, tls, dtls } = listeners;
     let has_tls = config.streams.tls.is_some();

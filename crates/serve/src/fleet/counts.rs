@@ -50,7 +50,7 @@ impl NodeCounts {
             let place = if !member.is_heard() { 2 } else { usize::from(member.beat.draining) };
             nodes[place].1 += 1;
         }
-        #[expect(clippy::cast_precision_loss, reason = "a sum of seconds is a float by format")]
+        #[expect(clippy::cast_precision_loss, reason = "the format defines a sum of seconds as a float")]
         let exchange_seconds = get(exchange_us) as f64 / 1e6;
         Self {
             is_up: !node.is_alone(),

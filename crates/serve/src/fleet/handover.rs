@@ -1,5 +1,5 @@
-//! Handover of the fleet's node to a new process. After the offer, this process exchanges no quotas unless the
-//! upgrade fails.
+//! Handover of this node's fleet membership to a new process. After the offer, this process exchanges no
+//! quotas unless the upgrade fails.
 
 use std::sync::{
     Arc,
@@ -8,7 +8,7 @@ use std::sync::{
 
 use super::{FleetMembership, node::Node, offer::FleetOffer};
 
-/// The fleet's part of an upgrade. Dropped without [`FleetHandover::forget`], it resumes normal service.
+/// The fleet's part of an upgrade. If dropped without [`FleetHandover::forget`], it resumes normal service.
 pub(crate) struct FleetHandover {
     fleet: Arc<FleetMembership>,
     is_forgotten: AtomicBool,
@@ -19,8 +19,8 @@ impl FleetHandover {
         Self { fleet, is_forgotten: AtomicBool::new(false) }
     }
 
-    /// Exports the state. Blocks until exchanges in progress end, so it must not be called on the runtime's
-    /// thread.
+    /// Exports the state. Blocks until exchanges in progress have finished, so it must not be called on the
+    /// runtime's thread.
     pub(crate) fn offer(&self) -> FleetOffer {
         let FleetMembership { banned, node, .. } = &*self.fleet;
         FleetOffer {

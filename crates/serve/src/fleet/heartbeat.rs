@@ -1,5 +1,5 @@
-//! Heartbeat: writes this node's load to the store once a second, and learns whether the name, number and
-//! keys are still valid.
+//! Heartbeat: writes this node's load to the store once a second. The response says whether the name, number
+//! and keys are still valid.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -17,18 +17,18 @@ use super::{
 };
 use crate::ServeError;
 
-/// Interval between attempts to claim a name that another process had recently.
+/// Interval between attempts to claim a name that another process used recently.
 const CLAIM: Duration = Duration::from_millis(500);
-/// Heartbeats between two log lines about a refusal.
+/// Number of heartbeats between two log lines about a refusal.
 const TELL: u32 = 60;
 
 #[derive(Default)]
 pub(super) struct Beater {
     claim: Claim,
     take_over: Option<String>,
-    /// Heartbeats since the last log line about a refusal.
+    /// Number of heartbeats since the last log line about a refusal.
     refused: u32,
-    /// Number in the last written record; 0 for none.
+    /// Node number in the record last written; 0 for none.
     number: u16,
 }
 
@@ -54,8 +54,8 @@ async fn put_card(node: &Node) -> Result<(), StoreError> {
     put.await.inspect_err(|_| node.card_is_put.store(false, Ordering::Relaxed))
 }
 
-/// Continues as the same node as the previous process, which sends heartbeats until this process serves, so
-/// this function only reads the members.
+/// Continues as the node that the previous process was. That process sends heartbeats until this one serves,
+/// so this function only reads the members.
 pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
     match watching::look(node).await {
         Err(error) if !error.may_pass() => return Err(ServeError::Store(error)),
@@ -65,8 +65,8 @@ pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
     Ok(Beater::default())
 }
 
-/// Joins the fleet before clients are accepted. Starts alone if the store is unreachable. A refused node
-/// leaves no record behind.
+/// Joins the fleet before clients are accepted. If the store is unreachable, the node starts alone. A refused
+/// node leaves no record behind.
 pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
     let mut beater = Beater::default();
     let name = || node.name.to_string();
@@ -178,8 +178,8 @@ impl Beater {
         let era = node.recovery.era();
         let anew = !known || node.recovery.is_to_clear();
         if anew {
-            // Releases quota held under this name by an earlier process, or by this one before the store lost
-            // its record.
+            // Releases quota held under this name by an earlier process, or by this process before the store
+            // lost its record.
             while node.store.reap(&node.name, number, true).await? {}
             if let Beaten::Written { number: new, ring: now, era, .. } = self.ask(node, load).await? {
                 node.hear_era(era);

@@ -9,7 +9,7 @@ const RING: &str = "ring";
 
 #[derive(Clone, Debug)]
 pub(crate) struct NodeKeys {
-    /// Key of this server and of the process that replaces it.
+    /// Key of this server, also used by the process that replaces it.
     pub(crate) own: NonceKey,
     pub(crate) keys: NonceKeys,
     pub(crate) node: Option<u16>,
@@ -41,7 +41,8 @@ pub(super) enum Step {
 }
 
 impl Custody {
-    /// `own_is_used`: clients of the previous process may have something made with `own`.
+    /// `own_is_used`: clients of the previous process may have nonces, tickets or cookies made with
+    /// `own`.
     pub(super) fn new(own: NonceKey, own_is_used: bool) -> Self {
         Self { own, own_is_used, ring: None }
     }

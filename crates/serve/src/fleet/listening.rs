@@ -61,7 +61,7 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
         }
     }
     if repeated > 0 {
-        // The sender's clock may be slow, so that this newer process does not accept its message. Its bans
+        // If the sender's clock is slow, this newer process does not accept its messages. Its bans
         // are in the store.
         node.rereads.store(true, Ordering::Relaxed);
     }
@@ -74,7 +74,7 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
     Ok(())
 }
 
-/// Returns true if the message matters to a process that has nothing left but allocations after an upgrade.
+/// Returns true if the message matters to a process that an upgrade has left with nothing but allocations.
 fn concerns_allocations(notice: &Notice) -> bool {
     matches!(
         notice,

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fs, path::Path};
 use turnpike_fleet::Load;
 use turnpike_relay::{Config, Relay};
 
-/// Time constant of the averaged rates: one busy second must not cause redirects.
+/// Time constant of the averaged rates: a single busy second must not cause redirects.
 const MEAN_MS: f64 = 10_000.0;
 
 /// Configured capacity. 0 ports means unlimited.
@@ -77,7 +77,7 @@ impl LoadGauge {
         self.load(allocations, room, most_bits_per_second)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "rates need no more than 52 bits")]
+    #[expect(clippy::cast_precision_loss, reason = "rates fit into 52 bits")]
     fn take(&mut self, sample: Sample) {
         let Some(before) = self.before.replace(sample) else { return };
         let Some(now) = &self.before else { return };
@@ -101,7 +101,7 @@ impl LoadGauge {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "neither is below 0, and the second at most 1000"
+            reason = "neither is below 0, and the second is at most 1000"
         )]
         let (bits_per_second, cpu) = (self.bits_per_second as u64, (busiest * 1000.0) as u16);
         let Room { most_allocations, ports } = room;

@@ -97,7 +97,7 @@ pub(super) struct Node {
 #[derive(Clone, Default)]
 struct Reach {
     card: Option<Arc<Card>>,
-    /// Addresses of this node alone.
+    /// Addresses that no other node shares.
     own: Vec<SocketAddr>,
     room: Room,
 }
@@ -237,7 +237,7 @@ impl Node {
         self.health.failed(self.now_ms(), error);
     }
 
-    /// Number in CONNECTION-IDs and tickets; 0 for none.
+    /// Node number in CONNECTION-IDs and tickets; 0 for none.
     pub(super) fn number(&self) -> u16 {
         self.number.load(Ordering::Relaxed)
     }
@@ -256,7 +256,7 @@ impl Node {
         }
     }
 
-    /// Number to ask for: derived from the name, so that it stays the same across restarts if possible.
+    /// Number to request: derived from the name, so that it usually stays the same across restarts.
     pub(super) fn wanted_number(&self) -> u16 {
         match self.number() {
             0 => {

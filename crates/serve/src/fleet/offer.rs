@@ -20,7 +20,8 @@ pub(super) struct NodeOffer {
     pub(super) incarnation: u64,
     pub(super) number: u16,
     pub(super) is_cordoned: bool,
-    /// Sealed key ring. A process with a different secret cannot open it and is not this node.
+    /// Sealed key ring. A process with a different secret cannot open it, so it does not become this
+    /// node.
     pub(super) ring: Option<Vec<u8>>,
     /// Clients may have nonces, tickets or cookies made with the server's own key.
     pub(super) own_is_used: bool,

@@ -13,10 +13,10 @@ use turnpike_turn::server::{AllocateAttempt, Destination, Occasion, Transport};
 
 use super::{node::Node, tallies::RedirectReason};
 
-/// Number of missed polls of the fleet after which load no longer causes redirects.
+/// After this many missed polls of the fleet, load no longer causes redirects.
 const LOOKS: u64 = 3;
-/// Time during which a full node without contact to the store still redirects to known nodes; afterwards
-/// `[[alternate]]` applies.
+/// How long a full node without contact to the store still redirects clients to the nodes it knew;
+/// afterwards `[[alternate]]` applies.
 const REMEMBERED_MS: u64 = 300_000;
 
 impl Node {
@@ -58,7 +58,7 @@ impl Node {
         is_back
     }
 
-    /// Returns a node with free capacity, unless the client has returned from a redirect.
+    /// Returns a node with free capacity, or `None` if the client has returned from a redirect.
     fn with_room(
         &self,
         attempt: &AllocateAttempt<'_>,
@@ -84,7 +84,8 @@ impl Node {
         if redirect == FleetRedirect::Full {
             return None;
         }
-        // A client that asks again after it was redirected does not follow redirects, so it is served.
+        // A client that repeats its request here after a redirect does not follow redirects, so it is
+        // served.
         let (unix, client) = (attempt.now.unix, attempt.client.address.ip());
         let who = self.hasher.hash_one((client, attempt.user.realm, attempt.user.identity));
         let request = self.hasher.hash_one(attempt.transaction);

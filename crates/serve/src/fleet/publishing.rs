@@ -25,13 +25,14 @@ use turnpike_turn::server::{AllocationId, Effect};
 use super::node::Node;
 use turnpike_process::log_queue::BACKLOG;
 
-/// Interval of the scan for traffic and renewals.
+/// Interval between scans for traffic and refreshes.
 const PERIOD: Duration = Duration::from_secs(10);
 const LINES: usize = 500;
-/// Minimum increase of the expiry that counts as a renewal; a smaller increase is clock noise.
+/// Minimum increase of the expiry that counts as a refresh; a smaller increase is clock noise.
 const RENEWED_MS: u64 = 5000;
 
-/// Channel, line, and seconds to keep it as a key: `None` publishes only, 0 deletes the key.
+/// Channel, line, and seconds for which to keep the line as a key: `None` only publishes it, 0 deletes the
+/// key.
 type PublishedLine = (String, String, Option<u64>);
 
 pub(crate) struct StatusLines {
@@ -70,7 +71,7 @@ fn lines_of(effect: &Effect, now_ms: u64) -> Vec<PublishedLine> {
             vec![(place(realm, username, *id, "status"), format!("new lifetime={lifetime}"), Some(lifetime))]
         }
         Effect::Closed { id, realm, username, to_peer, to_client, relayed, .. } => {
-            // An allocation without a relayed address was never published.
+            // An allocation without a relayed address has not been published.
             if relayed.iter().flatten().next().is_none() {
                 return Vec::new();
             }
@@ -195,7 +196,7 @@ impl StatusWriter {
         rounds.end();
     }
 
-    /// Publishes lines, and drops those that cannot be published: later they would be outdated.
+    /// Publishes lines, and drops those that cannot be published now: they would soon be outdated.
     async fn publish(&self, lines: &[PublishedLine]) {
         if lines.is_empty() {
             return;
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_is_counted_since_the_last_round_and_renewals_appear_once() {
+    fn traffic_is_counted_since_the_last_round_and_refreshes_appear_once() {
         let (mut rounds, begun) = (Rounds::default(), Instant::now());
         let mut round = |seconds: u64, allocation: &AllocationSnapshot| {
             let lines = rounds.see(allocation, begun + Duration::from_secs(seconds));
@@ -322,6 +323,6 @@ mod tests {
         );
         assert_eq!(round(40, &allocation(590_000, (6, 600), (2, 200))).len(), 2);
         rounds.end();
-        assert!(rounds.allocations.is_empty(), "an allocation that was not seen is forgotten");
+        assert!(rounds.allocations.is_empty(), "an allocation missing from the last scan is forgotten");
     }
 }

@@ -14,7 +14,7 @@ use super::node::Node;
 
 const MOST: usize = 500;
 const LEAST: usize = 50;
-/// Buckets per exchange and per second of all nodes together, if all have changes.
+/// Maximum number of buckets that all nodes together may exchange at the same time, and per second.
 const AT_ONCE: usize = 100_000;
 const A_SECOND: u64 = 200_000;
 const SOON_MS: u64 = 20;
@@ -73,7 +73,7 @@ fn most(nodes: u32) -> usize {
     (AT_ONCE / usize::try_from(nodes.max(1)).unwrap_or(1)).clamp(LEAST, MOST)
 }
 
-/// Pause before the next exchange if more remains, in milliseconds.
+/// Pause before the next exchange if more buckets remain, in milliseconds.
 fn soon(most: usize, nodes: u32) -> u64 {
     (most as u64 * u64::from(nodes) * 1000 / A_SECOND).max(SOON_MS)
 }

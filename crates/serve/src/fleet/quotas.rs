@@ -1,4 +1,5 @@
-//! Limits shared by all nodes. Sharded, so that workers rarely wait for each other and never for the store.
+//! Limits shared by all nodes. Sharded, so that workers rarely wait for each other; they never wait for the
+//! store.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError, RwLock,
@@ -22,7 +23,7 @@ pub(super) struct Buckets {
 pub(super) struct Quotas {
     shards: [Mutex<Ledger>; SHARDS],
     levels: RwLock<Levels>,
-    /// First shard of the next exchange; rotates.
+    /// First shard of the next exchange; differs each time.
     turn: AtomicUsize,
     /// Refusals due to the limit of a user, of a realm, and of the fleet.
     refused: [AtomicU64; 3],
@@ -31,7 +32,7 @@ pub(super) struct Quotas {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QuotaCounts {
     pub(crate) buckets: u64,
-    /// Allocations this node may make without asking, including those in use.
+    /// Number of allocations that this node may accept without asking the store, including current ones.
     pub(crate) held: u64,
     pub(crate) waiting: u64,
     pub(crate) refused: [u64; 3],
@@ -48,7 +49,7 @@ impl Quotas {
         terms: Terms,
     ) -> Result<(), QuotaRefusal> {
         let limit = |limit: usize| u32::try_from(limit).unwrap_or(u32::MAX);
-        // Counts even if there is no limit: a reload may set one.
+        // Counts allocations even if there is no limit, because a reload may set one.
         let of_realm = asked.of_realm.map_or(u32::MAX, limit);
         let all = [
             (buckets.user, limit(asked.of_user), QuotaRefusal::User),
@@ -120,7 +121,7 @@ impl Quotas {
         }
     }
 
-    /// Replaces all levels, if the store knows all nodes.
+    /// Replaces all levels if the store knows the quotas of all nodes.
     pub(super) fn set_levels(&self, all: &[(Bucket, Level)], books: Books) {
         if books == Books::Whole {
             self.levels.write().unwrap_or_else(PoisonError::into_inner).clear();

@@ -16,7 +16,7 @@ pub(super) struct Recovering {
     recovery: Mutex<Recovery>,
     /// Copy of the recovery state for lock-free reads.
     books: AtomicU8,
-    /// Notified if the next heartbeat must not wait.
+    /// Notified if the next heartbeat must be sent without waiting.
     soon: Notify,
 }
 

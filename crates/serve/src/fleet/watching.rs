@@ -21,7 +21,7 @@ pub(super) async fn keep_watching(node: Arc<Node>) {
         let pause = match look(&node).await {
             Ok(()) => {
                 backoff.reset();
-                // Jitter, so that nodes do not read at the same time.
+                // Jitter keeps nodes from reading at the same time.
                 let period = look_period_ms(node.members().len());
                 period * 9 / 10 + rand::random::<u64>() % (period / 5)
             }
@@ -60,7 +60,7 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     take_in(node);
     let nodes = u64::from(node.nodes());
     for (name, number) in abandoned {
-        // It is enough if one of the nodes that notice this does so.
+        // All nodes notice this, but it is enough if one of them releases the quota.
         if rand::random::<u64>().is_multiple_of(nodes) {
             tracing::info!(node = %name, "releasing the quota of a node that is gone");
             while node.store.reap(&name, number, false).await? {}

@@ -76,7 +76,7 @@ fn ask_at(server: SocketAddr) -> Result<SourceAnswer, RequestError> {
                      answer: Result<String, RequestError>,
                      zone_at: &dyn Fn() -> Result<String, RequestError>| {
         match answer {
-            // No service at this address, so the other paths fail as well.
+            // There is no service at this address, so the other paths fail as well.
             Err(trouble @ RequestError::Silent(..)) => Some(Err(trouble)),
             Err(trouble) => {
                 tried.push(format!("{name}: {trouble}"));

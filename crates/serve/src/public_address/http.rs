@@ -1,5 +1,5 @@
-//! One HTTP/1.0 request whose response ends with the connection, which is enough for metadata services and
-//! Kubernetes.
+//! One HTTP/1.0 request whose response ends when the connection is closed, which is enough for metadata
+//! services and Kubernetes.
 
 use std::{
     io::{self, Read, Write},
@@ -9,7 +9,7 @@ use std::{
 
 /// Timeout for connecting and for each read and write.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum size of a response in bytes; a Node object has about ten thousand.
+/// Maximum size of a response in bytes; a Node object takes about ten thousand.
 const LONGEST: u64 = 4 << 20;
 
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Node object of the pod that this process runs in, read with the pod's service account.
+//! The Kubernetes Node that runs this process's pod, read with the pod's service account.
 
 use std::{
     env, fs,

@@ -1,4 +1,4 @@
-//! Address of a fleet's store: one server, a master that sentinels know, or a cluster.
+//! Address of a fleet's store: one server, a master found through sentinels, or a cluster.
 
 use std::{fmt, str::FromStr};
 
@@ -16,7 +16,7 @@ pub struct FleetAddress {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Alone,
-    /// Sentinels that know the master of this name. They may need a separate password.
+    /// Sentinels that monitor the master with this name. They may need a separate password.
     Sentinels {
         master: String,
         password: Option<Zeroizing<String>>,
@@ -106,7 +106,6 @@ fn server(text: &str) -> Result<ServerAddress, String> {
     }
 }
 
-/// Omits the password.
 impl fmt::Display for FleetAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: Vec<String> =

@@ -1,4 +1,4 @@
-//! Connection to the server that has the fleet's keys, which is found through sentinels or cluster
+//! Connection to the server that has the fleet's keys. That server is found through sentinels or cluster
 //! redirects.
 
 use std::{
@@ -150,7 +150,7 @@ impl Finder {
     /// Returns true if the error redirects to another server.
     pub(super) fn learn(&self, error: &RedisError) -> bool {
         let Some((at, _)) = error.redirect_node() else { return false };
-        // An empty host means the answering server.
+        // An empty host means the server that sent the answer.
         let Some((host, port)) = at.rsplit_once(':') else { return false };
         let Ok(port) = port.parse() else { return false };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -207,7 +207,8 @@ impl Finder {
         found.ok_or_else(unknown)
     }
 
-    /// Connects to the master that a sentinel named, and checks its role: it may have been demoted.
+    /// Connects to the master that a sentinel named, and checks its role, because it may have been
+    /// demoted since.
     async fn open_master(
         &self,
         server: &ServerAddress,
@@ -228,7 +229,8 @@ impl Finder {
     }
 }
 
-/// Returns true if the connection is unusable: broken, silent, or to a server that became read-only.
+/// Returns true if the connection is unusable: broken, without answers, or to a server that has become
+/// read-only.
 pub(super) fn is_over(error: &RedisError) -> bool {
     let code = error.code().unwrap_or_default();
     error.is_io_error()

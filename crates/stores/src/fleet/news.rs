@@ -62,7 +62,7 @@ impl FleetNews {
     pub async fn next(&mut self) -> Result<NewsBatch, StoreError> {
         let Some(mut connection) = self.connection.take() else {
             self.connection = Some(self.connect().await?);
-            // The caller reads the stored state first; events from now on are kept in the stream.
+            // The caller reads the stored state first; later events are kept in the stream.
             return Ok(NewsBatch { anew: true, ..NewsBatch::default() });
         };
         let mut command = redis::cmd("XREAD");
@@ -90,9 +90,9 @@ impl FleetNews {
             newest = self.newest(&mut connection).await;
         }
         let newest = newest.map_err(|error| self.finder.told(&error))?;
-        // The first connection starts after the newest event. So does a later one if the last known
-        // event is in the future, because the store was emptied or a server with a different clock took
-        // over.
+        // The first connection starts after the newest event. So does a later connection if the last
+        // known event is in the future: then the store was emptied, or a server with a different clock
+        // took over.
         self.last = Some(self.last.map_or(newest, |last| last.min(newest)));
         Ok(connection)
     }

@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-/// Items of a list, or alternating keys and values of a map; empty for anything else.
+/// Items of a list, or the keys and values of a map in turn; empty for any other type.
 pub(super) fn list(value: Value) -> Vec<Value> {
     match value {
         Value::Array(items) | Value::Set(items) => items,

@@ -3,8 +3,8 @@
 
 use redis::Cmd;
 
-/// Approximate number of events in the stream: a few minutes' worth in a busy fleet, for nodes that have lost
-/// their connection.
+/// Approximate number of events in the stream: a few minutes' worth in a busy fleet, so that nodes that were
+/// disconnected can catch up.
 pub(super) const EVENTS: usize = 100_000;
 
 /// Runs a script on these keys; arguments follow.
@@ -29,7 +29,7 @@ end
 
 /// Lua prologue of each script that grants quotas or checks whether it could: determines the epoch, starts a
 /// new one if needed, and checks whether the store is complete. The rule is `turnpike_fleet::Chronicle`; a
-/// test compares the two. A server that was restarted has a new `run_id`; a replica that took over has a
+/// test compares the two. A restarted server has a new `run_id`; a replica that took over has a
 /// different one.
 macro_rules! chronicle {
     () => {
@@ -214,7 +214,7 @@ return 1
 /// Keys: nodes, cards, sums, levels, events, held by the node. Arguments: name, number, age of a stale
 /// record, buckets per call, 1 if the node itself asks. Returns the number of buckets left; negative for a
 /// live node. Until the last bucket is returned, a record without an owner remains, so that another node can
-/// continue, and so that the node notices if it comes back.
+/// continue, and so that the node notices if it returns.
 pub(super) const REAP: &str = concat!(
     count!(),
     r"

@@ -15,7 +15,6 @@ use crate::{
     fuzz::{MOST_ROWS, Word, edits, is_told, runtime, says_nothing_private, seeds},
 };
 
-/// Keys per SCAN answer.
 const PAGE_OF_KEYS: usize = 5;
 
 #[derive(Clone, Debug)]

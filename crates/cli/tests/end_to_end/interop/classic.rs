@@ -14,7 +14,7 @@ fn debians_stun_learns_its_address() {
 }
 
 #[test]
-fn pystun3_is_answered_and_ends() {
+fn pystun3_gets_answers_and_exits() {
     let pystun3 = need!(interop_program("interop-rfc3489", "pystun3/bin/pystun3"));
     let serve = Serve::start(&[]);
     let (at, port) = (serve.address(V4), free_port(V4).to_string());

@@ -19,7 +19,8 @@ struct Harm {
     opened: u64,
 }
 
-/// Runs abusive clients `times` on each transport while another client relays; afterwards the server must be as before.
+/// Runs abusive clients `times` on each transport while another client relays; afterwards the server must
+/// be in the same state as before.
 fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
     let certificate = Certificate::new(&["turn.example.org"]);
     let mut serve = Serve::start(&certificate.flags());

@@ -1,5 +1,5 @@
-//! Third-party programs: their clients against `serve`, our client against their server, and both ends of them around
-//! `forward`.
+//! Third-party programs: their clients against `serve`, our client against their server, and their
+//! clients and servers on both sides of `forward`.
 
 mod aioice;
 use crate::prelude::*;

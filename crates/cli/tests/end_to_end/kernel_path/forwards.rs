@@ -162,7 +162,8 @@ fn session_returns_to_the_kernel_after_a_long_time_in_user_space() {
         let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=1")]);
         let mut session = Session::new(0, at(0, 5000), &target);
         session.settle(&forward);
-        // Longer than the lifetime of idle kernel flows; this traffic stays in user space, and the target does not answer.
+        // Lasts longer than idle kernel flows are kept; this traffic stays in user space, and the
+        // target does not answer.
         let before = forward.passes("ttl");
         session.client.set_ttl(1).expect("a TTL");
         for _ in 0..20 {
@@ -213,7 +214,7 @@ fn unanswered_session_moves_to_another_target_in_the_kernel() {
         let more = format!("{}?balance=failover&idle=60", other.local_addr().expect("bound"));
         let forward = links.forward(&[&format!("{},{more}", rule(at(0, 5000), &silent, ""))]);
         let mut session = Session::new(0, at(0, 5000), &other);
-        other.set_nonblocking(true).expect("the file is writable");
+        other.set_nonblocking(true).expect("the mode can be set");
         eventually("the second target", || {
             session.client.send(b"?").expect("the send succeeds");
             thread::sleep(Duration::from_millis(50));
@@ -221,7 +222,7 @@ fn unanswered_session_moves_to_another_target_in_the_kernel() {
         });
         thread::sleep(Duration::from_millis(500));
         while other.recv(&mut [0; 64]).is_ok() {}
-        other.set_nonblocking(false).expect("the file is writable");
+        other.set_nonblocking(false).expect("the mode can be set");
         assert_eq!(flows(&forward), 2, "the flows of the first target are gone");
         session.settle(&forward);
         assert_eq!(flows(&forward), 2);

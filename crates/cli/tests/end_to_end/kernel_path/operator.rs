@@ -107,7 +107,7 @@ fn changed_routes_are_followed() {
         for _ in 0..20 {
             pair.exchange(700);
         }
-        assert!(sent_by_old() < before + 700, "none left over the old link");
+        assert!(sent_by_old() < before + 700, "no datagram was sent over the old link");
         links.inside(&["ip", "route", "del", "10.77.2.2/32"]);
         if datapath == "xdp" {
             run("ip", &[&["route", "del"], &back[..]].concat());
@@ -194,7 +194,7 @@ fn dead_gateway_is_replaced_by_another() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let said = ip_says(&["-o", "link", "show", "dev", "p"]);
         let number = said.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
-        let number = number.expect("Ethernet has one");
+        let number = number.expect("an Ethernet device has an address");
         run("ip", &["addr", "replace", "10.77.9.9/32", "dev", "lo"]);
         for (router, how) in [("10.77.2.7", "reachable"), ("10.77.2.3", "permanent")] {
             run("ip", &["addr", "replace", &format!("{router}/24"), "dev", "p"]);
@@ -208,7 +208,7 @@ fn dead_gateway_is_replaced_by_another() {
         client.bind(0x4001, peer.local_addr().expect("bound"));
         let mut pair = Pair { client, peer, sent: 0 };
         pair.settle(&server);
-        // Any further netlink event, such as a new IPv6 address, would trigger a lookup of all routes.
+        // Any other netlink event, such as a new IPv6 address, would trigger a lookup of all routes.
         eventually("the links have settled", || {
             !links.inside_says(&["ip", "-6", "addr", "show", "tentative"]).contains("inet6")
         });

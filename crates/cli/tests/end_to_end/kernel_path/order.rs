@@ -30,7 +30,7 @@ fn bursts_use_user_space_and_lone_datagrams_the_kernel() {
         assert!(bulk > 100, "{bulk}");
         let received = result["received"].as_u64().expect("a number");
         let across = across_of_all(&server) - before;
-        // XDP takes the first datagram of a burst, and a generator that stalled starts a new burst.
+        // XDP relays the first datagram of a burst, and a generator that has stalled starts a new burst.
         let most = if datapath == "xdp" { received } else { received / 10 };
         assert!(across < most, "{across} of {result}");
     });
@@ -152,7 +152,7 @@ fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<
         server.program.signal("STOP");
         send(true);
         (0..5).for_each(|_| send(false));
-        // Longer than a bulk flow must be idle.
+        // 12 ms is long enough for the flow to stop being a bulk flow.
         thread::sleep(Duration::from_millis(if round % 2 == 0 { 12 } else { 1 }));
         (0..5).for_each(|_| send(false));
         server.program.signal("CONT");

@@ -1,4 +1,5 @@
-//! Payloads arrive unchanged in both directions and all combinations of families through the kernel; totals are exact.
+//! Payloads arrive unchanged in both directions and in all combinations of families through the kernel;
+//! totals are exact.
 
 use super::{
     CLIENT, Links, PEER, RELAY, SERVER, Server, by_each,
@@ -118,7 +119,7 @@ fn request_response_flow_uses_the_kernel() {
         // Each datagram follows the previous answer after a network delay, and nothing else wakes the server.
         for number in 0..500 {
             pair.exchange(60);
-            // XDP starts after a pause.
+            // XDP starts only after a pause.
             let rests = datapath == "xdp" && number % 100 == 0;
             thread::sleep(Duration::from_micros(if rests { 5000 } else { 100 }));
         }
@@ -205,7 +206,7 @@ fn clients_of_one_server_reach_each_other_in_the_kernel() {
     });
 }
 
-/// No NAT exists that could return the packets, and no machine has the public addresses.
+/// There is no NAT that could hairpin the packets, and no machine has the public addresses.
 #[test]
 fn clients_of_a_server_behind_nat_reach_each_other_in_the_kernel() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {

@@ -67,7 +67,7 @@ fn upgrade_keeps_kernel_relaying_without_loss_or_reordering() {
             goes_across();
             assert_eq!(flows(&server), 80);
         }
-        assert_eq!(without_flow(&server), before, "some flow was away");
+        assert_eq!(without_flow(&server), before, "a flow was missing");
         load.signal("INT");
         let result = load.wait(SOON).result();
         let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());

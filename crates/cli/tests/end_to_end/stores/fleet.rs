@@ -106,7 +106,7 @@ fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
     .expect("the server accepts requests");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it responds");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("headers");
     (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
 }
 
@@ -134,7 +134,7 @@ fn draining_node_redirects_to_a_node_that_accepts_the_nonce() {
     let answer = client.allocate_once(USER, PASSWORD, &challenge);
     assert_eq!((answer.error(), answer.alternate()), (Some(300), b.address()));
     let follows = stun::Client::new(answer.alternate());
-    assert_eq!(follows.allocate_once(USER, PASSWORD, &challenge).error(), None, "no second round");
+    assert_eq!(follows.allocate_once(USER, PASSWORD, &challenge).error(), None, "no second redirect");
     assert_eq!(a.serve.metrics().sum("turnpike_fleet_returns_total", ""), 0);
     assert_eq!(
         client.allocate_once(USER, PASSWORD, &challenge).error(),
@@ -168,7 +168,7 @@ fn clients_of_a_balancer_are_redirected_to_the_nodes_own_port() {
     let answer = client.allocate_once(USER, PASSWORD, &challenge);
     assert_eq!((answer.error(), answer.alternate()), (Some(300), node.address()));
     let client = stun::Client::new(answer.alternate());
-    assert_eq!(client.allocate_once(USER, PASSWORD, &challenge).error(), None, "no second round");
+    assert_eq!(client.allocate_once(USER, PASSWORD, &challenge).error(), None, "no second redirect");
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn any_node_lists_and_ends_allocations_of_the_fleet() {
     let id = allocations[1]["id"].as_str().expect("a name");
     assert_eq!(a.json(&["allocation", "show", id])["node"], "b");
     let ended = a.told(&["allocation", "end", id]);
-    assert!(ended.stdout.contains("at node b"), "{}", ended.output());
+    assert!(ended.stdout.contains("on node b"), "{}", ended.output());
     b.serve.wait_for_allocations(0);
     assert_eq!(a.told(&["allocation", "show", id]).code, Some(1));
 }
@@ -273,9 +273,9 @@ fn user_removed_on_one_node_is_refused_on_the_others() {
     a.waits_for(&BOTH);
     let add = ["user", "add", "bob", "--realm", REALM, "--password", "sesame"];
     assert_eq!(a.told(&add).code, Some(0));
-    eventually("bob gets in", || b.allocate("bob", "sesame").is_none());
+    eventually("bob is accepted", || b.allocate("bob", "sesame").is_none());
     assert_eq!(a.told(&["user", "remove", "bob", "--realm", REALM]).code, Some(0));
-    eventually("bob is out", || {
+    eventually("bob is refused", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate("bob", "sesame") == Some(401)
     });

@@ -182,7 +182,7 @@ fn include_depth_and_file_count_are_limited() {
     }
     let found = dir.mistakes();
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].starts_with("f7.toml:1:11: include: f8.toml is nested too deep"), "{found:?}");
+    assert!(found[0].starts_with("f7.toml:1:11: include: f8.toml is nested too deeply"), "{found:?}");
 
     let crowd = Dir::new();
     crowd.write("main.toml", "include = [\"d/*\", \"e/*\"]\n");

@@ -72,7 +72,7 @@ impl Node {
         }
     }
 
-    /// True if the node drains but is not about to stop.
+    /// True if the node is draining but not about to stop.
     pub(in crate::fleet) fn only_drains(&self) -> bool {
         self.is_cordoned() && !self.stops.load(Ordering::Relaxed)
     }
@@ -81,7 +81,7 @@ impl Node {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// Exports the state for the new process. Blocks until an exchange in progress ends.
+    /// Exports the state for the new process. Blocks until an exchange in progress has finished.
     pub(in crate::fleet) fn offer(&self) -> NodeOffer {
         self.rests.store(true, Ordering::Relaxed);
         drop(self.exchanging.blocking_lock());
@@ -111,7 +111,8 @@ impl Node {
         self.rests.load(Ordering::Relaxed)
     }
 
-    /// Stops publishing, because the new process is now this node. This process only listens for bans.
+    /// Stops publishing, because the new process is now this node. This process now only listens for
+    /// bans.
     pub(in crate::fleet) fn hand_over(&self) {
         self.handed_over.store(true, Ordering::Relaxed);
         self.left.store(true, Ordering::Relaxed);
@@ -140,7 +141,7 @@ impl Node {
                 );
             }
         }
-        // Comes after the departure notice, which must not wait for this.
+        // Done after the departure notice, which must not wait for this.
         if !matches!(timeout_at(end, self.announce_orders()).await, Ok(Ok(()))) {
             let orders = self.banned.unannounced().len();
             tracing::warn!(orders, "left the fleet before all bans and unbans reached the other nodes");

@@ -48,7 +48,7 @@ impl Node {
             }
             Step::Put { before, ring } => {
                 let sealed = seal_ring(&self.sealer, &ring);
-                // If another node was faster, the next heartbeat returns the version of that node's
+                // If another node was faster, the response to the next heartbeat has the version of its
                 // ring.
                 if self.store.put_ring(before, ring.version, &sealed).await? {
                     self.custody().take(ring);

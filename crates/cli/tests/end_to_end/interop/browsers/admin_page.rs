@@ -30,7 +30,7 @@ impl World {
         let clients = allocations.to_string();
         let load =
             serve.load(&reflect).with(&format!("--clients {clients} --rate 2000 --duration 3600")).start();
-        eventually("all have their allocations", || serve.allocations() == allocations);
+        eventually("all clients have allocations", || serve.allocations() == allocations);
         Self { serve, _load: load, _reflect: reflect, _dir: dir }
     }
 
@@ -100,7 +100,7 @@ fn shows_ten_thousand_allocations<D: Driver>() {
     );
     until(
         &mut page,
-        "curves",
+        "graphs",
         "return document.querySelector('.line-0').getAttribute('d').split('L').length > 3",
     );
     keep(&mut page, D::NAME, "overview-light");
@@ -144,7 +144,11 @@ fn shows_ten_thousand_allocations<D: Driver>() {
     keep(&mut page, D::NAME, "configuration");
 
     world.serve.program.signal("KILL");
-    until(&mut page, "the loss", "return document.getElementById('state').textContent === 'No connection'");
+    until(
+        &mut page,
+        "the lost connection",
+        "return document.getElementById('state').textContent === 'No connection'",
+    );
 }
 
 fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
@@ -186,22 +190,22 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     assert!(facts.as_str().is_some_and(|text| text.contains(USER)), "{facts}");
     until(page, "channels", &format!("return {}.length === 1", rows("Channels")));
     keep(page, D::NAME, "allocation");
-    assert_eq!(page.run("return document.querySelector('main button.danger').disabled"), true, "it may look");
+    assert_eq!(
+        page.run("return document.querySelector('main button.danger').disabled"),
+        true,
+        "a read-only token cannot end it"
+    );
 
     page.run("document.getElementById('token-open').focus()");
     page.press("Enter");
-    until(page, "a question for the token", "return document.getElementById('token-dialog').open");
+    until(page, "the token dialog", "return document.getElementById('token-dialog').open");
     page.run(&format!("document.getElementById('token').value = '{TOKEN}'"));
     page.press("Enter");
-    until(
-        page,
-        "the right to change",
-        "return document.getElementById('access').textContent === 'Full access'",
-    );
+    until(page, "full access", "return document.getElementById('access').textContent === 'Full access'");
     until(page, "the button", "return document.querySelector('main button.danger').disabled === false");
     page.run("document.querySelector('main button.danger').focus()");
     page.press("Enter");
-    until(page, "the question", "return document.querySelector('main dialog').open");
+    until(page, "the confirmation dialog", "return document.querySelector('main dialog').open");
     assert_eq!(
         page.run("return document.activeElement.textContent"),
         "Cancel",
@@ -209,10 +213,10 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     );
     keep(page, D::NAME, "end");
     page.press("Escape");
-    until(page, "no question", "return !document.querySelector('main dialog').open");
+    until(page, "no dialog", "return !document.querySelector('main dialog').open");
     page.run("document.querySelector('main button.danger').focus()");
     page.press("Enter");
-    until(page, "the question again", "return document.querySelector('main dialog').open");
+    until(page, "the dialog again", "return document.querySelector('main dialog').open");
     page.press("Tab");
     page.press("Enter");
     until(page, "the list again", "return location.hash === '#/allocations'");

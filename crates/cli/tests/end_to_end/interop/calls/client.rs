@@ -116,7 +116,7 @@ enum Ends {
     Chromium { browser: Chromium, page: Page },
 }
 
-/// Messages of both ends up to a moment of the call.
+/// Message counts of both ends at one point in the call.
 pub(super) struct Sample {
     at: Duration,
     pub(super) sent: [u64; 2],

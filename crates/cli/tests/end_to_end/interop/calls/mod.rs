@@ -9,7 +9,7 @@ use crate::credentials::{Credential, Server, Store, rotate};
 use client::{CLIENTS, Call, GSTREAMER, Outcome, longest_gap};
 
 const SECONDS: &str = "TURNPIKE_TEST_CALL_SECONDS";
-/// Silence after which a call is considered ended. Samples are 250 ms apart, and about twenty calls share the machine.
+/// Gap in traffic after which a call is considered ended. Samples are 250 ms apart, and about twenty calls share the machine.
 const GAP: Duration = Duration::from_secs(5);
 const LIFETIME: Duration = Duration::from_secs(600);
 
@@ -43,7 +43,7 @@ fn report(call: &Call) -> Result<u64, String> {
     let holds = match call.expected {
         Outcome::Holds | Outcome::Unencrypted => true,
         Outcome::NeverRefreshes => call_length() < LIFETIME,
-        Outcome::NeverStarts => return Err(format!("{client} has a call over {transport} now")),
+        Outcome::NeverStarts => return Err(format!("{client} now completes a call over {transport}")),
     };
     if (gap <= GAP) == holds {
         Ok(received)
@@ -85,7 +85,7 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     }
     let began = Instant::now();
     let go_on_until = |moment: Duration| thread::sleep(moment.saturating_sub(began.elapsed()));
-    // All calls started before this point, so none is due to end.
+    // All calls started before this point, so none of them ends yet.
     go_on_until(call_length() / 3);
     let mut faults: Vec<String> = calls.iter().filter_map(|call| wrong_transport(call, &server)).collect();
     server.serve.program.signal("HUP");
@@ -117,8 +117,8 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     calls.into_iter().for_each(Call::close);
 }
 
-/// libnice 0.1.21 refreshes after half of a LIFETIME in whole seconds, so immediately for a LIFETIME of 1. It renews its channel after nine
-/// minutes, and repeats a refused renewal immediately.
+/// libnice 0.1.21 refreshes after half of a LIFETIME in whole seconds, so immediately for a LIFETIME of 1. It refreshes its channel after
+/// nine minutes, and if the refresh is refused, repeats it immediately.
 #[test]
 #[ignore = "takes twelve minutes: ./test calls"]
 fn refusals_to_libnice_with_an_expired_credential_are_limited() {
@@ -126,7 +126,7 @@ fn refusals_to_libnice_with_an_expired_credential_are_limited() {
     let (store, certificate) = (Store::new(), Certificate::of_authority(&["127.0.0.1"]));
     let server = store.serve(Some(&certificate), "[limits]\nend_with_credential = true\n");
     let mut call = need!(Call::start(&GSTREAMER, ("udp", Outcome::Holds), &server, &certificate));
-    assert!(call.starts(Instant::now()), "no call of {}", GSTREAMER.name);
+    assert!(call.starts(Instant::now()), "no call with {}", GSTREAMER.name);
     let deadline = Instant::now() + call_length() + SOON;
     while !call.has_ended() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(100));
@@ -135,7 +135,7 @@ fn refusals_to_libnice_with_an_expired_credential_are_limited() {
     let ended = lines.iter().filter(|line| line.contains("its credential expired")).count();
     assert_eq!(ended, ENDS, "{lines:#?}");
     let gap = longest_gap(&call.samples());
-    assert!(gap > GAP, "its ends received nothing from then on");
+    assert!(gap > GAP, "neither end received anything after that");
 
     let metrics = server.serve.metrics();
     let refreshes = metrics.sum("turnpike_requests_total", "method=\"refresh\"");

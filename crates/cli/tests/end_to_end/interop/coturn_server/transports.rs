@@ -138,7 +138,7 @@ fn tcp_is_relayed_to_a_tcp_reflector() {
         Program::start(&mut turnpike(&["reflect", "--tcp", "127.0.0.1:0", "--listen", "127.0.0.1:0"]));
     let line = reflect.line_with("listening on tcp ");
     let peer: SocketAddr =
-        line.trim_start_matches("listening on tcp ").parse().expect("an address ends the line");
+        line.trim_start_matches("listening on tcp ").parse().expect("the line ends with an address");
     for transport in ["tcp", "tls"] {
         let result = server
             .load(transport, V4)

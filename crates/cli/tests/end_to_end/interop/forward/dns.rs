@@ -8,7 +8,7 @@ use super::{Workshop, all_installed, free_address, run};
 /// Host number n has the address 10.1.n/256.n%256.
 const HOSTS: u32 = 200;
 const ASKERS: u32 = 3;
-/// Number of 200-character strings in a long answer. A line of the configuration file holds at most 1,024 characters.
+/// Number of 200-character strings in a long answer. A line of the configuration file is at most 1,024 characters long.
 const LONG: usize = 4;
 
 pub(super) struct Dnsmasq {

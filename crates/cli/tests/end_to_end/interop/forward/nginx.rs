@@ -95,7 +95,7 @@ impl Nginx {
         let trusted = self.certificate.certificate.as_os_str();
         self.fetches_the_large_file(&dir, command().arg("--cacert").arg(trusted));
 
-        let openssl = installed("openssl").expect("start has looked");
+        let openssl = installed("openssl").expect("checked at the start");
         let shown = Program::run(Command::new(openssl).args([
             "s_client",
             "-connect",
