@@ -55,6 +55,8 @@ pub enum Notice {
         name: String,
     },
     RulesChanged,
+    /// A certificate was ordered, a challenge is pending, or an order failed.
+    OrdersChanged,
     Question(Question),
 }
 
@@ -235,6 +237,7 @@ mod tests {
             Notice::Unban { subject },
             Notice::Revoked { realm: "here".to_owned(), name: "alice".to_owned() },
             Notice::RulesChanged,
+            Notice::OrdersChanged,
             Notice::Question(question),
         ] {
             let message = Message { from: name("a"), at: 1000, notice };

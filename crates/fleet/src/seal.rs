@@ -92,6 +92,12 @@ impl Sealer {
         self.bucket(&[b"user\0", realm.as_bytes(), b"\0", identity.as_bytes()])
     }
 
+    /// Opaque name of a field of certificate orders.
+    #[must_use]
+    pub fn order(&self, field: &str) -> Bucket {
+        self.bucket(&[b"order\0", field.as_bytes()])
+    }
+
     fn bucket(&self, parts: &[&[u8]]) -> Bucket {
         let mut bucket = Bucket::default();
         bucket.0.copy_from_slice(&hmac(&*self.naming, parts)[..16]);
@@ -150,6 +156,7 @@ mod tests {
             sealer.user("", "a"),
             sealer.user("a", "b"),
             sealer.user("b", "a"),
+            sealer.order("a"),
             Sealer::new("two").user("a", "b"),
         ];
         for (at, one) in buckets.iter().enumerate() {

@@ -32,6 +32,8 @@ use reply::{bytes, int, list, text};
 
 /// Seconds for which an answer to another node's request is kept.
 const ANSWER_S: u64 = 10;
+/// Seconds that certificates are kept. A node whose certificate is missing there writes it again.
+const ORDERS_S: u64 = 30 * 86_400;
 const SCAN: usize = 1000;
 /// Number of buckets of a dead node that each call gives back.
 const REAPED: usize = 500;
@@ -237,6 +239,43 @@ impl FleetStore {
         let mut script = scripts::eval(scripts::RING, &[self.keys.of("ring")]);
         script.arg(before).arg(version).arg(sealed);
         self.link.ask(&script).await.map(|answer| int(&answer) == Some(1))
+    }
+
+    /// Reserves ordering of certificates for the node with this incarnation, or extends its reservation; false if
+    /// another one has it.
+    pub async fn reserve_orders(&self, incarnation: u64, duration: Duration) -> Result<bool, StoreError> {
+        let mut script = scripts::eval(scripts::RESERVE, &[self.keys.of("ordering")]);
+        script.arg(format!("{incarnation:x}")).arg(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+        self.link.ask(&script).await.map(|answer| int(&answer) == Some(1))
+    }
+
+    pub async fn release_orders(&self, incarnation: u64) -> Result<(), StoreError> {
+        let mut script = scripts::eval(scripts::RELEASE, &[self.keys.of("ordering")]);
+        script.arg(format!("{incarnation:x}"));
+        self.link.ask(&script).await.map(drop)
+    }
+
+    /// Values of these fields, sealed.
+    pub async fn orders(&self, fields: &[Bucket]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        if fields.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut command = redis::cmd("HMGET");
+        command.arg(self.keys.of("orders"));
+        fields.iter().for_each(|field| _ = command.arg(&field.0[..]));
+        let mut values = list(self.link.ask(&command).await?).into_iter().map(bytes);
+        Ok(fields.iter().map(|_| values.next().flatten()).collect())
+    }
+
+    pub async fn put_orders(&self, fields: &[(Bucket, Vec<u8>)]) -> Result<(), StoreError> {
+        let key = self.keys.of("orders");
+        let mut command = redis::cmd("HSET");
+        command.arg(&key);
+        fields.iter().for_each(|(field, sealed)| _ = command.arg(&field.0[..]).arg(sealed));
+        self.link.ask(&command).await?;
+        let mut expire = redis::cmd("EXPIRE");
+        expire.arg(&key).arg(ORDERS_S);
+        self.link.ask(&expire).await.map(drop)
     }
 
     pub async fn bans(&self) -> Result<Vec<Vec<u8>>, StoreError> {

@@ -228,6 +228,10 @@ fn documented_permissions_are_sufficient() {
         while hear(&mut news).await.messages.is_empty() {}
         store.answer(7, b"answer").await.unwrap();
         assert!(store.answered(7).await.unwrap().is_some());
+        assert!(store.reserve_orders(1, PATIENCE).await.unwrap());
+        store.put_orders(&[(bucket(2), b"sealed".to_vec())]).await.unwrap();
+        assert_eq!(store.orders(&[bucket(2)]).await.unwrap(), [Some(b"sealed".to_vec())]);
+        store.release_orders(1).await.unwrap();
         for kept_s in [Some(60), Some(0)] {
             store.publish(&[("turn/realm/here".to_owned(), "line".to_owned(), kept_s)]).await.unwrap();
         }
@@ -697,4 +701,47 @@ fn statuses_are_published_as_coturn_does() {
     until("deleted");
     until("more");
     assert!(world.server.say(&format!("GET {channel}")).contains("$-1"));
+}
+
+#[test]
+fn one_node_orders_certificates_until_it_ends_or_its_time_is_up() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    let reserve = |incarnation, ms| {
+        world.wait(store.reserve_orders(incarnation, Duration::from_millis(ms))).expect("the store answers")
+    };
+    let release = |incarnation| world.wait(store.release_orders(incarnation)).expect("the store answers");
+    assert!(reserve(1, 60_000) && reserve(1, 60_000), "extended");
+    assert!(!reserve(2, 60_000));
+    release(2);
+    assert!(!reserve(2, 60_000), "another node's");
+    release(1);
+    assert!(reserve(2, 1));
+    world.wait(async { sleep(Duration::from_millis(50)).await });
+    assert!(reserve(1, 60_000), "its time is up");
+    for kept in [
+        "SET turnpike:{f}:ordering x",
+        "HSET turnpike:{f}:ordering owner 9 until x",
+        "HSET turnpike:{f}:ordering owner 9 until 4000000000000",
+    ] {
+        world.server.say("DEL turnpike:{f}:ordering");
+        world.server.say(kept);
+        assert!(reserve(3, 60_000), "{kept}");
+    }
+}
+
+#[test]
+fn certificate_orders_are_kept_for_a_month() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    let fields = [1, 2, 3].map(|number| Bucket([number; 16]));
+    let read = || world.wait(store.orders(&fields)).expect("the store answers");
+    assert_eq!(read(), [None, None, None]);
+    let values = [vec![0, 255, 10], vec![]];
+    let put = [(fields[0], values[0].clone()), (fields[2], values[1].clone())];
+    world.wait(store.put_orders(&put)).expect("the store answers");
+    assert_eq!(read(), [Some(values[0].clone()), None, Some(values[1].clone())]);
+    let left = world.server.say("TTL turnpike:{f}:orders");
+    let left: u32 = left.trim_start_matches(':').trim().parse().expect("a number");
+    assert!((29 * 86_400..=30 * 86_400).contains(&left), "{left}");
 }

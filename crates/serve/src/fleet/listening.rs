@@ -48,6 +48,7 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
         node.hear_era(node.store.era(node.recovery.era()).await?);
         node.quotas.set_levels(&all, node.recovery.books());
         node.read_bans().await?;
+        node.orders_changed.send_replace(());
     }
     node.quotas.put_levels(&levels, node.recovery.books());
     let now = unix();
@@ -131,8 +132,9 @@ fn carry_out(node: &Arc<Node>, users: &StoreInUse, Message { from, notice, .. }:
                 }
             });
         }
+        Notice::OrdersChanged if from != node.name => node.orders_changed.send_replace(()),
         Notice::Question(question) if question.to == node.name => node.answer(question),
-        Notice::Drain { .. } | Notice::RulesChanged | Notice::Question(_) => {}
+        Notice::Drain { .. } | Notice::RulesChanged | Notice::OrdersChanged | Notice::Question(_) => {}
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::watch;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
     Card, Charges, FleetMembers, FleetView, MOST_NODES, Message, NodeName, Notice, Opened, OrphanedQuota,
@@ -64,6 +65,8 @@ pub(super) struct Node {
     pub(super) hasher: RandomState,
     pub(super) tallies: FleetCounters,
     pub(super) questions: QuestionSender,
+    /// Changes when another node has written into the shared orders of certificates.
+    pub(super) orders_changed: watch::Sender<()>,
     /// Levels and bans must be read again, because the store has lost some of them.
     pub(super) rereads: AtomicBool,
     settings: RwLock<FleetSettings>,
@@ -159,6 +162,7 @@ impl Node {
             hasher: RandomState::new(),
             tallies: FleetCounters::default(),
             questions,
+            orders_changed: watch::Sender::default(),
             rereads: AtomicBool::new(false),
             settings: RwLock::new(fleet.clone()),
             began: Instant::now(),

@@ -138,6 +138,30 @@ return {1, number, known, ring, era.number, era.since, era.whole and 1 or 0}
 "
 );
 
+/// Key: reservation. Arguments: incarnation, milliseconds. A reservation that ends later than any can is void.
+pub(super) const RESERVE: &str = concat!(
+    count!(),
+    r"
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local kept = redis.pcall('HMGET', KEYS[1], 'owner', 'until')
+if kept.err then
+  redis.call('DEL', KEYS[1])
+  kept = {}
+end
+local left = count(kept[2]) - now
+if kept[1] and kept[1] ~= ARGV[1] and left > 0 and left <= 3600000 then return 0 end
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until', string.format('%.0f', now + tonumber(ARGV[2])))
+return 1
+"
+);
+
+/// Key: reservation. Argument: incarnation.
+pub(super) const RELEASE: &str = r"
+if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+";
+
 pub(super) const LOOK: &str = r"
 local time = redis.call('TIME')
 return {time[1] * 1000 + math.floor(time[2] / 1000), redis.call('HGETALL', KEYS[1])}
