@@ -92,6 +92,9 @@ pub struct CertificateInfo {
     pub not_after: String,
     /// Seconds until then; negative afterwards.
     pub expires_in_s: i64,
+    /// Its renewal is overdue: it ends within 14 days and within a sixth of its validity.
+    #[serde(default)]
+    pub ends_soon: bool,
     /// True if DTLS can use it too.
     pub dtls: bool,
 }

@@ -15,8 +15,8 @@ use x509_cert::{
 
 use crate::report::{CertificateFacts, ProbeReport};
 
-/// Certificates valid for fewer days are reported; automatic renewal usually starts 30 days before expiry.
-const SOON_DAYS: i64 = 14;
+/// Certificates valid for less time are reported; automatic renewal usually starts 30 days before expiry.
+const SOON: Duration = Duration::from_secs(14 * DAY);
 const DAY: u64 = 86_400;
 
 pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime) -> Option<CertificateFacts> {
@@ -34,6 +34,7 @@ pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
     };
     let content = certificate.tbs_certificate();
     let validity = content.validity();
+    let (first, last) = (validity.not_before.to_unix_duration(), validity.not_after.to_unix_duration());
     let names = content.get_extension::<SubjectAltName>().ok().flatten();
     let names = names.map(|(_, names)| names.0.iter().filter_map(name).collect()).unwrap_or_default();
     Some(CertificateFacts {
@@ -42,7 +43,8 @@ pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
         names,
         not_before: validity.not_before.to_string(),
         not_after: validity.not_after.to_string(),
-        days_left: days_between(now, validity.not_after.to_unix_duration()),
+        days_left: days_between(now, last),
+        ends_soon: ends_soon(now, first, last),
         chain: chain.len(),
         unreadable: None,
         verifies: distrust.is_none(),
@@ -75,7 +77,7 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: ClientTransport, facts:
         None => report.ok(area, what),
         Some(why) => report.bad(area, format!("{what}; {why}"), remedy(why)),
     }
-    if facts.days_left >= 0 && facts.days_left < SOON_DAYS {
+    if facts.days_left >= 0 && facts.ends_soon {
         report.warn(
             area,
             format!("{transport}: expires in {} days", facts.days_left),
@@ -130,6 +132,12 @@ fn named(text: String) -> String {
     if text.is_empty() { "(no name)".to_owned() } else { text }
 }
 
+/// True in the last 14 days, but not before the last sixth: certificates of six days are renewed two days ahead.
+fn ends_soon(now: SystemTime, first: Duration, last: Duration) -> bool {
+    let left = last.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default());
+    left < SOON.min(last.saturating_sub(first) / 6)
+}
+
 /// Whole days from now until a Unix time; negative if it has passed.
 fn days_between(now: SystemTime, until: Duration) -> i64 {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -164,6 +172,7 @@ mod tests {
             subject: "CN=a".to_owned(),
             issuer: "CN=b".to_owned(),
             days_left: 3,
+            ends_soon: true,
             chain: 1,
             distrust: Some(
                 "the certificate was issued by an authority that this machine does not trust".to_owned(),
@@ -186,6 +195,15 @@ mod tests {
         assert_eq!(report.findings.len(), 1, "{report:?}");
         assert!(report.worst() == FindingLevel::Bad && report.findings[0].what.contains(&why), "{report:?}");
         assert!(read(&[], None, SystemTime::now()).is_none());
+    }
+
+    #[test]
+    fn renewal_is_overdue_in_the_last_sixth_of_a_short_validity() {
+        let at = |days: u64| Duration::from_secs(days * DAY);
+        let soon =
+            |length: u64, left: u64| ends_soon(UNIX_EPOCH + at(1000 - left), at(1000 - length), at(1000));
+        assert_eq!([soon(90, 14), soon(90, 13), soon(365, 14), soon(365, 13)], [false, true, false, true]);
+        assert_eq!([soon(6, 2), soon(6, 1), soon(6, 0)], [false, false, true]);
     }
 
     #[test]

@@ -94,6 +94,9 @@ pub struct CertificateFacts {
     pub not_after: String,
     /// Whole days until expiry, negative once expired.
     pub days_left: i64,
+    /// The renewal is overdue.
+    #[serde(skip)]
+    pub ends_soon: bool,
     /// Parse error; all fields above are empty then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,

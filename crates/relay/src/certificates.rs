@@ -42,6 +42,14 @@ pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, Str
     })
 }
 
+/// Seconds before expiry at which a renewal is overdue: 14 days, but at most a sixth of the validity, because
+/// certificates of six days are renewed two days ahead.
+#[must_use]
+pub fn overdue(validity: u64) -> u64 {
+    const USUAL: u64 = 14 * 86_400;
+    USUAL.min(validity / 6)
+}
+
 pub fn can_dtls(cert: &Path, key: &Path) -> Option<bool> {
     read(cert, key).ok().map(|identity| identity.can_dtls())
 }

@@ -9,12 +9,9 @@ use std::{
 use jiff::{Timestamp, tz::TimeZone};
 use turnpike_measure::units::span;
 use turnpike_relay::Identity;
-use turnpike_relay::certificates::Certificate;
+use turnpike_relay::certificates::{Certificate, overdue};
 
-/// Certificates are usually renewed 30 days before they expire, so if only 14 days are left, the renewal
-/// has failed.
-const SOON: i64 = 14 * DAY;
-/// Long enough to span a weekend.
+/// Long enough to span a weekend, but at most a twelfth of the validity.
 const VERY_SOON: i64 = 3 * DAY;
 const DAY: i64 = 86_400;
 const NAMES: usize = 8;
@@ -83,12 +80,13 @@ impl CertificateExpiry {
         for CertificateLifetime { file, valid: (first, last), told } in &mut *self.lock() {
             let signed = |unix: u64| i64::try_from(unix).unwrap_or(i64::MAX);
             let left = signed(*last).saturating_sub(unix);
+            let validity = last.saturating_sub(*first);
             let nearness = match left {
                 _ if unix < signed(*first) => Nearness::Early,
                 ..0 => Nearness::Over,
-                0..VERY_SOON => Nearness::VerySoon,
-                VERY_SOON..SOON => Nearness::Soon,
-                SOON.. => Nearness::Far,
+                left if left < VERY_SOON.min(signed(validity / 12)) => Nearness::VerySoon,
+                left if left < signed(overdue(validity)) => Nearness::Soon,
+                _ => Nearness::Far,
             };
             if nearness > *told {
                 let end = date(*last);
@@ -116,8 +114,9 @@ impl CertificateExpiry {
         due
     }
 
-    pub(crate) fn ends(&self) -> Vec<(String, u64)> {
-        self.lock().iter().map(|shown| (shown.file.clone(), shown.valid.1)).collect()
+    /// First and last second of validity, by file.
+    pub(crate) fn validities(&self) -> Vec<(String, (u64, u64))> {
+        self.lock().iter().map(|shown| (shown.file.clone(), shown.valid)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<CertificateLifetime>> {
@@ -148,6 +147,18 @@ fn date(unix: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SOON: i64 = 14 * DAY;
+
+    #[test]
+    fn certificate_of_six_days_is_reported_once_its_renewal_is_overdue() {
+        let expiry = CertificateExpiry::default();
+        expiry.put([("a.pem".to_owned(), (0, 6 * DAY.unsigned_abs()))]);
+        let told = |left: i64| expiry.due(6 * DAY - left).pop().map(|(nearness, _)| nearness);
+        assert_eq!([told(6 * DAY), told(2 * DAY), told(DAY)], [None; 3]);
+        assert_eq!([told(DAY - 1), told(DAY / 2)], [Some(Nearness::Soon), None]);
+        assert_eq!(told(DAY / 2 - 1), Some(Nearness::VerySoon));
+    }
 
     #[test]
     fn approaching_expiry_is_reported_once_per_step() {
@@ -183,6 +194,6 @@ mod tests {
     fn a_file_that_is_named_twice_is_shown_once() {
         let expiry = CertificateExpiry::default();
         expiry.put([("a.pem", 1), ("a.pem", 1), ("b.pem", 2)].map(|(file, end)| (file.to_owned(), (0, end))));
-        assert_eq!(expiry.ends(), [("a.pem".to_owned(), 1), ("b.pem".to_owned(), 2)]);
+        assert_eq!(expiry.validities(), [("a.pem".to_owned(), (0, 1)), ("b.pem".to_owned(), (0, 2))]);
     }
 }

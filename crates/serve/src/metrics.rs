@@ -225,20 +225,20 @@ impl ServerFamilies<'_, '_> {
     }
 
     /// Files are labelled as in the configuration.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the format defines gauges as floats, and no certificate outlives 2^53 s"
-    )]
     fn certificates(&mut self, told: &CertificateState) -> fmt::Result {
-        let mut metric = self.0.encoder.encode_descriptor(
+        let validities = told.expiry.validities();
+        let starts = validities.iter().map(|(file, (first, _))| (file, *first));
+        let ends = validities.iter().map(|(file, (_, last))| (file, *last));
+        self.by_file(
+            "certificate_not_before_seconds",
+            "Start of the validity of the certificates in use in Unix seconds, by file.",
+            starts,
+        )?;
+        self.by_file(
             "certificate_not_after_seconds",
             "Expiry of the certificates in use in Unix seconds, by file.",
-            None,
-            MetricType::Gauge,
+            ends,
         )?;
-        for (file, not_after) in told.expiry.ends() {
-            metric.encode_family(&[("file", file.as_str())])?.encode_gauge(&(not_after as f64))?;
-        }
         counts(
             &mut self.0.encoder,
             "certificate_reloads",
@@ -246,6 +246,23 @@ impl ServerFamilies<'_, '_> {
             "result",
             told.reloads(),
         )
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "gauges are floats by format, and no certificate outlives 2^53 s"
+    )]
+    fn by_file<'f>(
+        &mut self,
+        name: &str,
+        help: &str,
+        files: impl Iterator<Item = (&'f String, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (file, unix) in files {
+            metric.encode_family(&[("file", file.as_str())])?.encode_gauge(&(unix as f64))?;
+        }
+        Ok(())
     }
 
     fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use turnpike_api::{
     CertificateInfo, CertificateList, LimitInfo, LimitList, Listener, Listeners, Traffic, Worker, WorkerList,
 };
-use turnpike_relay::{WorkerSnapshot, allocations::Look};
+use turnpike_relay::{WorkerSnapshot, allocations::Look, certificates::overdue};
 
 use super::{App, Json};
 use crate::{problem::Problem, program::seconds};
@@ -112,12 +112,15 @@ pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certific
     let now = Timestamp::now().as_second();
     let certificates = app.server()?.certificates;
     let certificates = certificates.iter().map(|certificate| {
-        let end = i64::try_from(certificate.identity.not_after()).unwrap_or(i64::MAX);
+        let (first, last) = (certificate.identity.not_before(), certificate.identity.not_after());
+        let end = i64::try_from(last).unwrap_or(i64::MAX);
+        let overdue = i64::try_from(overdue(last.saturating_sub(first))).unwrap_or(i64::MAX);
         CertificateInfo {
             file: certificate.file.display().to_string(),
             names: certificate.identity.names().to_vec(),
             not_after: seconds(Timestamp::from_second(end).unwrap_or(Timestamp::MAX)),
             expires_in_s: end.saturating_sub(now),
+            ends_soon: end.saturating_sub(now) < overdue,
             dtls: certificate.identity.can_dtls(),
         }
     });

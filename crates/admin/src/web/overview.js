@@ -243,7 +243,7 @@ function server() {
     try {
       const told = (await ask("/v1/certificates")).certificates;
       certificates.update(told);
-      const soon = told.filter((one) => one.expires_in_s < 14 * 86400);
+      const soon = told.filter((one) => one.ends_soon);
       setText(expiry, soon.map((one) => `${one.file} ${one.expires_in_s < 0 ? "has expired" : `expires in ${span(one.expires_in_s)}`}.`).join(" "));
       expiry.hidden = soon.length === 0;
       limits.update((await ask("/v1/limits")).limits.filter((limit) => limit.used !== null));

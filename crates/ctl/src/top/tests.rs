@@ -97,6 +97,7 @@ fn certificate(left_s: i64) -> CertificateInfo {
         names: vec!["turn.example.org".to_owned()],
         not_after: "2026-03-01T00:00:00Z".to_owned(),
         expires_in_s: left_s,
+        ends_soon: false,
         dtls: true,
     }
 }
