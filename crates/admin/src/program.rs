@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use turnpike_api::{Program, RelayRange, Status};
+use turnpike_api::{CertificateOrder, Program, RelayRange, Status};
 use turnpike_config::{AdminSettings, Settings};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayState, certificates::Certificate};
@@ -25,6 +25,7 @@ pub struct ServerView {
     pub store: Option<Store>,
     /// Certificates for clients.
     pub certificates: Arc<[Certificate]>,
+    pub orders: Vec<CertificateOrder>,
     pub addresses: Arc<[RelayState]>,
     pub datapath: Datapath,
     /// Reason for the choice.

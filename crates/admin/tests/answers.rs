@@ -336,7 +336,7 @@ fn no_response_contains_a_secret() {
 #[test]
 fn certificates_are_listed_with_names_and_expiry() {
     let running = Running::server(1);
-    assert_eq!(running.get("/v1/certificates").ok(), json!({ "certificates": [] }));
+    assert_eq!(running.get("/v1/certificates").ok(), json!({ "certificates": [], "orders": [] }));
     let certificate = Certificate::new(&["turn.example.org", "b.example.org"]);
     let (cert, key) =
         (running.dir.file("cert.pem", &certificate.pem), running.dir.file("key.pem", &certificate.key));

@@ -44,8 +44,8 @@ pub use program::{
 pub use refusal::{ClientRefusals, RefusalFilter, RefusalList};
 pub use renamed::{with_new_fields, with_old_list};
 pub use server::{
-    CertificateInfo, CertificateList, LimitInfo, LimitList, Listener, Listeners, RelayRange, Worker,
-    WorkerList,
+    CertificateInfo, CertificateList, CertificateOrder, LimitInfo, LimitList, Listener, Listeners,
+    RelayRange, Worker, WorkerList,
 };
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -78,6 +78,22 @@ pub struct RelayRange {
 pub struct CertificateList {
     /// The default certificate first.
     pub certificates: Vec<CertificateInfo>,
+    /// Certificates that the server orders itself (`tls.acme`), by name.
+    #[serde(default)]
+    pub orders: Vec<CertificateOrder>,
+}
+
+/// Orders of one certificate from a certificate authority.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CertificateOrder {
+    /// The name or address in `tls.acme`.
+    pub name: String,
+    /// Time of the next order (RFC 3339).
+    pub next: String,
+    /// Failed orders since the last success.
+    pub failures: u32,
+    /// Reason of the last failure; null after a success.
+    pub error: Option<String>,
 }
 
 /// A certificate.

@@ -54,6 +54,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = LISTENERS)]
     tls_key: Option<String>,
 
+    /// Order the certificate of this name or IP address, and renew it
+    ///
+    /// From Let's Encrypt, whose terms of service you accept, or from acme.directory in the configuration file. The name must resolve to
+    /// this server, which the authority reaches on port 443 (with a TCP listener there) or 80. TLS and DTLS start once the certificate is
+    /// there. Repeat for several [default: none]
+    #[arg(long, value_name = "NAME", help_heading = LISTENERS)]
+    acme: Vec<String>,
+
     /// Realm of the long-term credentials [default: turnpike]
     ///
     /// 1 to 127 characters
@@ -211,6 +219,7 @@ impl ServeArgs {
         flags.set("dtls.listen", "--dtls-listen", self.dtls_listen);
         flags.set("tls.cert", "--tls-cert", self.tls_cert);
         flags.set("tls.key", "--tls-key", self.tls_key);
+        flags.set("tls.acme", "--acme", self.acme);
         flags.set("server.realm", "--realm", self.realm);
         flags.set("auth.users", "--user", self.user);
         flags.set("auth.secrets", "--secret", self.secret);

@@ -29,6 +29,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("turnpike-config", 3),
     ("turnpike-stores", 3),
     ("turnpike-probe", 3),
+    ("turnpike-acme", 4),
     ("turnpike-admin", 4),
     ("turnpike-process", 4),
     ("turnpike-lab", 4),

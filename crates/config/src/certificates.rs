@@ -19,13 +19,29 @@ impl<C> Default for ReadCertificates<C> {
     }
 }
 
+/// Key of ordered certificates in mistakes.
+pub const ORDERED: &str = "tls.acme";
+
+/// Directory of ordered certificates and of the account that orders them; `None` without a state directory.
+pub fn order_directory(settings: &Settings) -> Option<PathBuf> {
+    settings.store.state.directory().map(|state| state.join("acme"))
+}
+
 pub fn files(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     named(settings).into_iter().flat_map(|(_, files)| [files.cert, files.key])
 }
 
+/// Files by key of the configuration. Those of [`ORDERED`] hold certificate and key, and are missing until the
+/// first order has succeeded.
 pub fn named(settings: &Settings) -> Vec<(&'static str, CertificateFiles)> {
     let default = settings.tls.cert.clone().zip(settings.tls.key.clone());
     let default = default.map(|(cert, key)| ("tls.cert", CertificateFiles { cert, key }));
     let more = settings.tls.certificates.iter().map(|files| ("tls.certificates", files.clone()));
-    default.into_iter().chain(more).collect()
+    let ordered = order_directory(settings).into_iter().flat_map(|directory| {
+        settings.tls.acme.iter().map(move |name| {
+            let file = directory.join(name.file_name());
+            (ORDERED, CertificateFiles { cert: file.clone(), key: file })
+        })
+    });
+    default.into_iter().chain(more).chain(ordered).collect()
 }

@@ -8,10 +8,11 @@ use std::{
 use turnpike_turn::server::{AllocationLimits, Alternate, Bandwidth, Rates, Transport};
 
 use super::{
-    AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings,
-    RelayPlace, Settings, TokenKeySettings,
+    AcmeChallenge, AlternateSettings, CertificateName, CredentialsSettings, DatapathChoice, FleetSettings,
+    Mistake, RealmSettings, RelayPlace, Settings, TlsSettings, TokenKeySettings,
 };
 use crate::{
+    acme_keys::MOST_NAMES,
     limit_keys,
     realms::{self, MOST_REALMS},
     relay_doubts,
@@ -177,7 +178,7 @@ impl Judge<'_> {
 
     fn certificates(&mut self) {
         let settings = self.settings;
-        let none = settings.tls.certificates.is_empty();
+        let none = settings.tls.certificates.is_empty() && settings.tls.acme.is_empty();
         let both = "both tls.cert and tls.key, or neither";
         match (&settings.tls.cert, &settings.tls.key) {
             (Some(_), None) => self.refuse("tls.cert", "there is no tls.key for it", both),
@@ -185,7 +186,7 @@ impl Judge<'_> {
             (None, None) if none && !settings.tls.listen.is_empty() => self.refuse(
                 "tls.listen",
                 "there is no certificate",
-                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) as well",
+                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) as well, or tls.acme (--acme NAME)",
             ),
             _ => {}
         }
@@ -193,8 +194,55 @@ impl Judge<'_> {
             self.refuse(
                 "dtls.listen",
                 "there is no certificate",
-                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, as well",
+                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, as well, or tls.acme (--acme NAME)",
             );
+        }
+        self.ordered_certificates();
+    }
+
+    fn ordered_certificates(&mut self) {
+        let Settings { acme, tls, store, .. } = self.settings;
+        if tls.acme.is_empty() {
+            return;
+        }
+        if tls.acme.len() > MOST_NAMES {
+            let problem = format!("{} names", tls.acme.len());
+            self.refuse("tls.acme", problem, &format!("at most {MOST_NAMES}"));
+        }
+        if store.state.directory().is_none() {
+            self.refuse(
+                "tls.acme",
+                "there is no directory for the certificates and the account",
+                "store.state (--state DIR) as well",
+            );
+        }
+        let is_dns = acme.challenge == AcmeChallenge::Dns;
+        if is_dns && acme.hook.is_none() {
+            self.refuse("acme.challenge", "there is no acme.hook to set the record", "acme.hook as well");
+        }
+        match (acme.eab_key_id.is_empty(), &acme.eab_key) {
+            (false, None) => {
+                self.refuse("acme.eab_key_id", "there is no acme.eab_key for it", "both or neither");
+            }
+            (true, Some(_)) => {
+                self.refuse("acme.eab_key", "there is no acme.eab_key_id for it", "both or neither");
+            }
+            _ => {}
+        }
+        for name in &tls.acme {
+            match name {
+                CertificateName::Wildcard(_) if !is_dns => self.refuse(
+                    "tls.acme",
+                    format!("{name} is a wildcard"),
+                    "acme.challenge = \"dns-01\" as well, the only one that validates wildcards",
+                ),
+                CertificateName::Ip(_) if is_dns => self.refuse(
+                    "tls.acme",
+                    format!("{name} is an address, and acme.challenge is \"dns-01\""),
+                    "another acme.challenge: a record in the DNS cannot validate addresses",
+                ),
+                _ => {}
+            }
         }
     }
 
@@ -459,7 +507,7 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let certificate = match (&settings.tls.cert, &settings.tls.certificates[..]) {
         (Some(_), _) => Some("tls.cert"),
         (None, [_, ..]) => Some("tls.certificates"),
-        (None, []) => None,
+        (None, []) => (!settings.tls.acme.is_empty()).then_some("tls.acme"),
     };
     let unused = !settings.tcp && settings.tls.listen.is_empty() && settings.dtls.listen.is_empty();
     if let Some(key) = certificate.filter(|_| unused) {
@@ -542,7 +590,8 @@ fn is_local(settings: &Settings, ip: IpAddr) -> bool {
 }
 
 fn listeners(settings: &Settings) -> impl Iterator<Item = (Transport, SocketAddr)> + '_ {
-    let has_certificate = settings.tls.cert.is_some() || !settings.tls.certificates.is_empty();
+    let TlsSettings { cert, certificates, acme, .. } = &settings.tls;
+    let has_certificate = cert.is_some() || !certificates.is_empty() || !acme.is_empty();
     let lists = [
         (Transport::Udp, settings.udp, &settings.listen),
         (Transport::Tcp, settings.tcp, &settings.listen),

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access_tokens;
+mod acme_keys;
 mod admin_keys;
 mod alternate_keys;
 pub mod api_keys;
@@ -43,6 +44,7 @@ mod store_keys;
 mod tables;
 mod world_readable;
 
+pub use acme_keys::{AcmeChallenge, AcmeSettings, BindingKey, CertificateName};
 pub use admin_keys::{AdminAccess, AdminAddress, AdminSettings};
 pub use alternate_keys::AlternateSettings;
 pub use credentials_keys::CredentialsSettings;

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf};
 
-use crate::{RelayPlace, Secret};
+use crate::{CertificateName, RelayPlace, Secret};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TlsSettings {
@@ -11,6 +11,8 @@ pub struct TlsSettings {
     pub cert: Option<PathBuf>,
     pub key: Option<PathBuf>,
     pub certificates: Vec<CertificateFiles>,
+    /// Names whose certificates the server orders.
+    pub acme: Vec<CertificateName>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -10,9 +10,10 @@ use turnpike_rules::HandOnRule;
 use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ConnectionLimits, ServerLimits};
 
 use crate::{
-    AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings, DtlsSettings,
-    FleetSettings, LogSettings, OauthSettings, Origin, RateSettings, RealmSettings, RelaySettings,
-    SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings, admin_keys,
+    AcmeSettings, AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings,
+    DtlsSettings, FleetSettings, LogSettings, OauthSettings, Origin, RateSettings, RealmSettings,
+    RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings, acme_keys,
+    admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, fleet_keys, hand_on_keys,
     key::{self, Change, kind, number, number_or_none, seconds, settings},
@@ -64,7 +65,18 @@ settings! {
             reload "tls.only" .only kind::SWITCH,
             reload "tls.cert" .cert kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none",
             reload "tls.key" .key kind::FILE => "the path of a PEM file with the private key, \"\" for none",
-            reload "tls.certificates" .certificates keys::CERTIFICATES;
+            reload "tls.certificates" .certificates keys::CERTIFICATES,
+            reload "tls.acme" .acme acme_keys::NAMES;
+        acme: AcmeSettings = AcmeSettings::default(),
+            reload "acme.directory" .directory acme_keys::DIRECTORY,
+            reload "acme.contact" .contact acme_keys::CONTACT,
+            reload "acme.challenge" .challenge acme_keys::CHALLENGE,
+            reload "acme.http_listen" .http_listen keys::ADDRESSES,
+            start "acme.hook" .hook acme_keys::HOOK,
+            start "acme.authority" .authority kind::FILE,
+            reload "acme.eab_key_id" .eab_key_id acme_keys::EAB_KEY_ID,
+            reload "acme.eab_key" .eab_key acme_keys::EAB_KEY,
+            reload "acme.profile" .profile acme_keys::PROFILE;
         dtls: DtlsSettings = DtlsSettings::default(),
             reload "dtls.listen" .listen keys::ADDRESSES => keys::SECURE_ADDRESSES;
         relay: RelaySettings = RelaySettings::default(),

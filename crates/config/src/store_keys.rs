@@ -1,6 +1,6 @@
 //! `[store]`: a database with users, secrets, realms, token keys and peer rules, and the size of its cache.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{collections::BTreeSet, env, path::PathBuf};
 
 use turnpike_convert::toml_text::quoted;
 use turnpike_strict::Value;
@@ -55,6 +55,27 @@ pub enum StateDir {
     Default,
     Off,
     At(PathBuf),
+}
+
+impl StateDir {
+    /// Directory of the server's own files, if any. systemd may pass several, separated by colons.
+    #[must_use]
+    pub fn directory(&self) -> Option<PathBuf> {
+        let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let absolute = |path: &PathBuf| path.is_absolute();
+        match self {
+            Self::Off => None,
+            Self::At(dir) => Some(dir.clone()),
+            Self::Default => {
+                let systemd = variable("STATE_DIRECTORY")
+                    .and_then(|dirs| Some(PathBuf::from(dirs.to_str()?.split(':').next()?)));
+                let xdg = || variable("XDG_STATE_HOME").filter(absolute).map(|dir| dir.join("turnpike"));
+                let home =
+                    || variable("HOME").filter(absolute).map(|home| home.join(".local/state/turnpike"));
+                systemd.filter(absolute).or_else(xdg).or_else(home)
+            }
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

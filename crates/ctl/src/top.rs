@@ -223,7 +223,7 @@ fn once(client: &Client, options: &Options, out: &mut dyn Write) -> Result<(), C
         screen.join(fleet);
     }
     screen.hear(live);
-    if let Ok(CertificateList { certificates }) = client.get("/v1/certificates") {
+    if let Ok(CertificateList { certificates, .. }) = client.get("/v1/certificates") {
         screen.certify(certificates);
     }
     for line in text(&screen.whole(), options.columns.unwrap_or(COLUMNS), LINES) {

@@ -3,8 +3,11 @@
 use crate::prelude::*;
 
 use crate::support::*;
-use rustls::{CipherSuite, pki_types::CertificateDer};
-use turnpike_relay::{CertificateError, Identity};
+use rustls::{
+    CipherSuite,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use turnpike_relay::{CertificateError, Identity, TlsContext};
 
 fn world(names: &[&[&str]]) -> World {
     let identities: Vec<Identity> = names.iter().map(|names| identity(names)).collect();
@@ -89,6 +92,60 @@ fn alpn_accepts_turn_and_discovery_and_refuses_others() {
     assert!(tls_connect(world.tls(), "a.example", &tls_config(&["http/1.1", "h2"])).is_err());
     world.wait_for_failed(HandshakeFailure::Alpn, 1);
     world.wait_for_closed(CloseReason::Handshake, 1);
+}
+
+fn challenge_of(tls: &TlsContext, server_name: &str, names: &[&str]) {
+    let shown = Certificate::new(names);
+    let chain = CertificateDer::from_pem_slice(shown.pem.as_bytes()).unwrap();
+    tls.show_challenge(server_name, chain, PrivateKeyDer::from_pem_slice(shown.key.as_bytes()).unwrap())
+        .unwrap();
+}
+
+#[test]
+fn authority_gets_the_challenge_certificate_and_is_disconnected() {
+    let tls = context(&[identity(&["turn.example"])]);
+    let world = start(|config| config.tls = Some(Arc::clone(&tls)));
+    let ask = |name: &str, version, protocols: &[&str]| {
+        let mut config = Arc::unwrap_or_clone(tls_config_of(version));
+        config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        tls_connect(world.tls(), name, &Arc::new(config))
+    };
+    challenge_of(&tls, "Turn.example", &["challenge.example"]);
+    for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+        let mut stream = ask("turn.example", version, &["acme-tls/1"]).unwrap();
+        assert_eq!(stream.conn.alpn_protocol(), Some(&b"acme-tls/1"[..]));
+        assert_eq!(names_of(&stream.conn.peer_certificates().unwrap()[0]), ["challenge.example"]);
+        assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0, "closed with close_notify");
+        let client = ask("turn.example", version, &["stun.turn", "acme-tls/1"]).unwrap();
+        assert_eq!(names_of(&client.conn.peer_certificates().unwrap()[0]), ["turn.example"]);
+        assert!(ask("other.example", version, &["acme-tls/1"]).is_err(), "no challenge of this name");
+    }
+    world.wait_for_closed(CloseReason::Challenge, 2);
+    tls.hide_challenge("turn.example");
+    assert!(ask("turn.example", &rustls::version::TLS13, &["acme-tls/1"]).is_err());
+    assert_eq!(shown(world.tls(), "turn.example"), ["turn.example"]);
+}
+
+#[test]
+fn pending_challenges_are_bounded() {
+    let tls = context(&[]);
+    for number in 0..128 {
+        challenge_of(&tls, &format!("{number}.example"), &["a.example"]);
+    }
+    let shown = Certificate::new(&["a.example"]);
+    let chain = CertificateDer::from_pem_slice(shown.pem.as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(shown.key.as_bytes()).unwrap();
+    assert!(tls.show_challenge("one-more.example", chain, key).is_err());
+}
+
+#[test]
+fn without_a_certificate_tls_is_refused_until_one_arrives() {
+    let tls = context(&[]);
+    let world = start(|config| config.tls = Some(Arc::clone(&tls)));
+    assert!(tls_connect(world.tls(), "turn.example", &tls_config(&[])).is_err());
+    Client::new(connect(world.tcp())).ask(&binding(1));
+    tls.replace(&[identity(&["turn.example"])]);
+    assert_eq!(shown(world.tls(), "turn.example"), ["turn.example"]);
 }
 
 fn kind(world: &World, config: &Arc<ClientConfig>) -> HandshakeKind {

@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, Weak};
 
+use jiff::Timestamp;
 use tokio::sync::watch;
+use turnpike_acme::{AcmeStatus, NameStatus};
 use turnpike_admin::{Owner, ServerView};
-use turnpike_api::{ClientRefusals, FleetAdmin, Job, Process, Program, RefusalFilter};
+use turnpike_api::{CertificateOrder, ClientRefusals, FleetAdmin, Job, Process, Program, RefusalFilter};
 use turnpike_config::AdminSettings;
 use turnpike_net::Datapath;
 use turnpike_process::{Control, MetricsPage};
@@ -26,10 +28,20 @@ pub(crate) struct ServerAdmin {
     pub(crate) shown: watch::Receiver<EffectiveSettings>,
     pub(crate) store: StoreInUse,
     pub(crate) certificates: Arc<CertificateState>,
+    pub(crate) acme: Arc<AcmeStatus>,
     pub(crate) datapath: Datapath,
     pub(crate) datapath_reason: Arc<str>,
     pub(crate) fleet: Arc<FleetOrders>,
     pub(crate) refusals: Arc<Refusals>,
+}
+
+fn orders(acme: &AcmeStatus) -> Vec<CertificateOrder> {
+    let order = |(name, status): (String, NameStatus)| {
+        let next = i64::try_from(status.next).ok().and_then(|unix| Timestamp::from_second(unix).ok());
+        let next = next.unwrap_or_default().to_string();
+        CertificateOrder { name, next, failures: status.failures, error: status.held_up.or(status.error) }
+    };
+    acme.names().into_iter().map(order).collect()
 }
 
 impl Owner for ServerAdmin {
@@ -44,6 +56,7 @@ impl Owner for ServerAdmin {
             settings: in_force,
             store: shared(&self.store),
             certificates: self.certificates.in_use(),
+            orders: orders(&self.acme),
             addresses,
             datapath: self.datapath,
             datapath_reason: Arc::clone(&self.datapath_reason),

@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_config::{
     CertificateFiles, LoadedConfig, Mistake, Mistakes, Settings, Sources,
-    certificates::{ReadCertificates, named},
+    certificates::{ORDERED, ReadCertificates, named},
     readable_by_all,
 };
 use turnpike_relay::{
@@ -50,7 +50,19 @@ fn read_by(
 ) -> ReadCertificates<Certificate> {
     let ReadCertificates { mut certificates, mut problems, mut warnings } = ReadCertificates::default();
     for (key, files) in named(settings) {
-        match read(&files) {
+        let found = if key == ORDERED {
+            match read_ordered(&files.cert) {
+                Ok(Some(identity)) => Ok(identity),
+                Ok(None) => continue,
+                Err(warning) => {
+                    warnings.push(warning);
+                    continue;
+                }
+            }
+        } else {
+            read(&files)
+        };
+        match found {
             Ok(identity) => {
                 warnings.extend(chain_warning(&files.cert, &identity));
                 certificates.push(Certificate { file: files.cert, identity });
@@ -68,7 +80,9 @@ fn read_by(
         }
     }
     // dimpl does not support RSA. Detected at startup, because DTLS clients would get no answer.
-    let dtls = settings.dtls.listen.is_empty() || certificates.iter().any(|one| one.identity.can_dtls());
+    let dtls = settings.dtls.listen.is_empty()
+        || !settings.tls.acme.is_empty()
+        || certificates.iter().any(|one| one.identity.can_dtls());
     if let Some((key, files)) = named(settings).into_iter().next()
         && !dtls
         && problems.is_empty()
@@ -82,6 +96,16 @@ fn read_by(
         ));
     }
     ReadCertificates { certificates, problems, warnings }
+}
+
+/// Reads a certificate that the server ordered; `None` if it has not arrived. Its validity is not checked: an expired one
+/// is replaced as soon as the authority answers.
+fn read_ordered(file: &Path) -> Result<Option<Identity>, String> {
+    match certificates::read(file, file) {
+        Ok(identity) => Ok(Some(identity)),
+        Err(_) if !file.exists() => Ok(None),
+        Err((_, problem)) => Err(format!("{}: {problem}; a new certificate is ordered", file.display())),
+    }
 }
 
 fn readable_by(path: &Path) -> String {

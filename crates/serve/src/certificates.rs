@@ -12,7 +12,7 @@ use turnpike_api::Reloaded;
 use turnpike_config::{Mistake, Settings, certificates::ReadCertificates};
 use turnpike_process::{log_warnings, sandbox, warn};
 use turnpike_relay::{
-    DtlsContext, TlsContext,
+    DtlsContext, Identity, TlsContext,
     certificates::{self, Certificate},
 };
 
@@ -81,7 +81,7 @@ impl Certificates {
         let identities = certificates::identities(if problems.is_empty() { loaded } else { &in_use });
         let tls = match &self.tls {
             Some(tls) => Some(Arc::clone(tls)),
-            None if identities.is_empty() => None,
+            None if identities.is_empty() && settings.tls.acme.is_empty() => None,
             None => {
                 let context = TlsContext::new(&identities);
                 Some(Arc::new(context.map_err(|error| ServeError::Tls(error.to_string()))?))
@@ -92,7 +92,12 @@ impl Certificates {
             None if settings.dtls.listen.is_empty() => None,
             None => {
                 let handshake = settings.connection_limits.first_message;
-                Some(Arc::new(DtlsContext::new(&identities, handshake)?))
+                let is_awaited = !settings.tls.acme.is_empty() && !identities.iter().any(Identity::can_dtls);
+                Some(Arc::new(if is_awaited {
+                    DtlsContext::without_certificate(handshake)?
+                } else {
+                    DtlsContext::new(&identities, handshake)?
+                }))
             }
         };
         Ok((tls, dtls))
@@ -149,6 +154,7 @@ impl Certificates {
         }
         match (&self.tls, &loaded[..]) {
             (None, _) => {}
+            (Some(_), []) if self.told.in_use().is_empty() => {}
             (Some(_), []) => {
                 warn(
                     reloaded,

@@ -28,6 +28,7 @@ mod questions;
 mod quota_exchange;
 mod quotas;
 mod recovering;
+mod shared_orders;
 mod tallies;
 mod watching;
 
@@ -37,6 +38,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use turnpike_acme::SharedOrders;
 use turnpike_config::{Mistake, Mistakes, Settings};
 use turnpike_relay::{Config, Relay, SharedQuota};
 use turnpike_stores::FleetAddress;
@@ -153,6 +155,12 @@ impl FleetMembership {
         if let Some(node) = &self.node {
             node.leave().await;
         }
+    }
+
+    /// Storage of orders of certificates that the nodes share; `None` without a fleet.
+    pub(crate) fn shared_orders(&self) -> Option<Arc<dyn SharedOrders>> {
+        let node = Arc::clone(self.node.as_ref()?);
+        Some(Arc::new(shared_orders::NodeOrders(node)))
     }
 
     pub(crate) fn counts(&self) -> FleetCounts {

@@ -9,6 +9,7 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
+use turnpike_acme::AcmeStatus;
 use turnpike_process::{
     ControlStatus, MetricsPage,
     exposition::{self, Common, MetricFamilies, by_name, count, counter, counts, gauge},
@@ -30,7 +31,12 @@ use crate::{
 
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
-    (certificates, store, ended): (Arc<CertificateState>, StoreInUse, Arc<EndedAllocations>),
+    (certificates, acme, store, ended): (
+        Arc<CertificateState>,
+        Arc<AcmeStatus>,
+        StoreInUse,
+        Arc<EndedAllocations>,
+    ),
     fleet: impl Fn() -> FleetCounts + Send + Sync + 'static,
     status: Arc<ControlStatus>,
     log: Arc<LogCounts>,
@@ -39,9 +45,22 @@ pub(crate) fn page(
         move |common| {
             let Snapshots { workers, realms, listeners, relays, kernel } = snapshots();
             let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
+            let acme = Arc::clone(&acme);
             let store = store::shared(&store).map(|store| store.counts());
             let (ended, fleet) = (ended.get(), fleet());
-            Scrape { workers, realms, listeners, relays, ended, kernel, certificates, store, fleet, common }
+            Scrape {
+                workers,
+                realms,
+                listeners,
+                relays,
+                ended,
+                kernel,
+                certificates,
+                acme,
+                store,
+                fleet,
+                common,
+            }
         },
         status,
         log,
@@ -68,6 +87,7 @@ struct Scrape {
     ended: Totals,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<CertificateState>,
+    acme: Arc<AcmeStatus>,
     /// `None` without a store.
     store: Option<turnpike_stores::Counts>,
     fleet: FleetCounts,
@@ -96,6 +116,7 @@ impl Collector for Scrape {
             page.kernel(kernel)?;
         }
         page.certificates(&self.certificates)?;
+        page.acme(&self.acme)?;
         if let Some(store) = &self.store {
             page.store(store)?;
         }
@@ -263,6 +284,25 @@ impl ServerFamilies<'_, '_> {
             metric.encode_family(&[("file", file.as_str())])?.encode_gauge(&(unix as f64))?;
         }
         Ok(())
+    }
+
+    fn acme(&mut self, acme: &AcmeStatus) -> fmt::Result {
+        let mut metric = self.0.encoder.encode_descriptor(
+            "acme_failures",
+            "Failed orders of a certificate since the last success, by name in tls.acme.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (name, status) in acme.names() {
+            metric.encode_family(&[("name", name.as_str())])?.encode_gauge(&f64::from(status.failures))?;
+        }
+        counts(
+            &mut self.0.encoder,
+            "acme_orders",
+            "Orders of certificates by result; after a failure the old certificate stays in use.",
+            "result",
+            acme.orders(),
+        )
     }
 
     fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
@@ -690,6 +730,7 @@ mod tests {
             },
             kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
+            acme: Arc::default(),
             store: Some(turnpike_stores::Counts {
                 is_up: true,
                 users: 5,

@@ -16,6 +16,10 @@ pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
     needs.files.extend(certificates::files(settings));
     let applications = &settings.credentials;
     needs.files.extend(applications.tls_cert.iter().chain(&applications.tls_key).cloned());
+    if !settings.tls.acme.is_empty() {
+        needs.written.extend(certificates::order_directory(settings));
+        needs.files.extend(settings.acme.hook.iter().chain(&settings.acme.authority).cloned());
+    }
     if let Ok(Some((StoreAddress::Sqlite(file), _))) = store::address(settings) {
         needs.written.extend(directory_of(&file));
     }

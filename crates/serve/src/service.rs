@@ -8,6 +8,7 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
+use turnpike_acme::{Acme, Wanted};
 use turnpike_admin::{AdminInterface, Applications, Serving};
 use turnpike_api::{Job, Reloaded};
 use turnpike_config::{ConfiguredUser, LoadedConfig, Mistakes, Settings, Sources, UserSecret};
@@ -102,6 +103,7 @@ struct TurnServer {
     open_files: u64,
     waiting: Vec<Waiting>,
     certificates: Certificates,
+    acme: Acme,
     pages: [Arc<Serving>; 2],
     metrics: MetricsPage,
 }
@@ -164,7 +166,9 @@ impl TurnServer {
         let waiting = relay.waiting();
         log_waiting(&waiting);
         let shown = watch::Sender::new(EffectiveSettings::new(&settings, &merged, &machine));
-        let metrics = metrics_page(&relay, &shown, (&certificates, &shared_store), &fleet, &logs, control);
+        let acme = Acme::start(Wanted::new(&settings, certificates.tls.clone(), fleet.shared_orders()));
+        let metrics =
+            metrics_page(&relay, &shown, (&certificates, &acme, &shared_store), &fleet, &logs, control);
         let program = Arc::new(ServerAdmin {
             control: control.clone(),
             metrics: Arc::clone(&metrics),
@@ -172,6 +176,7 @@ impl TurnServer {
             shown: shown.subscribe(),
             store: Arc::clone(&shared_store),
             certificates: certificates.told(),
+            acme: acme.status(),
             datapath: plan.config.datapath,
             datapath_reason: plan.datapath_reason.as_str().into(),
             fleet: orders,
@@ -194,6 +199,7 @@ impl TurnServer {
             open_files: plan.open_files(),
             waiting,
             certificates,
+            acme,
             pages,
             metrics,
         };
@@ -234,6 +240,7 @@ impl TurnServer {
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
+        self.acme.set(Wanted::new(&self.settings, self.certificates.tls.clone(), self.fleet.shared_orders()));
         changes.log(&self.settings);
         // Comes last, so that the changes are still logged at the old level.
         if old.log.level != self.settings.log.level
@@ -389,7 +396,7 @@ fn start_relay(
 fn metrics_page(
     relay: &Arc<Relay>,
     shown: &watch::Sender<EffectiveSettings>,
-    (certificates, store): (&Certificates, &StoreInUse),
+    (certificates, acme, store): (&Certificates, &Acme, &StoreInUse),
     fleet: &Arc<FleetMembership>,
     logs: &AllocationLogs,
     control: &Control,
@@ -399,7 +406,7 @@ fn metrics_page(
         let relays = Arc::clone(&shown.borrow().addresses);
         relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay, relays))
     };
-    let told = (certificates.told(), Arc::clone(store), Arc::clone(&logs.totals));
+    let told = (certificates.told(), acme.status(), Arc::clone(store), Arc::clone(&logs.totals));
     let (fleet, status) = (Arc::clone(fleet), Arc::clone(control.status()));
     metrics::page(snapshots, told, move || fleet.counts(), status, Arc::clone(&logs.counts))
 }
@@ -591,6 +598,8 @@ impl Service for TurnServer {
 
     fn handed_over(&mut self, deadline: Duration) {
         self.pages.iter().for_each(|page| page.leave());
+        // The authority reaches the new process.
+        self.acme.stop();
         let (allocations, connections) = self.relay.left();
         let deadline_s = deadline.as_secs();
         tracing::info!(

@@ -35,7 +35,7 @@ const TOKEN_LIFETIME: u32 = 86_400;
 pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
     let StoreSettings { url, state, .. } = &settings.store;
     let Some(url) = url else {
-        let file = state_dir(state).map(|dir| dir.join(FILE));
+        let file = state.directory().map(|dir| dir.join(FILE));
         return Ok(file.map(|file| (StoreAddress::Sqlite(file), SqliteUse::Own)));
     };
     let address = url
@@ -74,7 +74,7 @@ pub fn open_store(sources: &Sources) -> Result<(Settings, Store), ServeError> {
 /// File next to the embedded store that contains the server's realm; `None` if another store is used.
 fn realm_file(settings: &Settings) -> Option<PathBuf> {
     let StoreSettings { url, state, .. } = &settings.store;
-    if url.is_some() { None } else { state_dir(state).map(|dir| dir.join(REALM_FILE)) }
+    if url.is_some() { None } else { state.directory().map(|dir| dir.join(REALM_FILE)) }
 }
 
 /// Writes the server's realm next to its embedded store, for commands that run without the server.
@@ -102,23 +102,6 @@ fn missing_parent(state: &StateDir) -> Option<&Path> {
     let StateDir::At(dir) = state else { return None };
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty())?;
     (!parent.is_dir()).then_some(parent)
-}
-
-/// Directory of the embedded store, if any. systemd may pass several directories separated by colons.
-fn state_dir(state: &StateDir) -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let absolute = |path: &PathBuf| path.is_absolute();
-    match state {
-        StateDir::Off => None,
-        StateDir::At(dir) => Some(dir.clone()),
-        StateDir::Default => {
-            let systemd = variable("STATE_DIRECTORY")
-                .and_then(|dirs| Some(PathBuf::from(dirs.to_str()?.split(':').next()?)));
-            let xdg = || variable("XDG_STATE_HOME").filter(absolute).map(|dir| dir.join("turnpike"));
-            let home = || variable("HOME").filter(absolute).map(|home| home.join(".local/state/turnpike"));
-            systemd.filter(absolute).or_else(xdg).or_else(home)
-        }
-    }
 }
 
 /// Generation of the applied rules, and true if the store was in use.

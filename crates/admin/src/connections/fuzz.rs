@@ -271,6 +271,7 @@ impl Owner for Double {
             settings: Arc::new(Double::settings(self).clone()),
             store: Some(self.store()),
             certificates: Arc::from(Vec::<Certificate>::new()),
+            orders: Vec::new(),
             addresses: Arc::from([RelayState {
                 address: RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None },
                 is_up: true,

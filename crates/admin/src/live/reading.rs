@@ -296,8 +296,17 @@ fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> ReasonCounters {
 
 /// Connections that ended for these reasons were not refused; failed handshakes are counted under
 /// reasons of their own.
-const HARMLESS: [&str; 8] =
-    ["client", "broken", "idle", "data_connection", "handed_over", "handed_on", "shutdown", "handshake"];
+const HARMLESS: [&str; 9] = [
+    "client",
+    "broken",
+    "idle",
+    "data_connection",
+    "challenge",
+    "handed_over",
+    "handed_on",
+    "shutdown",
+    "handshake",
+];
 
 fn family(turn: &Stats, wanted: &str, kind: &'static str) -> ReasonCounters {
     let found = turn.counters().filter(|(family, ..)| *family == wanted);

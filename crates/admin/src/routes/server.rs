@@ -11,7 +11,7 @@ use turnpike_api::{
 use turnpike_relay::{WorkerSnapshot, allocations::Look, certificates::overdue};
 
 use super::{App, Json};
-use crate::{problem::Problem, program::seconds};
+use crate::{ServerView, problem::Problem, program::seconds};
 
 /// Timeout for a worker's answer, after which the worker is reported as not answering.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -110,7 +110,7 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
 )]
 pub(super) async fn certificates(State(app): State<App>) -> Result<Json<CertificateList>, Problem> {
     let now = Timestamp::now().as_second();
-    let certificates = app.server()?.certificates;
+    let ServerView { certificates, orders, .. } = app.server()?;
     let certificates = certificates.iter().map(|certificate| {
         let (first, last) = (certificate.identity.not_before(), certificate.identity.not_after());
         let end = i64::try_from(last).unwrap_or(i64::MAX);
@@ -124,7 +124,7 @@ pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certific
             dtls: certificate.identity.can_dtls(),
         }
     });
-    Ok(Json(CertificateList { certificates: certificates.collect() }))
+    Ok(Json(CertificateList { certificates: certificates.collect(), orders }))
 }
 
 /// Lists the workers with their counters and load.

@@ -162,6 +162,7 @@ function server() {
     { title: "DTLS", cell: (row) => (row.dtls ? "yes" : "no") },
   ], "No certificate is configured.");
   const expiry = h("p", { class: "warning", hidden: true });
+  const failed = h("p", { class: "warning", hidden: true });
   const limits = table("Limits", [
     { title: "Limit", heads: true, cell: (row) => keyLinks([row.key])[0] },
     { title: "In use", number: true, cell: (row) => ({ text: `${count(row.used)} of ${count(row.most)}`, share: row.used / row.most }) },
@@ -241,11 +242,14 @@ function server() {
 
   async function sometimes() {
     try {
-      const told = (await ask("/v1/certificates")).certificates;
+      const { certificates: told, orders } = await ask("/v1/certificates");
       certificates.update(told);
       const soon = told.filter((one) => one.ends_soon);
       setText(expiry, soon.map((one) => `${one.file} ${one.expires_in_s < 0 ? "has expired" : `expires in ${span(one.expires_in_s)}`}.`).join(" "));
       expiry.hidden = soon.length === 0;
+      const failing = orders.filter((one) => one.failures > 0);
+      setText(failed, failing.map((one) => `No new certificate for ${named(one.name)} (next attempt ${dateTime(one.next)}): ${named(one.error)}.`).join(" "));
+      failed.hidden = failing.length === 0;
       limits.update((await ask("/v1/limits")).limits.filter((limit) => limit.used !== null));
       if (node !== null) await lookAtFleet();
     } catch {
@@ -266,7 +270,7 @@ function server() {
         h("h3", {}, "Relay addresses"), relays.element),
       panel("Realms", null, realms.element),
       panel("Limits", null, limits.element),
-      wide(panel("Certificates", null, expiry, certificates.element)),
+      wide(panel("Certificates", null, expiry, failed, certificates.element)),
     ],
     update,
     sometimes,

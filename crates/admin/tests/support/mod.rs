@@ -192,6 +192,7 @@ impl Owner for Double {
             settings: Arc::new(Double::settings(self).clone()),
             store: self.store.lock().unwrap().clone(),
             certificates: Arc::clone(&self.certificates.lock().unwrap()),
+            orders: Vec::new(),
             addresses: self.relays.lock().unwrap().clone().into(),
             datapath: Datapath::Gso,
             datapath_reason: "as configured".into(),

@@ -12,7 +12,10 @@ fn scraped() -> [String; 2] {
     let certificate = Certificate::new(&["turn.example.org"]);
     let state = Dir::new();
     let secret = "x".repeat(32);
-    let node = format!("[fleet]\nurl = \"redis://127.0.0.1:1\"\nsecret = \"{secret}\"\nnode = \"a\"\n");
+    let node = format!(
+        "[tls]\nacme = [\"turn.example.org\"]\n[acme]\ndirectory = \"https://127.0.0.1:1/\"\n\
+         [fleet]\nurl = \"redis://127.0.0.1:1\"\nsecret = \"{secret}\"\nnode = \"a\"\n"
+    );
     let (file, path) = (state.file("node.toml", &node), state.path().to_str().expect("UTF-8"));
     let file = file.to_str().expect("UTF-8");
     let serve = Serve::start_secured(&certificate, &["--state", path, "-c", file]);

@@ -43,7 +43,15 @@ impl DtlsContext {
     /// Uses the certificates that support DTLS ([`Identity::can_dtls`]). The first is used for clients
     /// without a matching server name. `handshake` is the timeout of a handshake.
     pub fn new(identities: &[Identity], handshake: Duration) -> Result<Self, DtlsError> {
-        let shown = directory(identities).ok_or(DtlsError::NoCertificate)?;
+        Self::with(directory(identities).ok_or(DtlsError::NoCertificate)?, handshake)
+    }
+
+    /// Refuses handshakes until [`DtlsContext::replace`] brings a certificate.
+    pub fn without_certificate(handshake: Duration) -> Result<Self, DtlsError> {
+        Self::with(Directory::new(&[]), handshake)
+    }
+
+    fn with(shown: Directory, handshake: Duration) -> Result<Self, DtlsError> {
         let config = Config::builder()
             .with_crypto_provider(provider::provider())
             .mtu(MTU)
@@ -74,7 +82,7 @@ impl DtlsContext {
         cookie: Cookie,
         answer: &mut Vec<u8>,
     ) -> Result<Dtls, Error> {
-        self.with(hello, cookie, |certificate| self.answer(now, hello.version, certificate, first, answer))
+        self.lend(hello, cookie, |certificate| self.answer(now, hello.version, certificate, first, answer))
     }
 
     /// Like `begin`, and also feeds the second ClientHello, whose reply is pending. `None` if dimpl cannot
@@ -87,7 +95,7 @@ impl DtlsContext {
         cookie: Cookie,
         scratch: &mut Vec<u8>,
     ) -> Result<Option<Dtls>, Error> {
-        self.with(hello, cookie, |certificate| {
+        self.lend(hello, cookie, |certificate| {
             let mut dtls = self.answer(now, hello.version, certificate, first, scratch)?;
             if scratch.is_empty() {
                 return Ok(None);
@@ -97,7 +105,7 @@ impl DtlsContext {
         })
     }
 
-    fn with<T>(
+    fn lend<T>(
         &self,
         hello: &Hello<'_>,
         cookie: Cookie,
@@ -141,7 +149,7 @@ impl DtlsContext {
     /// of schemes gets any certificate.
     pub(super) fn has_certificate_for(&self, hello: &Hello<'_>) -> bool {
         let (schemes, chosen) = (schemes(hello), self.choose(hello));
-        schemes.is_empty() || chosen.is_some_and(|chosen| chosen.key.choose_scheme(&schemes).is_some())
+        chosen.is_some_and(|chosen| schemes.is_empty() || chosen.key.choose_scheme(&schemes).is_some())
     }
 
     fn choose(&self, hello: &Hello<'_>) -> Option<Arc<CertifiedKey>> {

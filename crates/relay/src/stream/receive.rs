@@ -16,6 +16,7 @@ use super::{
     channel::{self, Channel, Fed, is_nothing},
     connection::PORTION,
     hand_on::Choice,
+    tls,
 };
 
 pub(crate) struct Incoming {
@@ -238,6 +239,9 @@ impl Streams {
         let mut opened = None;
         if connection.stage == Stage::Handshake {
             self.handshakes_left = self.handshakes_left.saturating_sub(1);
+            if fed.error.is_none() && !tls.is_handshaking() && tls::is_challenge(tls) {
+                return Err(CloseReason::Challenge);
+            }
             opened = (!tls.is_handshaking()).then(|| {
                 (
                     channel::was_resumed(tls),

@@ -35,6 +35,8 @@ pub enum CloseReason {
     /// Evicted or refused at the limit of its address.
     LimitAddress,
     DataConnection,
+    /// A certificate authority has validated a name (RFC 8737).
+    Challenge,
     /// Moved to the worker that has the state it asked for.
     HandedOver,
     /// Left to a web server ([`crate::handed_on`]).
@@ -51,6 +53,7 @@ impl CloseReason {
                 | Self::Broken
                 | Self::Idle
                 | Self::DataConnection
+                | Self::Challenge
                 | Self::HandedOver
                 | Self::HandedOn
                 | Self::Shutdown

@@ -24,6 +24,12 @@ use turnpike_wire::pem::with_markers_on_lines;
 
 use super::tickets::{TicketKeys, Tickets};
 
+/// Protocol of a certificate authority that validates a name (RFC 8737).
+const CHALLENGE_PROTOCOL: &[u8] = b"acme-tls/1";
+
+/// Maximum number of simultaneous challenges.
+const CHALLENGES: usize = 128;
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateError {
@@ -193,15 +199,20 @@ pub struct TlsContext {
 }
 
 impl TlsContext {
-    /// Requires at least one certificate; the first is the default for clients without a matching server
-    /// name. Fails if the machine has no source of randomness.
+    /// The first certificate is the default for clients without a matching server name; without certificates,
+    /// handshakes fail until [`TlsContext::replace`]. Fails if the machine has no source of randomness.
     pub fn new(identities: &[Identity]) -> Result<Self, rustls::Error> {
-        let shown = Arc::new(Shown { directory: RwLock::new(Arc::new(Directory::new(identities))) });
+        let shown = Arc::new(Shown {
+            directory: RwLock::new(Arc::new(Directory::new(identities))),
+            challenges: RwLock::default(),
+        });
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()?
             .with_no_client_auth();
         let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
-        config.alpn_protocols = TURN_PROTOCOLS.iter().map(|name| name.as_bytes().to_vec()).collect();
+        // The last one is not for clients.
+        let protocols = TURN_PROTOCOLS.iter().map(|name| name.as_bytes()).chain([CHALLENGE_PROTOCOL]);
+        config.alpn_protocols = protocols.map(<[u8]>::to_vec).collect();
         // Stateless: nothing is stored per client, and workers never wait for each other.
         let tickets = Arc::new(Tickets::new());
         config.ticketer = Arc::clone(&tickets) as Arc<dyn ProducesTickets>;
@@ -218,10 +229,35 @@ impl TlsContext {
         *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
-    /// Returns whether a certificate lists exactly this name, in lower case, not only a wildcard for it.
+    /// Returns whether a certificate lists exactly this name, in lower case, not only a wildcard for it, or a challenge
+    /// for it is pending.
     pub(super) fn has_certificate_for(&self, name: &str) -> bool {
         let directory = self.shown.directory.read().unwrap_or_else(PoisonError::into_inner);
-        directory.by_name.contains_key(name)
+        let challenges = self.shown.challenges.read().unwrap_or_else(PoisonError::into_inner);
+        directory.by_name.contains_key(name) || challenges.contains_key(name)
+    }
+
+    /// Presents this certificate to a certificate authority that validates `server_name` (RFC 8737), until
+    /// [`TlsContext::hide_challenge`].
+    pub fn show_challenge(
+        &self,
+        server_name: &str,
+        certificate: CertificateDer<'static>,
+        key: PrivateKeyDer<'static>,
+    ) -> Result<(), rustls::Error> {
+        let key = provider().key_provider.load_private_key(key)?;
+        let mut challenges = self.shown.challenges.write().unwrap_or_else(PoisonError::into_inner);
+        if challenges.len() >= CHALLENGES {
+            return Err(rustls::Error::General(format!("{CHALLENGES} challenges are pending")));
+        }
+        challenges
+            .insert(server_name.to_ascii_lowercase(), Arc::new(CertifiedKey::new(vec![certificate], key)));
+        Ok(())
+    }
+
+    pub fn hide_challenge(&self, server_name: &str) {
+        let mut challenges = self.shown.challenges.write().unwrap_or_else(PoisonError::into_inner);
+        challenges.remove(&server_name.to_ascii_lowercase());
     }
 
     pub fn ticket_keys(&self) -> TicketKeys {
@@ -246,8 +282,16 @@ impl fmt::Debug for TlsContext {
     }
 }
 
+/// Returns true for a finished handshake with a certificate authority, which exchanges no data (RFC 8737
+/// section 3).
+pub(super) fn is_challenge(connection: &ServerConnection) -> bool {
+    connection.alpn_protocol() == Some(CHALLENGE_PROTOCOL)
+}
+
 struct Shown {
     directory: RwLock<Arc<Directory>>,
+    /// Maps server names to certificates of pending challenges.
+    challenges: RwLock<HashMap<String, Arc<CertifiedKey>, RandomState>>,
 }
 
 impl fmt::Debug for Shown {
@@ -258,6 +302,11 @@ impl fmt::Debug for Shown {
 
 impl ResolvesServerCert for Shown {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        // RFC 8737 section 3: the authority offers this protocol only.
+        if hello.alpn().is_some_and(|mut offered| offered.all(|name| name == CHALLENGE_PROTOCOL)) {
+            let challenges = self.challenges.read().unwrap_or_else(PoisonError::into_inner);
+            return challenges.get(&hello.server_name()?.to_ascii_lowercase()).cloned();
+        }
         let directory = Arc::clone(&self.directory.read().unwrap_or_else(PoisonError::into_inner));
         directory.choose(hello.server_name(), hello.signature_schemes())
     }

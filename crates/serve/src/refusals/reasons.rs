@@ -436,7 +436,7 @@ fn connection_remedy(reason: &'static str) -> &'static str {
         "incompatible" | "version" | "key_share" => {
             "The client is too old or too strictly configured. DTLS needs an ECDSA certificate."
         }
-        "no_certificate" => "Set tls.cert and tls.key.",
+        "no_certificate" => "Set tls.cert and tls.key, or tls.acme.",
         "plain_refused" => "Use turns: in the client's URI, or set tls.only = false.",
         "plain_stun" => {
             "Use turns: in the client's URI. GStreamer and Janus skip TLS despite turns: give them turn: with a port of \
@@ -473,7 +473,7 @@ pub(crate) fn is_misconfiguration(reason: &str) -> bool {
 
 fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
     Some(match reason {
-        "no_certificate" => &["tls.cert", "tls.key"],
+        "no_certificate" => &["tls.cert", "tls.key", "tls.acme"],
         "plain_refused" | "plain_stun" => &["tls.only"],
         "proxy_header" | "untrusted_proxy" | "duplicate" => &["server.proxy_protocol_from"],
         "busy" => &["limits.half_open", "limits.half_open_per_network"],
@@ -498,7 +498,16 @@ mod tests {
         let closes = CloseReason::VARIANTS.iter().map(<&'static str>::from);
         let handshakes = HandshakeFailure::VARIANTS.iter().map(<&'static str>::from);
         let dtls = DtlsFailure::VARIANTS.iter().map(<&'static str>::from);
-        let none = ["client", "broken", "idle", "data_connection", "handed_over", "handed_on", "shutdown"];
+        let none = [
+            "client",
+            "broken",
+            "idle",
+            "data_connection",
+            "challenge",
+            "handed_over",
+            "handed_on",
+            "shutdown",
+        ];
         for reason in closes.chain(handshakes).chain(dtls).filter(|reason| !none.contains(reason)) {
             assert_ne!(connection_reason(reason), reason);
             assert!(Why::Connection("connection", reason).remedy().ends_with('.'));

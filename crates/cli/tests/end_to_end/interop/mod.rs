@@ -1,6 +1,7 @@
 //! Third-party programs: their clients against `serve`, our client against their server, and their
 //! clients and servers on both sides of `forward`.
 
+mod acme;
 mod aioice;
 use crate::prelude::*;
 

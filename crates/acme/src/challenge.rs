@@ -1,0 +1,146 @@
+//! Proofs of control over a name (RFC 8555 section 8): shown to the authority until the proof is dropped.
+
+use std::{net::IpAddr, sync::Arc};
+
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use instant_acme::ChallengeType;
+use rcgen::{CertificateParams, CustomExtension, DistinguishedName, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use turnpike_config::{AcmeChallenge, CertificateName};
+use turnpike_relay::TlsContext;
+
+use crate::{error::OrderError, hook::Record, http_challenge::HttpChallenge, task::Wanted};
+
+/// Answer to a challenge (RFC 8555 section 8.1).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Proof {
+    pub(crate) token: String,
+    /// Key authorization: the token and a digest of the account's key.
+    pub(crate) text: String,
+}
+
+impl Proof {
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        Sha256::digest(&self.text).into()
+    }
+
+    /// Value of the TXT record of dns-01.
+    pub(crate) fn record(&self) -> String {
+        BASE64_URL_SAFE_NO_PAD.encode(self.digest())
+    }
+}
+
+/// A proof in place. Only [`Shown::hide`] removes a DNS record; dropping ends the others too.
+pub(crate) enum Shown {
+    Tls(ShownCertificate),
+    Http(HttpChallenge),
+    Dns(Record),
+}
+
+impl Shown {
+    pub(crate) async fn new(
+        wanted: &Wanted,
+        name: &CertificateName,
+        proof: &Proof,
+    ) -> Result<Self, OrderError> {
+        Ok(match wanted.challenge {
+            AcmeChallenge::Auto | AcmeChallenge::TlsAlpn => {
+                let tls = wanted.tls.as_ref().ok_or(OrderError::NoTls)?;
+                Self::Tls(ShownCertificate::new(Arc::clone(tls), name, &proof.digest())?)
+            }
+            AcmeChallenge::Http => {
+                Self::Http(HttpChallenge::listen(&wanted.settings.http_listen, proof).await?)
+            }
+            AcmeChallenge::Dns => Self::Dns(Record::set(wanted.settings.hook.as_deref(), name, proof).await?),
+        })
+    }
+
+    pub(crate) async fn hide(self) {
+        match self {
+            Self::Tls(certificate) => drop(certificate),
+            Self::Http(server) => drop(server),
+            Self::Dns(record) => record.remove().await,
+        }
+    }
+}
+
+pub(crate) fn kind(challenge: AcmeChallenge) -> (ChallengeType, &'static str) {
+    match challenge {
+        AcmeChallenge::Auto | AcmeChallenge::TlsAlpn => (ChallengeType::TlsAlpn01, "tls-alpn-01"),
+        AcmeChallenge::Http => (ChallengeType::Http01, "http-01"),
+        AcmeChallenge::Dns => (ChallengeType::Dns01, "dns-01"),
+    }
+}
+
+pub(crate) struct ShownCertificate {
+    tls: Arc<TlsContext>,
+    server_name: String,
+}
+
+impl ShownCertificate {
+    /// Self-signed, with the digest of the key authorization (RFC 8737 section 3).
+    fn new(tls: Arc<TlsContext>, name: &CertificateName, digest: &[u8]) -> Result<Self, OrderError> {
+        let mut params = CertificateParams::new([name.to_string()])?;
+        params.distinguished_name = DistinguishedName::new();
+        params.custom_extensions = vec![CustomExtension::new_acme_identifier(digest)];
+        let key = KeyPair::generate()?;
+        let certificate = params.self_signed(&key)?;
+        let server_name = server_name(name);
+        let key =
+            PrivateKeyDer::try_from(key.serialize_der()).map_err(|why| OrderError::Key(why.to_owned()))?;
+        tls.show_challenge(&server_name, certificate.der().clone(), key)
+            .map_err(|error| OrderError::Key(error.to_string()))?;
+        Ok(Self { tls, server_name })
+    }
+}
+
+impl Drop for ShownCertificate {
+    fn drop(&mut self) {
+        self.tls.hide_challenge(&self.server_name);
+    }
+}
+
+/// SNI of the authority's ClientHello: the name, or the reverse name of an address (RFC 8738 section 6).
+fn server_name(name: &CertificateName) -> String {
+    match name {
+        CertificateName::Dns(name) | CertificateName::Wildcard(name) => name.clone(),
+        CertificateName::Ip(IpAddr::V4(ip)) => {
+            let [a, b, c, d] = ip.octets();
+            format!("{d}.{c}.{b}.{a}.in-addr.arpa")
+        }
+        CertificateName::Ip(IpAddr::V6(ip)) => {
+            let nibbles = ip.octets().into_iter().rev().flat_map(|byte| [byte & 15, byte >> 4]);
+            nibbles.map(|nibble| format!("{nibble:x}.")).chain(["ip6.arpa".to_owned()]).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_validated_by_their_reverse_names() {
+        for (name, wanted) in [
+            ("turn.example.org", "turn.example.org"),
+            ("192.0.2.1", "1.2.0.192.in-addr.arpa"),
+            ("2001:db8::1", "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa"),
+        ] {
+            assert_eq!(server_name(&name.parse().expect("a name")), wanted);
+        }
+    }
+
+    #[test]
+    fn challenge_certificate_is_accepted_by_the_tls_context_and_hidden_again() {
+        let tls = Arc::new(TlsContext::new(&[]).expect("there is randomness"));
+        for name in ["turn.example.org", "192.0.2.1", "2001:db8::1"] {
+            let name: CertificateName = name.parse().expect("a name");
+            // More than the limit of simultaneous ones.
+            for _ in 0..200 {
+                drop(ShownCertificate::new(Arc::clone(&tls), &name, &[7; 32]).expect("it can be shown"));
+            }
+        }
+    }
+}

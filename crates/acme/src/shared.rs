@@ -1,0 +1,461 @@
+//! Several servers with the same names: one orders, the others take its certificate, answer its challenge and keep its
+//! back-off. All write only while they hold the reservation.
+
+use std::{
+    fmt,
+    future::{Future, pending},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::{sync::watch, time::sleep};
+use turnpike_config::{AcmeChallenge, CertificateName};
+use zeroize::Zeroizing;
+
+use crate::{
+    challenge::{Proof, Shown},
+    error::OrderError,
+    schedule::Validity,
+    task::{Wanted, now},
+};
+
+/// JSON or PEM, overwritten on drop.
+pub type Text = Zeroizing<Vec<u8>>;
+
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Longer than an order and the writes after it. A server that ends meanwhile holds up the others for this long.
+const RESERVED: Duration = Duration::from_secs(700);
+/// Time until all servers show a challenge. One without news from the store looks every [`LOOK`].
+const SPREAD: Duration = Duration::from_secs(3);
+const LOOK: Duration = Duration::from_secs(60);
+
+/// Storage of servers that order the same certificates. Values are confidential, and only these servers can write them.
+pub trait SharedOrders: fmt::Debug + Send + Sync {
+    /// Name of this server.
+    fn server(&self) -> &str;
+    /// Reserves ordering for this server, or extends its reservation; false if another one has it.
+    fn reserve(&self, duration: Duration) -> Later<'_, Result<bool, String>>;
+    fn release(&self) -> Later<'_, ()>;
+    /// Values of these fields, in their order.
+    fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<Text>>, String>>;
+    /// Writes all or nothing, and notifies the other servers.
+    fn write(&self, fields: Vec<(String, Text)>) -> Later<'_, Result<(), String>>;
+    /// Changes when another server has written.
+    fn changes(&self) -> watch::Receiver<()>;
+}
+
+/// Last order of a name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct SharedOrder {
+    pub(crate) certificate: Option<Validity>,
+    pub(crate) failure: Option<SharedFailure>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SharedFailure {
+    pub(crate) server: String,
+    /// Unix seconds.
+    pub(crate) at: u64,
+    pub(crate) next: u64,
+    pub(crate) failures: u32,
+    pub(crate) error: String,
+}
+
+/// Challenge of the order in progress: there is one at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SharedChallenge {
+    server: String,
+    name: String,
+    proof: Proof,
+    /// Unix second after which it is void, if its server has ended.
+    until: u64,
+}
+
+/// The storage, for orders from one authority.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    storage: Arc<dyn SharedOrders>,
+    directory: String,
+}
+
+impl Shared {
+    pub(crate) fn new(storage: Arc<dyn SharedOrders>, directory: &str) -> Self {
+        Self { storage, directory: directory.to_owned() }
+    }
+
+    pub(crate) fn server(&self) -> &str {
+        self.storage.server()
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.storage.changes()
+    }
+
+    pub(crate) async fn reserve(&self) -> Result<bool, String> {
+        self.storage.reserve(RESERVED).await
+    }
+
+    pub(crate) async fn release(&self) {
+        self.storage.release().await;
+    }
+
+    /// Orders of these names; values that cannot be parsed count as none.
+    pub(crate) async fn orders(&self, names: &[CertificateName]) -> Result<Vec<SharedOrder>, String> {
+        let fields = names.iter().map(|name| self.field("order", &name.to_string())).collect();
+        let found = self.storage.read(fields).await?;
+        Ok(found.iter().map(|value| parsed(value.as_ref()).unwrap_or_default()).collect())
+    }
+
+    pub(crate) async fn certificate(&self, name: &CertificateName) -> Result<Option<Text>, String> {
+        self.read(self.field("certificate", &name.to_string())).await
+    }
+
+    /// Publishes an issued certificate, or the reason of a failure.
+    pub(crate) async fn put_order(
+        &self,
+        name: &CertificateName,
+        order: &SharedOrder,
+        certificate: Option<Text>,
+    ) -> Result<(), String> {
+        let name = name.to_string();
+        let mut fields = vec![(self.field("order", &name), json(order))];
+        fields.extend(certificate.map(|pem| (self.field("certificate", &name), pem)));
+        self.storage.write(fields).await
+    }
+
+    pub(crate) async fn account(&self) -> Result<Option<Text>, String> {
+        let account = self.read(self.field("account", "")).await?;
+        Ok(account.filter(|json| !json.is_empty()))
+    }
+
+    /// An empty one removes it.
+    pub(crate) async fn put_account(&self, json: &[u8]) -> Result<(), String> {
+        let json = Zeroizing::new(json.to_vec());
+        self.storage.write(vec![(self.field("account", ""), json)]).await
+    }
+
+    /// Returns when the other servers had time to show the challenge.
+    pub(crate) async fn put_challenge(
+        &self,
+        name: &CertificateName,
+        proof: &Proof,
+    ) -> Result<(), OrderError> {
+        let challenge = SharedChallenge {
+            server: self.server().to_owned(),
+            name: name.to_string(),
+            proof: proof.clone(),
+            until: now() + RESERVED.as_secs(),
+        };
+        let field = self.field("challenge", "");
+        self.storage.write(vec![(field, json(&challenge))]).await.map_err(OrderError::Shared)?;
+        sleep(SPREAD).await;
+        Ok(())
+    }
+
+    pub(crate) async fn remove_challenge(&self) {
+        if let Err(why) = self.storage.write(vec![(self.field("challenge", ""), Zeroizing::default())]).await
+        {
+            tracing::debug!("{why}; the other servers show the challenge for {} s", RESERVED.as_secs());
+        }
+    }
+
+    /// Challenge of another server.
+    async fn challenge(&self) -> Result<Option<SharedChallenge>, String> {
+        let found = self.read(self.field("challenge", "")).await?;
+        let challenge = parsed::<SharedChallenge>(found.as_ref());
+        Ok(challenge.filter(|challenge| challenge.server != self.server() && now() < challenge.until))
+    }
+
+    async fn read(&self, field: String) -> Result<Option<Text>, String> {
+        Ok(self.storage.read(vec![field]).await?.pop().flatten())
+    }
+
+    fn field(&self, kind: &str, name: &str) -> String {
+        format!("{kind} {} {name}", self.directory)
+    }
+}
+
+fn json(value: &impl Serialize) -> Text {
+    Zeroizing::new(serde_json::to_vec(value).unwrap_or_default())
+}
+
+fn parsed<T: DeserializeOwned>(value: Option<&Text>) -> Option<T> {
+    serde_json::from_slice(value?).ok()
+}
+
+/// Shows the challenges of other servers: the authority may reach any of them. Ends with the sender of `receiver`.
+pub(crate) async fn follow(mut receiver: watch::Receiver<Wanted>) {
+    let mut shown: Option<(SharedChallenge, Option<Shown>)> = None;
+    let mut changes = receiver.borrow().shared().map(|shared| shared.changes());
+    loop {
+        let wanted = receiver.borrow_and_update().clone();
+        let shared =
+            wanted.shared().filter(|_| !wanted.names.is_empty() && wanted.challenge != AcmeChallenge::Dns);
+        if let Some(changes) = &mut changes {
+            changes.mark_unchanged();
+        }
+        let found = match &shared {
+            Some(shared) => shared.challenge().await,
+            None => Ok(None),
+        };
+        // While the storage is down, a challenge stays until it is void.
+        let found = found.unwrap_or_else(|_| shown.as_ref().map(|(challenge, _)| challenge.clone()));
+        let found = found.filter(|challenge| now() < challenge.until);
+        if shown.as_ref().map(|(challenge, _)| challenge) != found.as_ref() {
+            // First, because it may hold the port.
+            shown = None;
+            if let Some(challenge) = found {
+                let here = show(&wanted, &challenge).await;
+                shown = Some((challenge, here));
+            }
+        }
+        tokio::select! {
+            () = changed(&mut changes) => {}
+            () = sleep(LOOK) => {}
+            changed = receiver.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Waits for a write of another server; forever without one.
+pub(crate) async fn changed(changes: &mut Option<watch::Receiver<()>>) {
+    let is_open = match changes {
+        Some(changes) => changes.changed().await.is_ok(),
+        None => false,
+    };
+    if !is_open {
+        pending::<()>().await;
+    }
+}
+
+async fn show(wanted: &Wanted, challenge: &SharedChallenge) -> Option<Shown> {
+    let SharedChallenge { server, name, proof, .. } = challenge;
+    // Other names are none of this server's business, although it knows the secret.
+    let name = name.parse().ok().filter(|name| wanted.names.contains(name))?;
+    match Shown::new(wanted, &name, proof).await {
+        Ok(shown) => Some(shown),
+        Err(error) => {
+            tracing::warn!(
+                "{server} orders a certificate for {name}, but this server cannot answer the authority: {error}"
+            );
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeMap,
+        io::{Read as _, Write as _},
+        net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+        path::Path,
+        sync::Mutex,
+    };
+
+    use turnpike_config::{Settings, StateDir};
+    use turnpike_testkit::{Dir, certificates::Certificate};
+
+    use super::*;
+    use crate::{AcmeStatus, files::OrderFiles, task::Acme};
+
+    const NAME: &str = "turn.example.org";
+
+    #[derive(Debug, Default)]
+    struct Kept {
+        fields: Mutex<BTreeMap<String, Vec<u8>>>,
+        owner: Mutex<Option<String>>,
+        changes: watch::Sender<()>,
+    }
+
+    #[derive(Clone, Debug)]
+    struct Memory(&'static str, Arc<Kept>);
+
+    impl SharedOrders for Memory {
+        fn server(&self) -> &str {
+            self.0
+        }
+
+        fn reserve(&self, _: Duration) -> Later<'_, Result<bool, String>> {
+            let mut owner = self.1.owner.lock().expect("no panic");
+            let is_ours = owner.get_or_insert_with(|| self.0.to_owned()) == self.0;
+            Box::pin(async move { Ok(is_ours) })
+        }
+
+        fn release(&self) -> Later<'_, ()> {
+            *self.1.owner.lock().expect("no panic") = None;
+            Box::pin(async {})
+        }
+
+        fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<Text>>, String>> {
+            let kept = self.1.fields.lock().expect("no panic");
+            let found = fields.iter().map(|field| kept.get(field).cloned().map(Zeroizing::new)).collect();
+            Box::pin(async { Ok(found) })
+        }
+
+        fn write(&self, fields: Vec<(String, Text)>) -> Later<'_, Result<(), String>> {
+            let mut kept = self.1.fields.lock().expect("no panic");
+            fields.into_iter().for_each(|(field, value)| _ = kept.insert(field, value.to_vec()));
+            self.1.changes.send_replace(());
+            Box::pin(async { Ok(()) })
+        }
+
+        fn changes(&self) -> watch::Receiver<()> {
+            self.1.changes.subscribe()
+        }
+    }
+
+    fn free_address() -> SocketAddr {
+        let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        probe.local_addr().expect("bound")
+    }
+
+    /// Settings with an authority that is down.
+    fn settings(state: &Path) -> Settings {
+        let mut settings = Settings::default();
+        settings.tls.acme = vec![NAME.parse().expect("a name")];
+        settings.acme.directory = "https://127.0.0.1:1/dir".to_owned();
+        settings.acme.challenge = AcmeChallenge::Http;
+        settings.store.state = StateDir::At(state.to_owned());
+        settings
+    }
+
+    fn start(settings: &Settings, storage: &Memory) -> Acme {
+        Acme::start(Wanted::new(settings, None, Some(Arc::new(storage.clone()))))
+    }
+
+    fn shared(storage: &Memory, settings: &Settings) -> Shared {
+        Shared::new(Arc::new(storage.clone()), &settings.acme.directory)
+    }
+
+    async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
+        for _ in 0..2000 {
+            if is_so().await {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what}: not within 20 s");
+    }
+
+    fn failures(status: &AcmeStatus) -> Option<(u32, String)> {
+        let status = status.names().remove(NAME)?;
+        Some((status.failures, status.error?))
+    }
+
+    fn failed(acme: &Acme) -> u64 {
+        acme.status().orders()[1].1
+    }
+
+    #[tokio::test]
+    async fn certificate_moves_through_the_storage_which_may_lose_it() {
+        let (dir, storage) = (Dir::new(), Memory("a", Arc::default()));
+        let name: CertificateName = NAME.parse().expect("a name");
+        let states = ["a", "b", "c"].map(|server| dir.path().join(server));
+        let files = states.each_ref().map(|state| OrderFiles::new(state.join("acme")));
+        let all = states.each_ref().map(|state| settings(state));
+        drop(files[0].lock().expect("the directory is ours"));
+        let made = Certificate::new(&[NAME]);
+        let directory = &all[0].acme.directory;
+        files[0].put_certificate(&name, directory, &made.pem, &made.key).expect("usable");
+        let text = files[0].certificate_text(&name);
+        let a = start(&all[0], &storage);
+        let from = shared(&storage, &all[0]);
+        eventually("the storage has it", async || from.certificate(&name).await == Ok(text.clone())).await;
+        let b = start(&all[1], &Memory("b", Arc::clone(&storage.1)));
+        eventually("another server has it", async || files[1].certificate_text(&name) == text).await;
+        drop(a);
+        storage.1.fields.lock().expect("no panic").clear();
+        storage.1.changes.send_replace(());
+        eventually("the storage has it again", async || from.certificate(&name).await == Ok(text.clone()))
+            .await;
+        let c = start(&all[2], &Memory("c", Arc::clone(&storage.1)));
+        eventually("a third server has it", async || files[2].certificate_text(&name) == text).await;
+        assert_eq!((failed(&b), failed(&c)), (0, 0), "nothing was ordered");
+        eventually("the reservation ends", async || storage.1.owner.lock().expect("no panic").is_none())
+            .await;
+    }
+
+    #[tokio::test]
+    async fn one_server_orders_and_the_others_keep_its_back_off() {
+        let (dir, storage) = (Dir::new(), Memory("a", Arc::default()));
+        let all = ["a", "b"].map(|server| settings(&dir.path().join(server)));
+        *storage.1.owner.lock().expect("no panic") = Some("c".to_owned());
+        let a = start(&all[0], &storage);
+        sleep(Duration::from_millis(200)).await;
+        assert_eq!(failed(&a), 0, "another server orders");
+        *storage.1.owner.lock().expect("no panic") = None;
+        storage.1.changes.send_replace(());
+        eventually("the order fails", async || failed(&a) == 1).await;
+        let b = start(&all[1], &Memory("b", Arc::clone(&storage.1)));
+        eventually("the other server knows", async || failures(&b.status()).is_some()).await;
+        let (count, why) = failures(&b.status()).expect("it failed");
+        assert!(count == 1 && why.starts_with("a: ") && why.contains("cannot be reached"), "{why}");
+        for _ in 0..10 {
+            storage.1.changes.send_replace(());
+            sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!((failed(&a), failed(&b)), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn challenge_of_another_server_is_answered_until_it_is_removed() {
+        let (dir, storage) = (Dir::new(), Memory("a", Arc::default()));
+        let mut settings = settings(&dir.path().join("a"));
+        let address = free_address();
+        settings.acme.http_listen = vec![address];
+        // Only the challenge matters here.
+        *storage.1.owner.lock().expect("no panic") = Some("b".to_owned());
+        let _acme = start(&settings, &storage);
+        let answer = move || {
+            let mut stream = TcpStream::connect(address).ok()?;
+            let path = "/.well-known/acme-challenge/TOKEN";
+            write!(stream, "GET {path} HTTP/1.0\r\nHost: {NAME}\r\n\r\n").ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).ok()?;
+            Some(answer)
+        };
+        let ask = async || tokio::task::spawn_blocking(answer).await.expect("no panic");
+        let b = shared(&Memory("b", Arc::clone(&storage.1)), &settings);
+        let proof = Proof { token: "TOKEN".to_owned(), text: "TOKEN.THUMB".to_owned() };
+        for (name, is_ours) in [("other.example.org", false), (NAME, true)] {
+            b.put_challenge(&name.parse().expect("a name"), &proof).await.expect("it is kept");
+            let found = ask().await;
+            assert_eq!(found.is_some_and(|answer| answer.ends_with("TOKEN.THUMB")), is_ours, "{name}");
+        }
+        b.remove_challenge().await;
+        eventually("the port is closed", async || ask().await.is_none()).await;
+    }
+
+    #[tokio::test]
+    async fn garbage_in_the_storage_counts_as_nothing() {
+        let (dir, storage) = (Dir::new(), Memory("a", Arc::default()));
+        let settings = settings(dir.path());
+        let from = shared(&storage, &settings);
+        let names = &settings.tls.acme;
+        for text in ["", "{", "[]", "null", r#"{"certificate":{"first":1,"last":2},"failure":null}"#] {
+            let fields = ["order", "certificate", "account"].map(|kind| {
+                let name = if kind == "account" { "" } else { NAME };
+                (from.field(kind, name), Zeroizing::new(text.as_bytes().to_vec()))
+            });
+            storage.write(fields.into()).await.expect("it is kept");
+            storage
+                .write(vec![(from.field("challenge", ""), Zeroizing::new(text.into()))])
+                .await
+                .expect("kept");
+            assert_eq!(from.challenge().await, Ok(None));
+            assert_eq!(from.orders(names).await.expect("they are read").len(), 1);
+            let acme = start(&settings, &storage);
+            eventually("it orders on its own", async || failed(&acme) == 1).await;
+            *storage.1.owner.lock().expect("no panic") = None;
+        }
+    }
+}

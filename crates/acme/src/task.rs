@@ -1,0 +1,512 @@
+//! The task that orders: one name after the other, so that a server has one challenge at a time.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use instant_acme::CertificateIdentifier;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use turnpike_config::{
+    AcmeChallenge, AcmeSettings, CertificateName, Settings, certificates::order_directory,
+};
+use turnpike_measure::units::span;
+use turnpike_relay::TlsContext;
+
+use crate::{
+    AcmeStatus, NameStatus,
+    certificate_id::certificate_id,
+    error::OrderError,
+    files::{OrderFiles, OrderLock, validity},
+    http::Https,
+    order,
+    schedule::{Schedule, Step},
+    shared::{Shared, SharedFailure, SharedOrder, SharedOrders, changed, follow},
+};
+
+/// Longest sleep, so that a changed clock and removed files are noticed.
+const LONGEST_SLEEP: u64 = 60;
+const ORDER: Duration = Duration::from_secs(600);
+/// Until the next question for a renewal window after a failed one, and at an authority without windows.
+const ASK_AGAIN: Duration = Duration::from_secs(6 * 3600);
+
+/// Characters of a URL in the log.
+const LONGEST_URL: usize = 200;
+
+/// Orders to keep up.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub(crate) names: Vec<CertificateName>,
+    pub(crate) settings: AcmeSettings,
+    pub(crate) challenge: AcmeChallenge,
+    pub(crate) directory: Option<PathBuf>,
+    /// Presents challenges; `None` without TLS.
+    pub(crate) tls: Option<Arc<TlsContext>>,
+    /// Storage of the servers that order together; `None` for a server of its own.
+    storage: Option<Arc<dyn SharedOrders>>,
+}
+
+impl Wanted {
+    #[must_use]
+    pub fn new(
+        settings: &Settings,
+        tls: Option<Arc<TlsContext>>,
+        storage: Option<Arc<dyn SharedOrders>>,
+    ) -> Self {
+        let tcp = settings.listen.iter().filter(|_| settings.tcp);
+        let has_https_port = tcp.chain(&settings.tls.listen).any(|listener| listener.port() == 443);
+        let challenge = match settings.acme.challenge {
+            AcmeChallenge::Auto if has_https_port => AcmeChallenge::TlsAlpn,
+            AcmeChallenge::Auto => AcmeChallenge::Http,
+            chosen => chosen,
+        };
+        Self {
+            names: settings.tls.acme.clone(),
+            settings: settings.acme.clone(),
+            challenge,
+            directory: order_directory(settings),
+            tls,
+            storage,
+        }
+    }
+
+    pub(crate) fn shared(&self) -> Option<Shared> {
+        let storage = Arc::clone(self.storage.as_ref()?);
+        Some(Shared::new(storage, &self.settings.directory))
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.settings == other.settings
+            && self.challenge == other.challenge
+            && self.directory == other.directory
+    }
+}
+
+/// Runs until it is dropped.
+#[derive(Debug)]
+pub struct Acme {
+    wanted: watch::Sender<Wanted>,
+    status: Arc<AcmeStatus>,
+}
+
+impl Acme {
+    /// Must be called on a tokio runtime.
+    #[must_use]
+    pub fn start(wanted: Wanted) -> Self {
+        let status = Arc::<AcmeStatus>::default();
+        let (sender, receiver) = watch::channel(wanted);
+        tokio::spawn(follow(receiver.clone()));
+        tokio::spawn(run(receiver, Arc::clone(&status)));
+        Self { wanted: sender, status }
+    }
+
+    pub fn set(&self, wanted: Wanted) {
+        self.wanted.send_if_modified(|current| {
+            let has_changed = !wanted.is_same(current)
+                || wanted.names != current.names
+                || wanted.tls.is_some() != current.tls.is_some();
+            *current = wanted;
+            has_changed
+        });
+    }
+
+    /// Ends orders, for a process that serves no new clients.
+    pub fn stop(&self) {
+        self.wanted.send_modify(|wanted| wanted.names.clear());
+    }
+
+    #[must_use]
+    pub fn status(&self) -> Arc<AcmeStatus> {
+        Arc::clone(&self.status)
+    }
+}
+
+async fn run(mut receiver: watch::Receiver<Wanted>, status: Arc<AcmeStatus>) {
+    let mut schedules = BTreeMap::<CertificateName, Schedule>::new();
+    let mut lock = None;
+    let mut before = receiver.borrow().clone();
+    let mut changes = before.shared().map(|shared| shared.changes());
+    loop {
+        let wanted = receiver.borrow_and_update().clone();
+        if !wanted.is_same(&before) {
+            // New settings deserve a new attempt.
+            schedules.clear();
+            lock = None;
+        }
+        schedules.retain(|name, _| wanted.names.contains(name));
+        status.keep(|name| wanted.names.iter().any(|wanted| wanted.to_string() == name));
+        before = wanted.clone();
+        if let Some(changes) = &mut changes {
+            changes.mark_unchanged();
+        }
+        let pause = match (&wanted.directory, wanted.names.is_empty()) {
+            (Some(directory), false) => {
+                let files = OrderFiles::new(directory.clone());
+                tokio::select! {
+                    pause = pass(&wanted, &files, &mut lock, &mut schedules, &status) => pause,
+                    changed = receiver.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                        continue;
+                    }
+                }
+            }
+            _ => {
+                lock = None;
+                u64::MAX
+            }
+        };
+        tokio::select! {
+            () = sleep(Duration::from_secs(pause.min(LONGEST_SLEEP))) => {}
+            () = changed(&mut changes) => {}
+            changed = receiver.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Does all that is due; returns the seconds until something is due again.
+async fn pass(
+    wanted: &Wanted,
+    files: &OrderFiles,
+    lock: &mut Option<OrderLock>,
+    schedules: &mut BTreeMap<CertificateName, Schedule>,
+    status: &AcmeStatus,
+) -> u64 {
+    if lock.is_none() {
+        match files.lock() {
+            Ok(locked) => *lock = Some(locked),
+            Err(error) => {
+                wanted.names.iter().for_each(|name| hold_up(name, &error, status));
+                return LONGEST_SLEEP;
+            }
+        }
+    }
+    let shared = wanted.shared();
+    let orders = match &shared {
+        Some(shared) => match shared.orders(&wanted.names).await {
+            Ok(orders) => orders,
+            Err(why) => {
+                let error = OrderError::Shared(why);
+                wanted.names.iter().for_each(|name| hold_up(name, &error, status));
+                return LONGEST_SLEEP;
+            }
+        },
+        None => vec![SharedOrder::default(); wanted.names.len()],
+    };
+    let mut next = u64::MAX;
+    for (name, order) in wanted.names.iter().zip(orders) {
+        let schedule = schedules.entry(name.clone()).or_insert_with(|| Schedule::new(rand::random()));
+        let mut one = OneName { wanted, files, name, schedule, status };
+        next = next.min(one.pass(shared.as_ref(), order).await);
+    }
+    // A mistake here must not occupy the runtime.
+    next.saturating_sub(now()).max(1)
+}
+
+/// Reports an error that holds up orders, once.
+fn hold_up(name: &CertificateName, error: &OrderError, status: &AcmeStatus) {
+    let text = error.to_string();
+    if status.hold_up(name.to_string(), &text, now() + LONGEST_SLEEP) {
+        tracing::warn!("{name}: {text}");
+    }
+}
+
+struct OneName<'a> {
+    wanted: &'a Wanted,
+    files: &'a OrderFiles,
+    name: &'a CertificateName,
+    schedule: &'a mut Schedule,
+    status: &'a AcmeStatus,
+}
+
+impl OneName<'_> {
+    /// Returns the Unix second at which something is due.
+    async fn pass(&mut self, shared: Option<&Shared>, order: SharedOrder) -> u64 {
+        self.status.free(&self.name.to_string());
+        if let Some(shared) = shared {
+            self.take(shared, &order).await;
+        }
+        let mut id = self.look();
+        if self.schedule.step(now()) == Step::AskWindow {
+            self.ask(id.as_ref()).await;
+        }
+        let is_due = self.schedule.step(now()) == Step::Order;
+        match shared {
+            None if is_due => _ = self.attempt(id.as_ref()).await,
+            Some(shared) if is_due || self.is_ahead_of(&order) => {
+                match self.reserved(shared, &mut id).await {
+                    Ok(true) => {}
+                    Ok(false) => return now() + LONGEST_SLEEP,
+                    Err(why) => {
+                        hold_up(self.name, &OrderError::Shared(why), self.status);
+                        return now() + LONGEST_SLEEP;
+                    }
+                }
+            }
+            _ => {}
+        }
+        let due = match self.schedule.step(now()) {
+            Step::Wait(until) => until,
+            Step::Order | Step::AskWindow => now(),
+        };
+        if self.schedule.failures() == 0 {
+            let next = self.schedule.renewal().unwrap_or(due);
+            self.status.show(self.name.to_string(), NameStatus { next, ..NameStatus::default() });
+        }
+        due
+    }
+
+    /// The file is the truth: a previous process, another server or the operator may have changed it.
+    fn look(&mut self) -> Option<CertificateIdentifier<'static>> {
+        let identity = self.files.certificate(self.name);
+        let is_foreign = self.files.is_foreign(self.name, &self.wanted.settings.directory);
+        self.schedule.found(identity.as_ref().map(validity), is_foreign);
+        identity.as_ref().filter(|_| !is_foreign).and_then(certificate_id)
+    }
+
+    /// Takes a newer certificate, or the back-off, of another server.
+    async fn take(&mut self, shared: &Shared, order: &SharedOrder) {
+        let name = self.name;
+        let directory = &self.wanted.settings.directory;
+        let own = self.files.certificate(name).map(|identity| validity(&identity));
+        let is_foreign = self.files.is_foreign(name, directory);
+        if let Some(theirs) = order.certificate
+            && own.is_none_or(|own| is_foreign || own.first < theirs.first)
+            && let Ok(Some(text)) = shared.certificate(name).await
+        {
+            match self.files.put_certificate_text(name, &text) {
+                Ok(validity) => {
+                    let left = span(validity.last.saturating_sub(now()));
+                    tracing::info!(
+                        "certificate for {name} from another server of the fleet: valid for {left}"
+                    );
+                }
+                Err(error) => {
+                    tracing::error!("certificate for {name} from another server of the fleet: {error}");
+                }
+            }
+        }
+        self.look();
+        if let Some(SharedFailure { server, at, next, failures, error }) = &order.failure
+            && self.schedule.failed_elsewhere(now(), *at, *next, *failures)
+        {
+            let error = Some(format!("{server}: {error}"));
+            let failures = self.schedule.failures();
+            let status = NameStatus { next: *next, failures, error, held_up: None };
+            self.status.show(name.to_string(), status);
+        }
+    }
+
+    /// True if the storage has lost the certificate of this server.
+    fn is_ahead_of(&self, order: &SharedOrder) -> bool {
+        let own = self.schedule.certificate();
+        own.is_some_and(|own| order.certificate.is_none_or(|theirs| theirs.first < own.first))
+            && !self.schedule.is_foreign()
+    }
+
+    /// Orders, and shares the result, unless another server does.
+    async fn reserved(
+        &mut self,
+        shared: &Shared,
+        id: &mut Option<CertificateIdentifier<'static>>,
+    ) -> Result<bool, String> {
+        if !shared.reserve().await? {
+            return Ok(false);
+        }
+        let result = async {
+            // Another server may have finished just now.
+            let names = std::slice::from_ref(self.name);
+            let order = shared.orders(names).await?.pop().unwrap_or_default();
+            self.take(shared, &order).await;
+            *id = self.look();
+            let failure = match self.schedule.step(now()) {
+                Step::Order => self.attempt(id.as_ref()).await,
+                _ if self.is_ahead_of(&order) => order.failure,
+                _ => return Ok(()),
+            };
+            let failure =
+                failure.map(|failure| SharedFailure { server: shared.server().to_owned(), ..failure });
+            let certificate = self.schedule.certificate().filter(|_| !self.schedule.is_foreign());
+            let text = certificate.and_then(|_| self.files.certificate_text(self.name));
+            shared.put_order(self.name, &SharedOrder { certificate, failure }, text).await
+        };
+        let result = result.await;
+        shared.release().await;
+        result.map(|()| true)
+    }
+
+    async fn ask(&mut self, id: Option<&CertificateIdentifier<'static>>) {
+        let asked = async {
+            let id = id?;
+            let https = Https::new(self.wanted.settings.authority.clone());
+            let account = order::existing_account(self.wanted, self.files, &https).await.ok()??;
+            account.renewal_info(id).await.ok()
+        };
+        match asked.await {
+            Some((info, again)) => {
+                let unix = |time: i64| u64::try_from(time).unwrap_or(0);
+                let window = info.suggested_window;
+                let window = (unix(window.start.unix_timestamp()), unix(window.end.unix_timestamp()));
+                self.schedule.suggested(now(), window, again);
+                if let Some(url) = info.explanation_url {
+                    let url: String = url.chars().filter(|one| !one.is_control()).take(LONGEST_URL).collect();
+                    tracing::info!("the authority suggests another time of renewal: {url}");
+                }
+            }
+            None => self.schedule.ask_again(now(), ASK_AGAIN),
+        }
+    }
+
+    async fn attempt(&mut self, id: Option<&CertificateIdentifier<'static>>) -> Option<SharedFailure> {
+        let Self { wanted, files, name, schedule, status } = self;
+        let AcmeSettings { directory, authority, .. } = &wanted.settings;
+        let (_, challenge) = crate::challenge::kind(wanted.challenge);
+        if schedule.failures() == 0 {
+            tracing::info!("ordering a certificate for {name} from {directory} by {challenge}");
+        }
+        let https = Https::new(authority.clone());
+        let replaced = id.filter(|_| schedule.has_window());
+        let ordered = timeout(ORDER, order::order(wanted, files, &https, name, replaced)).await;
+        match ordered.unwrap_or(Err(OrderError::Timeout(ORDER.as_secs()))) {
+            Ok(validity) => {
+                schedule.issued(now(), validity);
+                let next = schedule.renewal().unwrap_or(0);
+                let left = span(validity.last.saturating_sub(now()));
+                let until = span(next.saturating_sub(now()));
+                tracing::info!("new certificate for {name}: valid for {left}, renewal in {until}");
+                status.count(true);
+                None
+            }
+            Err(error) => {
+                let at = now();
+                let next = schedule.failed(at, https.pause(), rand::random());
+                let wait = span(next.saturating_sub(at));
+                let current = match files.certificate(name).map(|identity| identity.not_after()) {
+                    None => "TLS and DTLS for this name start when the certificate is there".to_owned(),
+                    Some(end) if end < at => "the old certificate has expired".to_owned(),
+                    Some(end) => {
+                        format!("the old certificate stays in use, for {} at most", span(end - at))
+                    }
+                };
+                tracing::error!("no new certificate for {name}: {error}; next attempt in {wait}; {current}");
+                let (failures, error) = (schedule.failures(), error.to_string());
+                status.count(false);
+                let shown = NameStatus { next, failures, error: Some(error.clone()), held_up: None };
+                status.show(name.to_string(), shown);
+                Some(SharedFailure { server: String::new(), at, next, failures, error })
+            }
+        }
+    }
+}
+
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, net::Ipv4Addr};
+
+    use http_body_util::Full;
+    use hyper::{
+        Request, Response,
+        body::{Bytes, Incoming},
+        server::conn::http1,
+        service::service_fn,
+    };
+    use hyper_util::rt::TokioIo;
+    use rustls::{
+        ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    };
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+    use turnpike_config::StateDir;
+    use turnpike_testkit::{Dir, certificates::Certificate};
+
+    use super::*;
+
+    /// Answers all requests for a new account with this status and problem, and Retry-After 7,200 s.
+    async fn refusing_authority(certificate: &Certificate, status: u16, kind: &'static str) -> String {
+        let chain = vec![CertificateDer::from_pem_slice(certificate.pem.as_bytes()).expect("PEM")];
+        let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).expect("PEM");
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .expect("usable");
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+        let base = format!("https://{}", listener.local_addr().expect("bound"));
+        let directory = format!("{base}/dir");
+        let answer = move |request: Request<Incoming>| {
+            let response = Response::builder().header("replay-nonce", "abc");
+            let (response, body) = match request.uri().path() {
+                "/dir" => {
+                    let url = |path: &str| format!("{base}/{path}");
+                    let urls = serde_json::json!({
+                        "newNonce": url("nonce"), "newAccount": url("account"), "newOrder": url("order"),
+                        "revokeCert": url("revoke"), "keyChange": url("key"),
+                    });
+                    (response, urls.to_string())
+                }
+                "/nonce" => (response, String::new()),
+                _ => {
+                    let kind = format!("urn:ietf:params:acme:error:{kind}");
+                    let problem = serde_json::json!({ "type": kind, "detail": "too many new accounts", "status": status });
+                    (response.status(status).header("retry-after", "7200"), problem.to_string())
+                }
+            };
+            let response = response.body(Full::new(Bytes::from(body))).expect("a response");
+            async move { Ok::<_, Infallible>(response) }
+        };
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let Ok(stream) = acceptor.accept(stream).await else { continue };
+                let service = service_fn(answer.clone());
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        directory
+    }
+
+    #[tokio::test]
+    async fn refusing_authority_is_left_alone_for_as_long_as_it_asks() {
+        for (status, kind) in [(429, "rateLimited"), (503, "serverInternal")] {
+            let certificate = Certificate::new(&["127.0.0.1"]);
+            let dir = Dir::new();
+            let mut settings = Settings::default();
+            settings.tls.acme = vec!["turn.example.org".parse().expect("a name")];
+            settings.acme.directory = refusing_authority(&certificate, status, kind).await;
+            settings.acme.authority = Some(dir.file("ca.pem", &certificate.pem));
+            settings.store.state = StateDir::At(dir.path().join("state"));
+            let before = now();
+            let acme = Acme::start(Wanted::new(&settings, None, None));
+            let failed = async {
+                loop {
+                    let names = acme.status().names();
+                    match names.into_values().find(|name| name.failures > 0) {
+                        Some(failed) => break failed,
+                        None => sleep(Duration::from_millis(10)).await,
+                    }
+                }
+            };
+            let failed = timeout(Duration::from_secs(20), failed).await.expect("it fails");
+            let error = failed.error.expect("with a reason");
+            assert!(error.contains(kind) && error.contains("too many new accounts"), "{error}");
+            assert!((before + 7200..=now() + 7200).contains(&failed.next), "{} s", failed.next - before);
+        }
+    }
+}

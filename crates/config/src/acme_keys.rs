@@ -1,0 +1,232 @@
+//! `tls.acme` and `[acme]`: names whose certificates the server orders from a certificate authority (RFC 8555).
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
+
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use turnpike_convert::toml_text::quoted;
+use turnpike_strict::Value;
+use turnpike_wire::names::server_name;
+use zeroize::Zeroizing;
+
+use crate::{
+    Secret,
+    key::{Kind, list_of, named, text},
+    secret::MASK,
+};
+
+/// Maximum number of names in `tls.acme`.
+pub(crate) const MOST_NAMES: usize = 100;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcmeSettings {
+    pub directory: String,
+    /// Mail address for the authority's notices; empty for none.
+    pub contact: String,
+    pub challenge: AcmeChallenge,
+    /// Listeners for http-01, open while a challenge is pending.
+    pub http_listen: Vec<SocketAddr>,
+    /// Program that sets and removes the record of dns-01.
+    pub hook: Option<PathBuf>,
+    /// Certificate of the authority's own server, if the machine does not trust it.
+    pub authority: Option<PathBuf>,
+    /// Identifier of the account made beforehand at the authority (external account binding); empty for none.
+    pub eab_key_id: String,
+    pub eab_key: Option<BindingKey>,
+    /// Kind of certificate; empty for the authority's choice.
+    pub profile: String,
+}
+
+impl Default for AcmeSettings {
+    fn default() -> Self {
+        Self {
+            directory: "https://acme-v02.api.letsencrypt.org/directory".to_owned(),
+            contact: String::new(),
+            challenge: AcmeChallenge::Auto,
+            http_listen: vec![SocketAddr::from(([0, 0, 0, 0], 80)), SocketAddr::from(([0u16; 8], 80))],
+            hook: None,
+            authority: None,
+            eab_key_id: String::new(),
+            eab_key: None,
+            profile: String::new(),
+        }
+    }
+}
+
+/// Key of an external account binding (RFC 8555 section 7.3.4): base64url, padded or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BindingKey(Secret);
+
+impl BindingKey {
+    #[must_use]
+    pub fn bytes(&self) -> Zeroizing<Vec<u8>> {
+        Zeroizing::new(decoded(self.0.reveal()).unwrap_or_default())
+    }
+}
+
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    BASE64_URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).ok()
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AcmeChallenge {
+    /// `TlsAlpn` with a TCP listener on port 443, otherwise `Http`.
+    #[default]
+    Auto,
+    TlsAlpn,
+    Http,
+    Dns,
+}
+
+/// Subject of an ordered certificate.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CertificateName {
+    /// Lower case.
+    Dns(String),
+    /// The parent of the replaced label.
+    Wildcard(String),
+    Ip(IpAddr),
+}
+
+impl CertificateName {
+    /// Name of its file, without `*`, which shells expand.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        match self {
+            Self::Wildcard(parent) => format!("_.{parent}.pem"),
+            name => format!("{name}.pem"),
+        }
+    }
+}
+
+impl fmt::Display for CertificateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dns(name) => f.write_str(name),
+            Self::Wildcard(parent) => write!(f, "*.{parent}"),
+            Self::Ip(ip) => ip.fmt(f),
+        }
+    }
+}
+
+impl FromStr for CertificateName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(ip) = text.parse::<IpAddr>() {
+            return if ip.is_unspecified() || ip.is_multicast() {
+                Err("no certificate can name this address")
+            } else {
+                Ok(Self::Ip(ip))
+            };
+        }
+        let (is_wildcard, name) = match text.strip_prefix("*.") {
+            Some(parent) => (true, parent),
+            None => (false, text),
+        };
+        let name = server_name(name.strip_suffix('.').unwrap_or(name))?;
+        if !name.contains('.') {
+            return Err("authorities issue certificates only for complete names, such as turn.example.org");
+        }
+        Ok(if is_wildcard { Self::Wildcard(name) } else { Self::Dns(name) })
+    }
+}
+
+pub(super) const NAMES: Kind<Vec<CertificateName>> = list_of!(
+    "a list of names and IP addresses under which clients reach this server, such as [\"turn.example.org\"], [] for none",
+    |text| text.parse::<CertificateName>()
+);
+
+pub(super) const DIRECTORY: Kind<String> =
+    text!("the https:// URL of the directory of a certificate authority (RFC 8555)", |url| url.len() <= 1024
+        && url.strip_prefix("https://").is_some_and(|rest| {
+            rest.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '[')
+                && rest.bytes().all(|byte| byte.is_ascii_graphic())
+        }));
+
+pub(super) const CONTACT: Kind<String> =
+    text!("a mail address, such as \"admin@example.org\", or \"\"", |mail| {
+        let is_part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_graphic());
+        mail.is_empty()
+            || mail.len() <= 254
+                && mail
+                    .split_once('@')
+                    .is_some_and(|(user, host)| is_part(user) && is_part(host) && !host.contains('@'))
+    });
+
+pub(super) const CHALLENGE: Kind<AcmeChallenge> = named!(
+    "\"auto\", \"tls-alpn-01\", \"http-01\" or \"dns-01\"",
+    "auto" => AcmeChallenge::Auto,
+    "tls-alpn-01" => AcmeChallenge::TlsAlpn,
+    "http-01" => AcmeChallenge::Http,
+    "dns-01" => AcmeChallenge::Dns,
+);
+
+pub(super) const HOOK: Kind<Option<PathBuf>> = Kind::one(
+    "the absolute path of a program, \"\" for none",
+    |reader, node| {
+        reader.parsed(node, |text| match text {
+            "" => Ok(None),
+            path if path.starts_with('/') => Ok(Some(PathBuf::from(path))),
+            _ => Err("it does not begin with /"),
+        })
+    },
+    |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
+);
+
+pub(super) const EAB_KEY_ID: Kind<String> =
+    text!("the key identifier of an account made beforehand at the authority, or \"\"", |id| id.len() <= 256
+        && id.bytes().all(|byte| byte.is_ascii_graphic()));
+
+pub(super) const EAB_KEY: Kind<Option<BindingKey>> = Kind::one(
+    "the key of an account made beforehand at the authority, 16 bytes or more in base64url, or \"\"",
+    |reader, node| {
+        let key = match &node.value {
+            Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0])?,
+            _ => reader.secret(node)?,
+        };
+        match decoded(key.reveal()).map(|bytes| bytes.len()) {
+            Some(0) => Some(None),
+            Some(16..=256) => Some(Some(BindingKey(key))),
+            Some(length) => reader.refuse(node, Some(format!("it has {length} bytes"))),
+            None => reader.refuse(node, Some("it is not base64url".to_owned())),
+        }
+    },
+    |key| quoted(key.as_ref().map_or("", |_| MASK)),
+)
+.secret();
+
+pub(super) const PROFILE: Kind<String> =
+    text!("the name of a profile of the certificate authority, such as \"shortlived\", or \"\"", |name| name
+        .len()
+        <= 64
+        && name.bytes().all(|byte| byte.is_ascii_graphic()));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificate_names_round_trip_and_refuse_the_rest() {
+        for (text, shown, file) in [
+            ("Turn.Example.org", "turn.example.org", "turn.example.org.pem"),
+            ("turn.example.org.", "turn.example.org", "turn.example.org.pem"),
+            ("*.example.org", "*.example.org", "_.example.org.pem"),
+            ("192.0.2.1", "192.0.2.1", "192.0.2.1.pem"),
+            ("2001:db8::1", "2001:db8::1", "2001:db8::1.pem"),
+        ] {
+            let name: CertificateName = text.parse().expect(text);
+            assert_eq!((name.to_string().as_str(), name.file_name().as_str()), (shown, file));
+            assert_eq!(name.to_string().parse(), Ok(name));
+        }
+        for text in
+            ["", "localhost", "a/b.example", "../x.example", "*.*.example", "0.0.0.0", "224.0.0.1", "a..b"]
+        {
+            assert!(text.parse::<CertificateName>().is_err(), "{text}");
+        }
+    }
+}
