@@ -45,7 +45,7 @@ fn indications(bench: &mut Bench) {
 
 fn message_integrity(bench: &mut Bench) {
     let key = Key::long_term(KeyAlgorithm::Md5, "user", "example.org", b"password");
-    // A Refresh request of the usual size.
+    // A Refresh request of the usual length.
     let header = Header { class: Class::Request, method: method::REFRESH, transaction: [7; 12] };
     let request = [(kind::USERNAME, &[b'x'; 8][..]), (kind::REALM, &[b'x'; 12]), (kind::NONCE, &[b'x'; 40])];
     for (name, mac) in [("sha1", Mac::Sha1), ("sha256", Mac::Sha256)] {

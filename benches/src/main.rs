@@ -22,7 +22,7 @@ fn main() {
 struct Bench;
 
 impl Bench {
-    /// Counts `call`, whose result prevents the optimiser from removing it. Prints the case's name and number of calls, in
+    /// Counts `call`; the use of its result prevents the optimiser from removing the call. Prints the case's name and number of calls, in
     /// the order of valgrind's dumps.
     fn case<T>(&mut self, name: &str, mut call: impl FnMut() -> T) {
         let mut body = || {

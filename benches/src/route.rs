@@ -80,7 +80,8 @@ fn relaying(bench: &mut Bench, clients: u16) {
         let verdict = server.from_client(now, &next().0, black_box(&send));
         assert!(matches!(verdict, Verdict::ToPeer { payload, .. } if payload.len() == PAYLOAD.len()));
     });
-    // Many strangers, because a single one whose hash resembles a client's would cost 30 instructions more.
+    // Many strangers, because a single one whose hash resembles that of a client would cost 30 more
+    // instructions.
     let strangers: Vec<Source> = (clients + 1..=clients + 1000).map(|port| client(port).into()).collect();
     let mut stranger = 0;
     bench.case(&format!("route/stranger/{clients}"), || {
@@ -107,7 +108,7 @@ fn requests(bench: &mut Bench) {
         let verdict = server.from_client(now, &stranger, black_box(&challenge));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x13]));
     });
-    // Authenticated. The cost of the test policy is deriving the key from the password.
+    // Authenticated. The test policy's cost is that of deriving the key from the password.
     bench.case("request/refresh", || {
         let verdict = server.from_client(now, &from, black_box(&refresh));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x04]));

@@ -76,14 +76,14 @@ const TABLES: [Table; 5] = [
 ];
 
 impl Table {
-    /// True if a run of these modules produces all its rows; no modules means all.
+    /// True if a run of these modules produces all its rows; an empty list means all modules.
     fn is_asked_for(&self, modules: &[String]) -> bool {
         modules.is_empty() || self.modules.iter().all(|module| modules.iter().any(|asked| asked == module))
     }
 }
 
 const DOCUMENT: &str = "docs/dev/reliability.md";
-/// Each has rows of its own in the table of peers. The kernel paths need root, and XDP also needs ethtool.
+/// Data paths, each with rows of its own in the table of peers. The kernel paths need root, and XDP also needs ethtool.
 const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
 
 /// Runs the tests, and writes each table whose rows were all requested. Fails if a test fails. If no test failed but some could not run,
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let program = program(&root, options.program.as_deref())?;
     let tables: Vec<&Table> = TABLES.iter().filter(|table| table.is_asked_for(&options.modules)).collect();
     let mut child = trials(&root)
-        // Sequential, so that a witness measures one attack and no other tests.
+        // The tests run in sequence, so that a witness measures only one attack and no other tests.
         .args(["--", "--include-ignored", "--nocapture", "--test-threads", "1"])
         .args(filters(&options.modules))
         .env("TURNPIKE_TEST_ATTACK", "1")
@@ -165,7 +165,6 @@ impl Said {
         true
     }
 
-    /// Missing rows with their reasons; empty if the tables are complete.
     fn skipped(&self, tables: &[&Table]) -> Vec<String> {
         let peers = self.rows.get("peers").map_or(&[][..], Vec::as_slice);
         let has = |datapath: &str| peers.iter().any(|row| row.starts_with(&format!("| {datapath} |")));
@@ -248,7 +247,7 @@ mod tests {
     fn full_run_is_written() {
         let mut said = said_without(&[]);
         assert!(!said.take("test result: ok"));
-        // Reported by each of two data paths as one row.
+        // Both data paths report this reason, with one row each.
         assert!(said.take("ATTACK kept | a | b |"));
         assert_eq!(said.skipped(&all()), [""; 0]);
         let written = said.written_into(&document(), &all()).expect("the document has all markers");
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_rows_are_named_with_the_reason() {
+    fn missing_rows_are_reported_with_the_reason() {
         let mut said = said_without(&["xdp", "xdp-generic"]);
         for before in ["", "test attack::b ... ", ".", ".i."] {
             let line = format!("{before}SKIPPED: data paths xdp and xdp-generic: ethtool is not installed");
@@ -270,7 +269,7 @@ mod tests {
             "no row for data path xdp-generic",
         ];
         assert_eq!(said.skipped(&all()), missing);
-        // A missing row without a reason, and one whose name is a prefix of another name.
+        // A missing row without a reason, and a missing row whose name is a prefix of another row's name.
         assert_eq!(said_without(&["xdp"]).skipped(&all()), ["no row for data path xdp"]);
         assert_eq!(said_without(&["kernel"]).skipped(&all()), ["no row for data path kernel"]);
         assert_eq!(Said::default().skipped(&all()).len(), DATAPATHS.len() + TABLES.len());

@@ -9,10 +9,9 @@ use std::{
 
 use crate::{Failure, prose::tracked_files, repository};
 
-/// Not checked, because its tests contain links.
+/// This file is not checked, because its tests contain links.
 const EXAMPLES: &str = "xtask/src/links.rs";
 
-/// Contents of documents by path below the repository.
 type Documents = BTreeMap<String, String>;
 
 pub(crate) fn run() -> Result<ExitCode, Failure> {
@@ -120,7 +119,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 fn slug(heading: &str) -> String {
     let mut text = String::new();
     let mut rest = heading;
-    // Only the text of a link in a heading counts.
+    // For a link in a heading, only its text is part of the anchor.
     while let Some((before, link)) = rest.split_once('[') {
         text.push_str(before);
         let Some((words, after)) = link.split_once("](") else {

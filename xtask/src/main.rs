@@ -63,7 +63,7 @@ enum Chore {
     Links,
     /// Run the parts with `unsafe` that make no system calls under Miri (needs a nightly toolchain with Miri)
     Miri,
-    /// Break one function at a time in wire, turn and fleet, and print changes that no test notices (hours)
+    /// Break one function at a time in wire, turn and fleet, and print changes that no test notices (takes hours)
     Mutants(mutants::Options),
     /// Measure the size and shape of the code: lines, types, public items, circular imports, unsafe blocks
     Numbers(numbers::Options),

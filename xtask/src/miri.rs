@@ -1,5 +1,5 @@
-//! `cargo xtask miri`: runs those parts of `net` and `offload` that make no system calls under Miri, which detects undefined behaviour that
-//! a CPU tolerates. Skipped unless a nightly toolchain with Miri is installed.
+//! `cargo xtask miri`: runs tests of `net` and `offload` that make no unsupported system calls under Miri, which detects undefined
+//! behaviour that a CPU tolerates. Skipped unless a nightly toolchain with Miri is installed.
 
 use std::process::{Command, ExitCode};
 

@@ -25,12 +25,12 @@ pub(crate) struct Options {
     #[arg(long)]
     list: bool,
 
-    /// Make only one in this many changes, to estimate the score
+    /// Try only one in this many changes, to estimate the score
     #[arg(long, value_name = "N")]
     one_in: Option<u32>,
 }
 
-/// Exit code 3 if a change survives.
+/// Returns exit code 3 if no test notices some change.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     if let Some(missing) = options.files.iter().find(|file| !root.join(file).exists()) {
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     found.missed.iter().for_each(|mutant| println!("survives: {mutant}"));
     match status.code() {
         Some(0) => Ok(ExitCode::SUCCESS),
-        // Some changes were missed, or there were only timeouts, which count as noticed.
+        // Exit codes of cargo-mutants: some changes were missed, or there were only timeouts, which count as noticed.
         Some(2 | 3) if found.missed.is_empty() => Ok(ExitCode::SUCCESS),
         Some(2) => Ok(ExitCode::from(LIMIT_EXCEEDED)),
         _ => Err("the tests fail without any change, or cargo-mutants does not work here".into()),
@@ -89,7 +89,7 @@ fn installed(root: &Path, folder: &Path) -> Result<PathBuf, Failure> {
             .arg(&tools)
             .arg("--target-dir")
             .arg(folder.join("build"))
-            // The program itself computes little, so it need not be optimised.
+            // cargo-mutants itself computes little, so it need not be optimised.
             .envs([("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"), ("CARGO_PROFILE_RELEASE_LTO", "off")])
             .envs([("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")])
             .status()?;

@@ -17,7 +17,7 @@ use syn::{
 
 use crate::{Failure, cargo, repository};
 
-/// Crates of the management plane: everything around the relay, the forwarder and the generator.
+/// Crates of the management plane, which surrounds the relay, the forwarder and the generator.
 const MANAGEMENT: [&str; 12] = [
     "admin",
     "api",
@@ -48,7 +48,6 @@ pub(crate) struct Options {
     list: bool,
 }
 
-/// A source file of one crate.
 struct Source {
     krate: String,
     /// Path of modules below the crate, such as `["server", "auth"]`.
@@ -61,7 +60,7 @@ struct Source {
 #[derive(Default)]
 struct Shape {
     test_lines: usize,
-    /// Modules in files of their own that exist only in tests.
+    /// Modules in files of their own that are compiled only for tests.
     test_modules: Vec<Vec<String>>,
     types: Vec<String>,
     public_items: usize,
@@ -71,7 +70,6 @@ struct Shape {
     module: Vec<String>,
 }
 
-/// All files below `crates`.
 #[derive(Default)]
 struct Numbers {
     sources: Vec<Source>,

@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let place = root.join(BUDGET);
     let mut budget = match fs::read_to_string(&place) {
         Ok(text) => Budget::parse(&text)?,
-        // If the file is missing, start with the current counts: deleting it would be noticed in review.
+        // If the file is missing, the current counts become the budget: deleting the file would be noticed in review.
         Err(why) if why.kind() == std::io::ErrorKind::NotFound => Budget::of(counts.clone()),
         Err(why) => return Err(why.into()),
     };

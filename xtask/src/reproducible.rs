@@ -1,5 +1,5 @@
-//! `cargo xtask reproducible`: builds the release binary in two directories with different names and compares the bytes. Keeps both if they
-//! differ.
+//! `cargo xtask reproducible`: builds the release binary in two directories with different names and compares the bytes. Keeps both builds
+//! if they differ.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ pub(crate) struct Options {
     dir: PathBuf,
 }
 
-/// The lengths differ, so that neither path fits in place of the other.
+/// Directories whose names differ in length, so that neither path fits in the place of the other.
 const PLACES: [&str; 2] = ["a", "another/place"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {

@@ -115,7 +115,7 @@ fn exists(test: &str) -> bool {
     let is_test = |file: &Path| {
         let Ok(text) = fs::read_to_string(file) else { return false };
         let declared = format!("fn {name}(");
-        // Attributes such as #[ignore] may be between the two.
+        // Attributes such as #[ignore] may be between `#[test]` and the function.
         text.match_indices(&declared)
             .any(|(at, _)| text[..at].rsplit("\n\n").next().is_some_and(|before| before.contains("#[test]")))
     };
@@ -161,7 +161,7 @@ fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
         {
             shown = format!("{target}::{name}");
         } else if why_skipped(line).is_some() {
-            // Overrides the `ok` that cargo prints for a skipped test.
+            // Takes precedence over the `ok` that cargo prints for a skipped test.
             if let Some(outcome @ Outcome::Passed) = outcomes.get_mut(&shown) {
                 *outcome = Outcome::Skipped;
             }
@@ -173,7 +173,7 @@ fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
                 "FAILED" => Outcome::Failed,
                 _ => continue,
             };
-            // One pass is enough: a failed test may have passed when run alone.
+            // A test that passed once counts as passed: a failed test may have passed when run alone.
             let before = outcomes.entry(format!("{target}::{name}")).or_insert(outcome);
             *before = outcome.min(*before);
         }
@@ -205,7 +205,7 @@ fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failur
     Ok(outcomes)
 }
 
-/// Unit tests are identified by their paths, because the names of their programs and their results are in different streams.
+/// Unit tests are identified only by their paths, because the names of their programs and their results are in different streams.
 fn relabelled(target: &str, said: &str) -> BTreeMap<String, Outcome> {
     let mut found = BTreeMap::new();
     read(said, &mut found);

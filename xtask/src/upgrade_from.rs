@@ -34,7 +34,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Some(program) => program.clone(),
         None => build(&root, &target(&root))?,
     };
-    // The sandbox allows executing programs in this directory.
+    // The sandbox lets programs in this directory be executed.
     let folder = target(&root).join("upgrade");
     fs::create_dir_all(&folder)?;
     let [previous, next] = [("previous", previous), ("next", next)].map(|(name, program)| {

@@ -6,8 +6,8 @@
 //! produce too many interleavings to explore, and two threads are enough to reproduce each bug.
 //!
 //! loom (0.7) remembers only the last access of each atomic. It therefore misses interleavings in which a thread writes a value that it
-//! read earlier, if another thread read the atomic first. If two threads do different things to one atomic, the model runs twice, with the
-//! roles swapped.
+//! read earlier, if another thread read the atomic first. If two threads access one atomic in different ways, the model runs twice, with
+//! the roles swapped.
 #![cfg(not(test))] // The unit tests in the included files are not written for loom.
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "a model uses only part of a file")]
@@ -93,7 +93,7 @@ pub fn gauge_never_exceeds_its_limit() {
         let shared = Arc::new((gauge::Gauge::new(1), AtomicUsize::new(0)));
         let visit = |(gauge, inside): &(gauge::Gauge, AtomicUsize)| {
             if gauge.enter() {
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "another thread is inside");
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "another thread has entered");
                 inside.fetch_sub(1, Ordering::SeqCst);
                 gauge.leave();
             }
@@ -105,14 +105,14 @@ pub fn gauge_never_exceeds_its_limit() {
     });
 }
 
-pub fn a_refused_entry_does_not_make_the_gauge_refuse_another() {
+pub fn a_refused_entry_does_not_cause_another_refusal() {
     loom::model(|| {
         let gauge = Arc::new(gauge::Gauge::new(1));
         assert!(gauge.enter());
         let other = with(&gauge, gauge::Gauge::enter);
         gauge.leave();
         let again = gauge.enter();
-        assert!(join(other) || again, "one slot was free, but both were refused");
+        assert!(join(other) || again, "one slot was free, but both threads were refused");
     });
 }
 
@@ -129,7 +129,7 @@ pub fn quotas_are_never_exceeded_and_fully_returned() {
         };
         let other = with(&quotas, visit);
         let own = visit(&quotas);
-        assert!(join(other) || own, "one slot was free, but both were refused");
+        assert!(join(other) || own, "one slot was free, but both threads were refused");
         assert!(quotas.held().is_empty());
         assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
     });
@@ -139,12 +139,12 @@ pub fn user_at_the_limit_does_not_block_other_users() {
     loom::model(|| {
         let quotas = quotas_of(2, 1);
         assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
-        // Alice is refused in every interleaving, Bob never.
+        // Alice is refused in every interleaving, and Bob in none.
         let greedy = with(&quotas, |quotas| quotas.acquire(UserRef::new("realm", "alice"), HOME));
         assert_eq!(
             quotas.acquire(UserRef::new("elsewhere", "alice"), HOME),
             Ok(()),
-            "the other alice is another user"
+            "alice in the other realm is a different user"
         );
         assert!(join(greedy).is_err());
         assert_eq!(quotas.held().len(), 2);
@@ -186,7 +186,7 @@ pub fn bucket_grants_each_byte_once() {
     });
 }
 
-pub fn version_of_a_name_is_never_ahead_of_its_answer() {
+pub fn version_of_a_name_is_never_visible_before_its_answer() {
     loom::model(|| {
         let name = Arc::new(resolver::Name::new("name.example", true));
         let answer = |last: u8| vec![ZonedIp::from([192, 0, 2, last])];
@@ -200,7 +200,7 @@ pub fn version_of_a_name_is_never_ahead_of_its_answer() {
             IpAddr::V4(ip) => u32::from(ip.octets()[3]),
             IpAddr::V6(_) => 0,
         });
-        assert!(last >= version, "the answer of version {last} was visible with version {version}");
+        assert!(last >= version, "the answer of version {last} was visible under version {version}");
         join(writer);
         assert_eq!((name.version(), name.addresses()), (2, answer(2)));
     });
@@ -240,9 +240,9 @@ pub fn unused_part_of_a_lease_returns_to_the_pool() {
         let other = with(&shared, move |pool| visit(pool, 1));
         visit(&pool, 0);
         join(other);
-        // A full pool gains nothing.
+        // Returning bits to a full pool has no effect.
         let left = take_all(&pool, 1);
-        assert!((burst - 2 * BYTE..=burst - 2 * BYTE + 1).contains(&left), "{left} of {burst} are left");
+        assert!((burst - 2 * BYTE..=burst - 2 * BYTE + 1).contains(&left), "{left} of {burst} bits are left");
     });
 }
 
@@ -251,11 +251,11 @@ pub fn shares_do_not_exceed_the_pool() {
         let pool = pool_of(120, 10_000);
         let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
         (0..3).for_each(|_| asks(&pool, 1));
-        // The first request starts the next period.
+        // The first request in a period starts it.
         let ask = move |pool: &pool::Pool| {
             asks(pool, 2);
             let share = pool.share(Way::ToPeer);
-            assert!(share <= 120 / 3, "{share} bits of 120 for one of three");
+            assert!(share <= 120 / 3, "the share of one of three allocations is {share} of 120 bits");
         };
         let other = with(&pool, ask);
         ask(&pool);
@@ -268,14 +268,14 @@ pub fn shares_do_not_exceed_the_pool() {
     });
 }
 
-pub fn late_worker_does_not_lose_a_share() {
+pub fn worker_that_is_behind_does_not_lose_a_share() {
     for [own, other] in [[2, 3], [3, 2]] {
         loom::model(move || {
             let pool = pool_of(120, 10_000);
             let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
             let is_one_of_five = |pool: &pool::Pool| {
                 let share = pool.share(Way::ToPeer);
-                assert!(share >= 120 / 5, "{share} bits of 120 for five requests");
+                assert!(share >= 120 / 5, "the share after five requests is {share} of 120 bits");
             };
             (0..3).for_each(|_| asks(&pool, 1));
             let worker = with(&pool, move |pool| asks(pool, other));
@@ -349,7 +349,7 @@ pub fn invalidated_user_does_not_return_from_an_older_answer() {
     }
 }
 
-/// True if the cache has no entry or the newer password.
+/// True if the cache has no entry, or one with the newer password.
 fn is_new(cache: &cache::Cache<()>) -> bool {
     match cache.get("user") {
         cache::Cached::Fresh(keys) | cache::Cached::Stale(keys) => *keys == UserKeys(2),
@@ -381,7 +381,7 @@ fn at(last: u8) -> Vec<Address> {
     vec![answer(last).at(80).into()]
 }
 
-pub fn choice_uses_an_answer_no_older_than_its_version() {
+pub fn choice_never_uses_an_answer_older_than_its_version() {
     loom::model(|| {
         let (name, targets) = targets_of_a_name();
         let writer = {
@@ -396,7 +396,7 @@ pub fn choice_uses_an_answer_no_older_than_its_version() {
     });
 }
 
-pub fn two_workers_apply_an_answer_and_both_see_it() {
+pub fn two_workers_apply_an_answer_and_both_see_its_addresses() {
     loom::model(|| {
         let (_name, targets) = targets_of_a_name();
         let worker = with(&targets, addresses);

@@ -1,8 +1,7 @@
 //! Experiments without a file: turns `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD`
-//! into the text of an experiment, which is then checked, recorded and repeated like any other.
-//!
-//! For known workloads (our generators and iperf3) the lab sets the duration, reads the result, starts the
-//! reflector and derives the readiness probe from the target address. Explicit options take precedence.
+//! into the text of an experiment, which is then checked, recorded and repeated like any other. For known
+//! workloads (our generators and iperf3), the lab sets the duration, reads the result, starts the reflector
+//! and derives the readiness probe from the target address. Explicit options take precedence.
 
 use std::thread;
 

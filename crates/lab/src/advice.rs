@@ -10,7 +10,7 @@ use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Advice {
     pub(crate) what: String,
-    /// Remedies, best first.
+    /// Remedies, the best one first.
     pub(crate) tries: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ fn of_cause(record: &RunRecord, cause: VoidCause) -> Option<Advice> {
                 limits.steal_percent
             ),
             vec![
-                "another time of day, or a machine whose CPUs are not shared".to_owned(),
+                "a different time of day, or a machine whose CPUs are not shared".to_owned(),
                 idle_that_polls(record),
                 "more rounds (--rounds): void ones are repeated, up to half of the requested number"
                     .to_owned(),
@@ -88,7 +88,7 @@ fn of_cause(record: &RunRecord, cause: VoidCause) -> Option<Advice> {
             ),
             vec![
                 quieter_machine(record),
-                "another core for the subjects: --cpus, or `cpus` in the experiment file".to_owned(),
+                "a different core for the subjects: --cpus, or `cpus` in the experiment file".to_owned(),
             ],
             round_up(most * 1.1).min(100.0),
             "--max-foreign",
@@ -125,8 +125,8 @@ fn idle_that_polls(record: &RunRecord) -> String {
 
 fn quieter_machine(record: &RunRecord) -> String {
     match record.environment.notes.iter().find(|note| note.starts_with("load average")) {
-        Some(note) => format!("a quieter machine ({note} at the start)"),
-        None => "a quieter machine".to_owned(),
+        Some(note) => format!("a machine with less other load ({note} at the start)"),
+        None => "a machine with less other load".to_owned(),
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_generator_is_explained_with_limit_values_and_remedies() {
+    fn a_generator_that_fell_behind_is_explained_with_remedies() {
         let record = late_record("delivered_pps");
         let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
         let text = advice.to_string();

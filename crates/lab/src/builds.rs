@@ -1,8 +1,8 @@
 //! The builds that were measured: every file named in a command, with path, size, time and SHA-256, since a
 //! path alone does not identify a build.
 //!
-//! Programs are not run with `--version`, because a server that does not know the flag might start. Versions
-//! are only known for this program, and for services with a `version` command in the experiment.
+//! Programs are not run with `--version`, because a server that does not know the flag might start. Versions are known only for this
+//! program, and for services with a `version` command in the experiment.
 
 use std::{
     collections::BTreeMap,
@@ -22,13 +22,12 @@ use crate::{
     tools,
 };
 
-/// Maximum number of files per command.
 const MOST: usize = 8;
-/// Maximum size for hashing; larger files are identified by size and time.
+/// Maximum size of files that are hashed; larger ones are identified by size and time.
 const LONGEST: u64 = 1 << 30;
 const SHORT: usize = 12;
 
-/// Contains a space, so no service can have this name.
+/// Name of the workload in the list of programs. It contains a space, so no service can have this name.
 pub(crate) const WORKLOAD: &str = "the workload";
 
 /// `versions` contains the output of the version commands.
@@ -133,8 +132,7 @@ impl BuildFile {
     }
 }
 
-/// File named by a word of a command: the first word is looked up as a shell would do, others may be paths,
-/// including after `=`.
+/// File that a word of a command refers to: the first word is looked up as by a shell, the others may be paths or contain a path after `=`.
 fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<PathBuf> {
     let at = |text: &str| {
         let path = directory.map_or_else(|| PathBuf::from(text), |directory| directory.join(text));

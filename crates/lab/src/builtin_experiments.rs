@@ -95,7 +95,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments")
     }
 
-    /// Accepts files that are invalid only because the machine has too few CPUs.
+    /// Also accepts files that are invalid only because the machine has too few CPUs.
     fn is_sound<T>(parsed: Result<T, LabError>) -> bool {
         match parsed {
             Ok(_) => true,

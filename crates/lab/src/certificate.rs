@@ -7,7 +7,7 @@ use crate::error::LabError;
 pub(crate) const CERT: &str = "cert.pem";
 pub(crate) const KEY: &str = "key.pem";
 
-/// Uses ECDSA on P-256, which costs rustls and OpenSSL about the same.
+/// Uses ECDSA on P-256, which takes rustls and OpenSSL about the same time.
 pub(crate) fn make(directory: &Path, addresses: impl IntoIterator<Item = String>) -> Result<(), LabError> {
     let mut names: Vec<String> =
         addresses.into_iter().chain(["localhost".to_owned(), "127.0.0.1".to_owned()]).collect();

@@ -81,7 +81,7 @@ pub(crate) enum LabCommand {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Remove the namespaces, and leftovers of crashed runs
+    /// Remove the namespaces, and what crashed runs left behind
     Down {
         #[command(flatten)]
         id: Id,

@@ -71,11 +71,11 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                     let BuiltinText { path, text } =
                         SUITES.find(&suite.unwrap_or_default(), Path::new("experiments"))?;
                     let suite = Suite::parse(&path, &text)?.only(&only)?;
-                    // One seed for all rows, so that the table can show it.
+                    // All rows use one seed, so that the table can show it.
                     let seed = changes.seed.unwrap_or_else(request::draw_seed);
                     let changes = Overrides { seed: Some(seed), ..changes };
                     let rows = suite.requests(&changes, &set, place.topology.as_deref())?;
-                    // Comes first, because this may re-execute the program as root of a user namespace.
+                    // Called first, because this may re-execute the program as root of a user namespace.
                     for (_, request) in &rows {
                         if request.experiment()?.topology()?.is_some() {
                             userns::enter_if_needed()?;
@@ -300,7 +300,7 @@ fn summary(record: &RunRecord, wanted: &[String]) -> String {
     }
     let mut further: Vec<&String> = Vec::new();
     for name in wanted.iter().take(FURTHER) {
-        // One line per metric, even if it is the deciding one or named twice.
+        // Prints one line per metric, even if a metric is the deciding one or was named twice.
         if name != deciding && !further.contains(&name) {
             further.push(name);
         }
@@ -338,7 +338,7 @@ fn append_row(record: &RunRecord, asked: &Log) -> Result<(), LabError> {
                         | --- | --- | --- | --- | --- | --- | --- |\n";
     let Some(log) = &asked.log else { return Ok(()) };
     let Some(row) = report::row(record, asked) else {
-        return Err(LabError::usage("--log: there is no row for a record with a single subject"));
+        return Err(LabError::usage("--log: the record has only one subject, so there is no ratio to log"));
     };
     let text = match fs::read_to_string(log) {
         Ok(text) => text,
@@ -374,7 +374,7 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
         return Ok(0);
     }
     if log.log.is_some() {
-        return Err(LabError::usage("--log: a row covers only one record, so give one directory"));
+        return Err(LabError::usage("--log: a row describes only one record, so give one directory"));
     }
     let comparison = report::compare(&records);
     let page = Path::new("lab-comparison.html");

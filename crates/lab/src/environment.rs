@@ -54,7 +54,7 @@ pub(crate) fn stamp() -> String {
 fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, String> {
     let mut versions = BTreeMap::new();
     for service in experiment.services() {
-        // An unknown server might start when given `--version`, so the experiment names the command.
+        // An unknown server might start when given `--version`, so the experiment specifies the command that prints the version.
         if let Some(command) = &service.version
             && let Ok(command) = variables.command(command)
             && let Some(version) = first_line(&command)
@@ -90,8 +90,8 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
 }
 
-/// Describes the idle behaviour of the CPUs. A virtual CPU that halts as soon as it is idle is descheduled by
-/// its host and wakes up slowly; one that polls before halting keeps running.
+/// Describes how idle CPUs wait. A virtual CPU that halts as soon as it is idle is descheduled by its host
+/// and wakes up slowly; one that polls before halting keeps running.
 fn idle(sys: &Path, latency: &Path) -> String {
     let value = |path: &str| Some(fs::read_to_string(sys.join(path)).ok()?.trim().to_owned());
     let cpuidle = |name: &str| value(&format!("devices/system/cpu/cpuidle/{name}"));

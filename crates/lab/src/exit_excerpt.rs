@@ -1,5 +1,5 @@
-//! Excerpt from a program's log for the report that it exited: the first line with an error, since other
-//! errors usually follow from it, and the last lines. The amount read and kept is bounded.
+//! Excerpt from a program's log, for the message that the program exited: the first line with an error, since other errors usually follow
+//! from it, and the last lines. The amount of text read and kept is bounded.
 
 use std::{
     fs::File,

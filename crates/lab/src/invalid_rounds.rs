@@ -9,12 +9,12 @@ use crate::metric;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VoidReason {
-    /// Changes the offered load; some metrics remain valid.
+    /// This changes the offered load, but some metrics remain valid.
     #[error("the generator fell behind (p99 {p99_us:.0} µs, limit {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
     #[error("CPU time was stolen ({percent:.1} %, limit {limit_percent:.1} %)")]
     CpuStolen { percent: f64, limit_percent: f64 },
-    /// Excludes the subject itself and the kernel's network threads.
+    /// CPU time of other processes, excluding the kernel's network threads.
     #[error("other processes used the subject's cores ({percent:.1} %, limit {limit_percent:.1} %)")]
     CoresShared { percent: f64, limit_percent: f64 },
     #[error("the subject failed: {how}")]
@@ -23,7 +23,7 @@ pub enum VoidReason {
     Other { what: String },
 }
 
-/// Causes that cannot be attributed to a subject.
+/// Causes for which no subject is responsible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VoidCause {
     GeneratorLate,
@@ -73,8 +73,7 @@ pub struct VoidLimits {
 }
 
 impl Default for VoidLimits {
-    /// Assumes a resolution of 5 %, of which 1 % stolen time is a fifth. 3 % of a core leaves room for kernel
-    /// threads.
+    /// For a resolution of 5 %, of which 1 % of stolen time is a fifth. 3 % of a core leaves room for kernel threads.
     fn default() -> Self {
         Self {
             late_p99_us: turnpike_measure::LATE_P99_US as f64,

@@ -27,12 +27,10 @@
 //! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at the same time
 //! ```
 //!
-//! **Ratios.** A paired ratio is always candidate over baseline in the same round, kept as a logarithm until
-//! it is shown. The baseline is the experiment's first subject. The `metric` decides whether a ratio above 1
-//! is good.
-//!
-//! **A/A.** `order::plan` gets one run more than subjects; the last is the baseline again. Its rounds go into
-//! `RunRecord::aa` under the baseline's name. With two subjects, six rounds are a whole number of blocks.
+//! **Ratios.** A paired ratio is always candidate over baseline in the same round, kept as a logarithm until it is shown. The baseline is
+//! the experiment's first subject. The `metric` decides whether a ratio above 1 is good. **A/A.** `order::plan` plans one run more than
+//! there are subjects; the last one is the baseline again. Its rounds go into `RunRecord::aa` under the baseline's name. With two subjects,
+//! six rounds form complete blocks.
 //!
 //! **Reliability.** In simulations with 8 % noise per run and a drift of 20 % (`truth.rs`), of 1,000
 //! experiments with 96 rounds and equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is

@@ -57,21 +57,21 @@ pub(crate) const METRICS: &[Metric] = &[
     higher("connections_per_s", "/s", "connections opened and closed"),
     higher("allocations_per_s", "/s", "allocations granted and deleted"),
     higher("binds_per_s", "/s", "channels bound"),
-    higher("thin_pps", "/s", "datagrams that came back to the thin clients"),
+    higher("thin_pps", "/s", "datagrams returned to the thin clients"),
     lower("generator_reordered", "", "datagrams received out of order"),
     higher(PACKETS_PER_CPU_S, "/s", "delivered per CPU-second of the subject"),
     higher(PACKETS_PER_BUSY_S, "/s", "delivered per busy second of the subject's cores"),
-    lower(CPU_US_PER_PACKET, "µs", "CPU of the subject per delivered datagram"),
+    lower(CPU_US_PER_PACKET, "µs", "CPU time of the subject per delivered datagram"),
     lower(BUSY_US_PER_PACKET, "µs", "busy time of the subject's cores per delivered datagram"),
-    lower(CPU_S_PER_GB, "s", "CPU of the subject per delivered GB"),
+    lower(CPU_S_PER_GB, "s", "CPU time of the subject per delivered GB"),
     lower(BUSY_S_PER_GB, "s", "busy time of the subject's cores per delivered GB"),
-    lower(SUBJECT_CPU_S, "s", "CPU of the subject"),
-    lower(SUBJECT_USER_S, "s", "CPU of the subject in user space"),
-    lower(SUBJECT_SYSTEM_S, "s", "CPU of the subject in the kernel"),
+    lower(SUBJECT_CPU_S, "s", "CPU time of the subject"),
+    lower(SUBJECT_USER_S, "s", "CPU time of the subject in user space"),
+    lower(SUBJECT_SYSTEM_S, "s", "CPU time of the subject in the kernel"),
     lower(CORE_BUSY_S, "s", "busy time of the subject's cores"),
     neither(FOREIGN_PERCENT, "%", "share of the subject's cores used by other processes"),
-    lower("machine_cpu_s", "s", "CPU of the whole machine"),
-    neither("machine_softirq_s", "s", "CPU of the whole machine in softirqs"),
+    lower("machine_cpu_s", "s", "CPU time of the whole machine"),
+    neither("machine_softirq_s", "s", "CPU time of the whole machine in softirqs"),
     neither(STEAL_PERCENT, "%", "CPU time stolen by the hypervisor"),
     lower("latency_p50_us", "µs", "latency from the due time, median"),
     lower("latency_p90_us", "µs", "latency from the due time, 90 %"),
@@ -115,7 +115,7 @@ const fn neither(name: &'static str, unit: &'static str, about: &'static str) ->
     Metric { name, unit, better: Preference::Neither, about }
 }
 
-static OF_PROCESS: Metric = lower("cpu.NAME_s", "s", "CPU of the process and its children");
+static OF_PROCESS: Metric = lower("cpu.NAME_s", "s", "CPU time of the process and its children");
 
 pub(crate) fn of_process(name: &str) -> String {
     format!("cpu.{name}_s")

@@ -1,9 +1,8 @@
-//! Order of the subjects within each round, drawn from a recorded seed and balanced.
+//! Balanced order of the subjects within each round, derived from a recorded seed.
 //!
-//! Machines drift (heat, page cache, neighbours), so no subject may always come first, or always follow the
-//! same other subject. Rounds come in blocks; within a block each subject takes each position and follows
-//! each other subject equally often (a Williams square). The choice of square and the order of its rows are
-//! random.
+//! Machines drift (heat, page cache, neighbours), so it must not be the same subject that always comes first, or that always follows a
+//! certain other one. Rounds come in blocks; within a block each subject takes each position and follows each other subject equally often
+//! (a Williams square). The choice of square and the order of its rows are random.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -27,8 +26,7 @@ pub fn plan(seed: u64, subjects: usize, rounds: u32) -> Vec<Vec<usize>> {
     plan
 }
 
-/// Balanced block of `subjects` rounds, or of twice as many if the number is odd, because the mirror image is
-/// then needed too.
+/// Balanced block of `subjects` rounds, or of twice as many if the number is odd, because the block then also needs the mirror image.
 fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     let mut names: Vec<usize> = (0..subjects).collect();
     names.shuffle(rng);

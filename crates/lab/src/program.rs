@@ -42,7 +42,6 @@ pub(crate) struct Launch {
     pub(crate) output: Option<PathBuf>,
 }
 
-/// A started program; stopped on drop.
 #[derive(Debug)]
 pub(crate) struct ChildProgram {
     pub(crate) name: String,
@@ -82,7 +81,7 @@ impl ChildProgram {
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(log)
-            // Keeps Ctrl-C away: the lab stops its programs in a certain order.
+            // Shields the program from Ctrl-C, because the lab stops its programs in a certain order.
             .process_group(0);
         if let Some(directory) = &launch.directory {
             command.current_dir(directory);
@@ -133,7 +132,7 @@ impl ChildProgram {
         }
     }
 
-    /// Waits until this perf process has opened its counters; interrupted earlier, it writes no result.
+    /// Waits until this perf process has opened its counters; if it were interrupted earlier, it would write no result.
     pub(crate) fn await_counters(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let descriptors = format!("/proc/{}/fd", self.pid());
@@ -170,7 +169,6 @@ impl ChildProgram {
             self.signal(Signal::TERM);
             self.wait(Instant::now() + GRACE, || false);
         }
-        // Children may outlive the group leader.
         self.signal(Signal::KILL);
         if self.ended.is_none() {
             self.ended = self.child.wait().ok();
@@ -196,7 +194,7 @@ impl ChildProgram {
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = to_pid(self.child.id()) {
-            // Fails only if the whole group is gone.
+            // Fails only if no process of the group is left.
             let _ = kill_process_group(pid, signal);
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::stats::{self, Estimate};
 
-/// Estimates the time left, assuming that all runs take equally long.
+/// Progress of an experiment, with an estimate of the time left that assumes that all runs take equally long.
 #[derive(Clone, Debug)]
 pub(crate) struct RunProgress {
     rounds: u32,

@@ -1,5 +1,4 @@
-//! Record of a run: everything needed to judge it again, to repeat it, and to decide what it can be compared
-//! with.
+//! Record of a run: everything that is needed to judge it again, to repeat it, and to decide which records it can be compared with.
 //!
 //! A directory contains `record.json`, the source of truth, and `report.html`, which is generated from it.
 
@@ -18,7 +17,8 @@ use crate::stats;
 /// Version of the JSON, increased if an older reader would misunderstand it (not for a new optional field).
 pub(crate) const FORMAT: u32 = 1;
 
-/// Maximum relative difference between equally loaded runs. Occasional lateness stays far below it.
+/// Maximum relative difference in load between runs that count as equally loaded. If the generator falls behind only occasionally, the
+/// difference is far smaller.
 const SAME_LOAD: f64 = 0.05;
 
 pub(crate) const FILE: &str = "record.json";
@@ -53,7 +53,7 @@ pub struct RunRecord {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildFile {
-    /// A service, or "the workload".
+    /// Name of a service, or "the workload".
     pub name: String,
     pub word: usize,
     pub path: String,
@@ -122,7 +122,6 @@ pub struct RecordedExperiment {
     pub metric: String,
     pub rounds: u32,
     pub duration_s: f64,
-    /// Seconds before the measurement.
     pub warmup_s: f64,
     #[serde(default)]
     pub rules: VerdictRules,
@@ -211,7 +210,7 @@ pub struct LatencySummary {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sweep {
     pub subject: String,
-    /// `None` if the measurement is not repeated.
+    /// `None` if the sweep is not repeated in rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
     pub points: Vec<SweepPoint>,
@@ -247,7 +246,6 @@ impl Environment {
 }
 
 impl Syscall {
-    /// Returns 0 if there were no calls.
     pub(crate) fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
     }
@@ -284,10 +282,9 @@ impl RunRecord {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
-    /// Returns true if a run counts for a metric: if it is not void, or if only the generator fell behind,
-    /// the metric [survives](metric::survives_lateness) this, and the load equals that of the other runs.
-    /// Otherwise lateness of one subject's runs could decide the verdict, because the cost per datagram
-    /// depends on the load.
+    /// Returns true if a run counts for a metric: if it is not void, or if only the generator fell behind, the metric
+    /// [survives](metric::survives_lateness) this, and the load equals that of the other runs. Otherwise a generator that fell behind for
+    /// one subject could decide the verdict, because the cost per datagram depends on the load.
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
@@ -333,7 +330,6 @@ impl RunRecord {
         write_json(&dir.join(FILE), self)
     }
 
-    /// Accepts the directory or the file itself.
     pub fn load(dir: &Path) -> Result<Self, LabError> {
         #[derive(Deserialize)]
         struct FormatVersion {
@@ -342,12 +338,12 @@ impl RunRecord {
         let path = if dir.is_dir() { dir.join(FILE) } else { dir.to_owned() };
         let refuse = |what: String| LabError::usage(format!("{}: {what}", path.display()));
         let json = fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
-        let bad = |error| refuse(format!("not a record of the lab: {error}"));
+        let bad = |error| refuse(format!("not a lab record: {error}"));
         // Parsed first: the rest of a newer format may not parse.
         let FormatVersion { format } = serde_json::from_str(&json).map_err(bad)?;
         if format > FORMAT {
             return Err(refuse(format!(
-                "format {format}, but this lab reads only up to {FORMAT}: use the version that wrote it"
+                "it has format {format}, but this version reads only formats up to {FORMAT}: use the version that wrote it"
             )));
         }
         serde_json::from_str(&json).map_err(bad)

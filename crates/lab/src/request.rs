@@ -222,14 +222,14 @@ impl Overrides {
         limits.late_p99_us = self.max_late_us.unwrap_or(limits.late_p99_us);
         limits.steal_percent = self.max_steal.unwrap_or(limits.steal_percent);
         limits.foreign_percent = self.max_foreign.unwrap_or(limits.foreign_percent);
-        // The file has been validated, so any error is on the command line.
+        // The file has been validated, so any error is in the command line.
         let mut document = Document::without_places(Path::new(COMMAND_LINE));
         experiment.check(&mut document);
         Ok(document.finish()?)
     }
 }
 
-/// Draws a seed that is short enough to type.
+/// Chooses a random seed that is short enough to type.
 pub(crate) fn draw_seed() -> u64 {
     u64::from(rand::rng().random::<u32>())
 }

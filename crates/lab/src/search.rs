@@ -1,11 +1,10 @@
 //! find-max: finds the highest offered rate whose loss stays within a goal, for several goals at once,
 //! despite noise.
 //!
-//! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for
-//! every goal. A rate becomes a *lower bound* of a goal when at most half of the trial time exceeded the
-//! goal, no matter how the remaining trials would turn out; an *upper bound* when more than half did.
-//! Otherwise it is tried again. A hiccup does not end the search, and a lucky trial does not decide it.
-//! Coarse phases of short trials find the region, and a last phase of long trials decides.
+//! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for every goal. A rate becomes a
+//! *lower bound* of a goal when at most half of the trial time exceeded the goal, no matter how the remaining trials would turn out, and an
+//! *upper bound* when more than half did. Otherwise the rate is tried again. So a hiccup does not end the search, and a lucky trial does
+//! not decide it. Coarse phases of short trials find the region, and a last phase of long trials decides.
 //!
 //! ```text
 //! while let Some(trial) = search.next() {            the caller runs it: rate, seconds
@@ -20,7 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::stats;
 
-/// Relative shortfall of the offered rate beyond which a trial is void.
+/// A trial is void if the offered rate falls short of the requested one by more than this fraction.
 const SHORTFALL: f64 = 0.02;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,12 +37,11 @@ pub(crate) struct SearchSettings {
     pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
     pub(crate) goals: Vec<f64>,
-    /// Relative width of the result; at least the largest goal, or the results of two goals could change
-    /// places.
+    /// Relative width of the result; at least the largest goal, because otherwise a looser goal could have a lower result.
     pub(crate) width: f64,
     pub(crate) short_s: f64,
     pub(crate) long_s: f64,
-    /// Seconds of long trials that decide a rate; an odd multiple of `long_s`, so that there are no ties.
+    /// Total seconds of long trials that decide a rate; an odd multiple of `long_s`, so that there are no ties.
     pub(crate) sum_s: f64,
     pub(crate) max_trials: usize,
     /// Void trials at a rate after which the generator is considered unable to reach it.
@@ -81,7 +79,7 @@ pub struct FoundRate {
     pub max_loss: f64,
     /// `None` if not even the lowest rate meets the goal.
     pub lower_pps: Option<u64>,
-    /// `None` if no rate that was tried fails.
+    /// `None` if none of the rates that were tried fails.
     pub upper_pps: Option<u64>,
     /// Median of the trials at `lower_pps` that met the goal.
     pub delivered_pps: Option<f64>,
@@ -123,10 +121,10 @@ pub(crate) struct SearchOptions {
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [0.0, 0.1, 0.5])]
     #[serde(deserialize_with = "one_goal")]
     pub(crate) loss: Vec<f64>,
-    /// Latency (99th percentile) above which datagrams count as lost.
+    /// Latency (99th percentile) above which all datagrams of a trial count as lost.
     #[arg(skip)]
     pub(crate) max_p99_us: Option<f64>,
-    /// Limit for the generator's lateness (99th percentile); must be below that for the subject's latency.
+    /// Maximum time by which the generator may fall behind (99th percentile); must be below the limit for the subject's latency.
     #[arg(skip)]
     pub(crate) max_late_us: Option<f64>,
 }
@@ -191,7 +189,6 @@ pub(crate) struct Search {
     settings: SearchSettings,
     phases: Vec<SearchPhase>,
     tried: BTreeMap<u64, Vec<TriedRate>>,
-    /// Void trials by rate and goal.
     voids: BTreeMap<(u64, usize), u32>,
     /// For each goal, the lowest rate that the generator cannot reach, and the rate reached instead, if
     /// known.
@@ -264,7 +261,7 @@ impl Search {
         self.current.map(|(trial, _)| trial)
     }
 
-    /// Records a trial, which is void if much less than requested was sent.
+    /// Records a trial, which is void if far fewer datagrams than requested were sent.
     pub(crate) fn observe(&mut self, sent: u64, received: u64) {
         self.take(sent, received, false);
     }
@@ -278,7 +275,7 @@ impl Search {
     fn take(&mut self, sent: u64, received: u64, late: bool) {
         let Some((trial, cursor)) = self.current else { return };
         let wanted = trial.rate_pps as f64 * trial.duration_s;
-        // One datagram may be missing: at low rates the last may be sent just after the end.
+        // One datagram may be missing: at low rates, the last one may be sent just after the end.
         if sent == 0 || (sent as f64) < wanted * (1.0 - SHORTFALL) - 1.0 {
             self.void(Some(sent as f64 / trial.duration_s));
             return;
@@ -288,7 +285,7 @@ impl Search {
         let tried = TriedRate {
             duration_s: trial.duration_s,
             loss,
-            // Rate in its own unit, clients or datagrams.
+            // The unit is that of the rate: clients or datagrams.
             delivered_pps: (received as f64 / trial.duration_s).min(trial.rate_pps as f64 * (1.0 - loss)),
             late,
         };
@@ -300,7 +297,7 @@ impl Search {
         self.advance(Some(cursor));
     }
 
-    /// Repeats the trial; after [`SearchSettings::max_voids`] times, stays below its rate.
+    /// Repeats the trial; after [`SearchSettings::max_voids`] void trials, the search stays below its rate.
     pub(crate) fn observe_void(&mut self) {
         self.void(None);
     }
@@ -356,7 +353,7 @@ impl Search {
         }
     }
 
-    /// Stays while the cursor's rate is undecided.
+    /// Does not move the cursor while its rate is undecided.
     fn advance(&mut self, cursor: Option<Cursor>) {
         if self.trials >= self.settings.max_trials {
             return;
@@ -402,7 +399,6 @@ impl Search {
         None
     }
 
-    /// Returns `None` if no rate is left between the bounds.
     fn choose(&self, cursor: &Cursor) -> Option<u64> {
         let &Cursor { phase, goal, step, .. } = cursor;
         let (lower, upper) = self.range(phase, goal);
@@ -467,8 +463,7 @@ impl Search {
         (lower, upper.into_iter().chain(ceiling).min())
     }
 
-    /// Finds the smallest upper bound and the largest lower bound below it. A lossless trial above it counts
-    /// as luck.
+    /// Finds the smallest upper bound and the largest lower bound below it. A lossless trial above the upper bound counts as luck.
     fn bounds(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let mut lower = None;
         for &rate in self.tried.keys() {
@@ -481,10 +476,9 @@ impl Search {
         (lower, None)
     }
 
-    /// Classifies a rate for a goal by its trials; `None` while further trials could change the result.
-    ///
-    /// Trials shorter than those of the phase count only against the rate, and only by the excess of lossy
-    /// over good ones, because a short trial has less time to lose anything.
+    /// Classifies a rate for a goal by its trials; `None` while further trials could change the result. Trials shorter than those of the
+    /// phase can only count against the rate: the time by which lossy ones exceed lossless ones is added, because a short trial has less
+    /// time to lose anything.
     fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<RateBound> {
         let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
         let trials = self.tried.get(&rate)?;
@@ -500,7 +494,7 @@ impl Search {
         let bad = seconds(true, false) + excess;
         let good = seconds(true, true);
         let whole = (bad + good).max(phase.sum_s);
-        // Half of the time may be bad: the result is the median, which a hiccup does not change.
+        // Up to half of the time may exceed the goal: the result is the median, which a hiccup does not change.
         let allowed = whole / 2.0;
         if whole - good <= allowed {
             Some(RateBound::Lower)

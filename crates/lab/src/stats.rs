@@ -16,7 +16,7 @@ use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
-/// Number of bootstrap resamples. With six rounds the tail contains 0.24 % of them, which is 24.
+/// Number of bootstrap resamples. With six rounds, each tail contains 0.24 % of them, which is 24.
 const RESAMPLES: usize = 10_000;
 
 /// Quantile of the normal distribution with 2.5 % above it.
@@ -117,7 +117,7 @@ impl Estimate {
         self.mad * MAD_TO_SIGMA
     }
 
-    /// Effect in units of one round's noise: 0.2 needs hundreds of rounds to show, 2 shows in each.
+    /// Effect in units of one round's noise: an effect of 0.2 is visible only after hundreds of rounds, one of 2 in every round.
     pub(crate) fn effect_size(&self) -> f64 {
         if self.log_ratio == 0.0 { 0.0 } else { self.log_ratio / self.sigma() }
     }
@@ -135,7 +135,7 @@ pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Confide
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NoiseFloor {
     pub(crate) rounds: usize,
-    /// Median of the A/A log-ratios. Far from 0, one of the baseline's runs is systematically favoured.
+    /// Median of the A/A log-ratios. If it is far from 0, one of the baseline's two runs is systematically favoured.
     pub(crate) log_ratio: f64,
     pub(crate) level: f64,
 }
@@ -143,8 +143,8 @@ pub(crate) struct NoiseFloor {
 impl NoiseFloor {
     /// Computes the floor from the log-ratios between the baseline's runs; `None` if there are none.
     ///
-    /// The level is half the width of their interval, the effect of chance on the median of so many rounds,
-    /// but at least the median's absolute value, which may be a bias.
+    /// The level is half the width of their interval, which is the effect of chance on the median of this many rounds, but at least the
+    /// absolute value of the median, which may be a bias.
     pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let itself = Estimate::new(log_ratios, seed)?;
         let level = itself.half_width().max(itself.log_ratio.abs());
@@ -205,7 +205,7 @@ fn bootstrap_median(values: &[f64], seed: u64) -> Option<ConfidenceInterval> {
     Some(ConfidenceInterval { low: medians[cut], high: medians[RESAMPLES - 1 - cut] })
 }
 
-/// The `place`-th smallest value of a resample, from the draws of each sorted value.
+/// The `place`-th smallest value of a resample, given how often each of the sorted values was drawn.
 fn nth_drawn(sorted: &[f64], times_drawn: &[usize], place: usize) -> f64 {
     let mut seen = 0;
     for (value, times) in sorted.iter().zip(times_drawn) {

@@ -1,5 +1,5 @@
-//! Ctrl-C handling: on the first one, finished measurements are kept and reported; on the second, the lab
-//! exits immediately and leaves the cleanup to the guardian.
+//! Ctrl-C handling: after the first Ctrl-C, the lab stops and reports the measurements finished so far; after the second, it exits
+//! immediately and leaves the cleanup to the guardian.
 
 use std::{
     sync::{

@@ -1,5 +1,5 @@
-//! Thresholds (called bars in experiment files): required or desired limits of a figure. The interval and the
-//! noise floor decide, never the median alone; a threshold inside the interval is undecided.
+//! Thresholds: limits that a figure is required or desired to meet. The interval and the noise floor decide,
+//! never the median alone; a threshold inside the interval is undecided.
 
 use std::{cmp::Ordering, fmt};
 
@@ -20,7 +20,6 @@ pub(crate) enum ThresholdKind {
 pub(crate) enum ThresholdOutcome {
     Met,
     Missed,
-    /// Reason.
     Undecided(String),
 }
 
@@ -29,7 +28,7 @@ pub(crate) struct ThresholdResult {
     pub(crate) threshold: Threshold,
     pub(crate) kind: ThresholdKind,
     pub(crate) subject: String,
-    /// `None` for a plain value.
+    /// `None` for an absolute value.
     pub(crate) against: Option<String>,
     pub(crate) figure: Option<(f64, ConfidenceInterval)>,
     pub(crate) outcome: ThresholdOutcome,
@@ -50,16 +49,16 @@ impl Threshold {
     pub(crate) fn mistake(&self) -> Option<&'static str> {
         match (self.at_least, self.at_most) {
             (Some(limit), None) | (None, Some(limit)) if !limit.is_finite() || limit < 0.0 => {
-                Some("a bar is a number, at least 0")
+                Some("a threshold is a number, at least 0")
             }
             (Some(_), None) | (None, Some(_)) if self.own && self.against.is_some() => {
-                Some("a bar for a plain value (own = true) cannot have `against`")
+                Some("a threshold for an absolute value (own = true) cannot have `against`")
             }
             (Some(limit), None) | (None, Some(limit)) if !self.own && limit == 0.0 => {
-                Some("a ratio is never zero: a bar of 0 needs own = true")
+                Some("a ratio is never zero: a threshold of 0 needs own = true")
             }
             (Some(_), None) | (None, Some(_)) => None,
-            _ => Some("a bar needs exactly one of at_least and at_most"),
+            _ => Some("a threshold needs exactly one of at_least and at_most"),
         }
     }
 
@@ -150,14 +149,13 @@ impl Threshold {
             (None, limit) => (limit.unwrap_or_default(), false),
         };
         let at = scale(limit);
-        // Exactly at the limit counts as met.
         let kept = if up { interval.low >= at } else { interval.high <= at };
         if !kept && interval.covers(at) {
-            return undecided("the interval contains the bar");
+            return undecided("the interval contains the threshold");
         }
         if (median - at).abs() < floor {
             return ThresholdOutcome::Undecided(format!(
-                "closer to the bar than the noise floor of {:.1} %",
+                "closer to the threshold than the noise floor of {:.1} %",
                 floor.exp_m1() * 100.0
             ));
         }
@@ -166,7 +164,7 @@ impl Threshold {
 }
 
 impl fmt::Display for Threshold {
-    /// `packets_per_busy_s >= 1.1 x`, or `loss_percent <= 0.1 %` for a plain value.
+    /// `packets_per_busy_s >= 1.1 x`, or `loss_percent <= 0.1 %` for an absolute value.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (sign, limit) = match (self.at_least, self.at_most) {
             (Some(limit), _) => ("≥", limit),
@@ -193,7 +191,6 @@ impl ThresholdResult {
         Some(format!("{} ({} to {})", show(median), show(interval.low), show(interval.high)))
     }
 
-    /// Measure of how hard the threshold is to meet; larger is harder.
     fn excess(&self) -> f64 {
         let limit = self.threshold.at_least.or(self.threshold.at_most).unwrap_or_default();
         let above = self.figure.map_or(f64::INFINITY, |(median, _)| median - limit);
@@ -295,7 +292,7 @@ mod tests {
     fn outcome(record: &RunRecord, threshold: Threshold) -> ThresholdOutcome {
         let mut record = record.clone();
         record.experiment.must = vec![threshold];
-        let [held] = &evaluate(&record)[..] else { panic!("one bar") };
+        let [held] = &evaluate(&record)[..] else { panic!("one threshold") };
         held.outcome.clone()
     }
 
@@ -307,8 +304,8 @@ mod tests {
             (at_least(1.8), ThresholdOutcome::Missed),
             (at_most(1.8), ThresholdOutcome::Met),
             (at_most(1.2), ThresholdOutcome::Missed),
-            (at_least(1.5), undecided("the interval contains the bar")),
-            (at_most(1.5), undecided("the interval contains the bar")),
+            (at_least(1.5), undecided("the interval contains the threshold")),
+            (at_most(1.5), undecided("the interval contains the threshold")),
         ] {
             assert_eq!(outcome(&record, threshold.clone()), expected, "{threshold}");
         }
@@ -319,7 +316,7 @@ mod tests {
         let record = samples(1.1, 0.3);
         let ratio = Evidence::of(&record, "old", "new", METRIC).estimate.unwrap().ratio();
         assert!(ratio > 1.05, "{ratio}");
-        assert_eq!(outcome(&record, at_least(1.05)), undecided("the interval contains the bar"));
+        assert_eq!(outcome(&record, at_least(1.05)), undecided("the interval contains the threshold"));
     }
 
     #[test]
@@ -330,7 +327,7 @@ mod tests {
             round.metrics.insert(METRIC.to_owned(), if i % 2 == 0 { 80.0 } else { 120.0 });
         }
         let ThresholdOutcome::Undecided(why) = outcome(&record, at_least(1.0)) else { panic!("decided") };
-        assert!(why.starts_with("closer to the bar than the noise floor of "), "{why}");
+        assert!(why.starts_with("closer to the threshold than the noise floor of "), "{why}");
         assert_eq!(outcome(&record, at_least(3.0)), ThresholdOutcome::Missed);
     }
 
@@ -359,11 +356,15 @@ mod tests {
         };
         let lossless = record("loss_percent", &[(0.0, 0.0, 0.0); 6]);
         assert_eq!(outcome(&lossless, own(0.1)), ThresholdOutcome::Met);
-        assert_eq!(outcome(&lossless, own(0.0)), ThresholdOutcome::Met, "exactly at the bar counts as met");
+        assert_eq!(
+            outcome(&lossless, own(0.0)),
+            ThresholdOutcome::Met,
+            "exactly at the threshold counts as met"
+        );
         let lossy = record("loss_percent", &[(0.0, 0.0, 3.0); 6]);
         assert_eq!(outcome(&lossy, own(0.1)), ThresholdOutcome::Missed);
         let mixed = record("loss_percent", &[(0.0, 0.0, 0.0), (0.0, 0.0, 3.0)].repeat(3));
-        assert_eq!(outcome(&mixed, own(0.1)), undecided("the interval contains the bar"));
+        assert_eq!(outcome(&mixed, own(0.1)), undecided("the interval contains the threshold"));
         assert_eq!(
             outcome(&record("x", &[(1.0, 1.0, 1.0); 6]), own(0.1)),
             undecided("0 valid rounds, at least 6 are needed")
@@ -386,12 +387,12 @@ mod tests {
         let held = evaluate(&record);
         let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.outcome)).collect();
         assert_eq!(told, [(Some("old"), &ThresholdOutcome::Met), (Some("third"), &ThresholdOutcome::Missed)]);
-        let [hardest] = &hardest_results(&record)[..] else { panic!("one bar") };
+        let [hardest] = &hardest_results(&record)[..] else { panic!("one threshold") };
         assert_eq!(hardest, &held[1]);
         record.experiment.aim = vec![at_least(0.1), at_most(9.0)];
         let against: Vec<_> =
             super::hardest_results(&record).into_iter().filter_map(|held| held.against).collect();
-        assert_eq!(against, ["third", "old"], "if both are met, the one closest to the bar");
+        assert_eq!(against, ["third", "old"], "if both are met, the one closest to the threshold");
         record.experiment.aim = vec![at_least(1.0)];
         assert!(
             held[0].to_string().starts_with("aim, packets_per_busy_s of new ≥ 1 × old: met; "),
@@ -411,7 +412,7 @@ mod tests {
         assert!(
             at_least(0.0).mistake().is_some() && Threshold { own: true, ..at_most(0.0) }.mistake().is_none()
         );
-        assert_eq!(at_least(f64::NAN).mistake(), Some("a bar is a number, at least 0"));
+        assert_eq!(at_least(f64::NAN).mistake(), Some("a threshold is a number, at least 0"));
         assert_eq!(at_least(1.0).mistake(), None);
     }
 }

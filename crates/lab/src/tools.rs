@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_tool_is_named_with_its_package() {
+    fn a_missing_tool_is_reported_with_its_package() {
         assert_eq!(
             missing("iperf3", "as workload"),
             "`iperf3` is missing, needed as workload: apt-get install iperf3"

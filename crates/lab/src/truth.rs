@@ -52,7 +52,7 @@ fn lab_order(seed: u64, rounds: u32) -> Vec<RunSlot> {
     (0..).zip(order::plan(seed, 3, rounds)).flat_map(in_round).collect()
 }
 
-/// Order as by hand: all runs of the baseline, each twice in a row, then all runs of the other subject.
+/// The usual order of manual measurements: all runs of the baseline, each twice in a row, then all runs of the other subject.
 fn sequential_order(rounds: u32) -> Vec<RunSlot> {
     let old = (0..rounds)
         .flat_map(|round| [RunSlot { round, place: 0, who: 0 }, RunSlot { round, place: 1, who: 2 }]);
@@ -67,7 +67,7 @@ fn fixed_order(rounds: u32) -> Vec<RunSlot> {
         .collect()
 }
 
-/// The machine loses 20 % of its speed during the experiment; `new` has `speed` times the speed of `old`.
+/// The machine becomes 20 % slower during the experiment; `new` has `speed` times the speed of `old`.
 fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[RunSlot]) -> RunRecord {
     experiment_on(SimulatedMachine::new(seed ^ 0x5eed, 0.2, 0.0, slots.len()), seed, speed, rounds, slots)
 }
@@ -140,28 +140,27 @@ fn equal_subjects_rarely_get_a_verdict() {
 
 #[test]
 fn a_five_percent_slowdown_is_found_and_covered() {
-    // A third more rounds than show no difference: a difference equal to the resolution is missed in one of
-    // ten experiments (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered in 95 % with
-    // either).
+    // A third more rounds than are needed to show no difference: a difference equal to the resolution is missed in one of ten experiments
+    // (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered in 95 % with either).
     let rounds = 128;
     let verdicts: Vec<MetricVerdict> = (0..20).map(|seed| verdict(seed, 0.95, rounds)).collect();
     let told: Vec<String> = verdicts.iter().map(ToString::to_string).collect();
     let found = verdicts.iter().filter(|verdict| verdict.outcome == Conclusion::Slower).count();
     assert!(found >= 18, "found in {found} of 20: {told:#?}");
     let covered = verdicts.iter().filter(|verdict| verdict.estimate.unwrap().interval().covers(0.95)).count();
-    assert!(covered >= 18, "covered in {covered} of 20: {told:#?}");
+    assert!(covered >= 18, "the interval covers the slowdown in {covered} of 20: {told:#?}");
     assert!(verdicts.iter().all(|verdict| verdict.outcome != Conclusion::Faster), "{told:#?}");
 }
 
 #[test]
-fn the_rounds_asked_for_are_enough_for_a_verdict() {
+fn the_requested_rounds_are_enough_for_a_verdict() {
     let mut asked = 0;
     for seed in 0..20 {
         if let Conclusion::CannotTell { rounds: Some(rounds), .. } = verdict(seed, 1.0, 10).outcome {
             asked += 1;
             assert!((11..400).contains(&rounds), "{rounds} rounds");
             let then = verdict(seed, 1.0, rounds);
-            // Ten rounds give only a rough noise estimate, so more may be needed, but fewer than twice as
+            // Ten rounds give only a rough estimate of the noise, so more rounds than requested may be needed, but fewer than twice as
             // many.
             match then.outcome {
                 Conclusion::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
@@ -170,7 +169,10 @@ fn the_rounds_asked_for_are_enough_for_a_verdict() {
             }
         }
     }
-    assert!(asked >= 17, "ten rounds with 8 % noise must not be enough: {asked} of 20");
+    assert!(
+        asked >= 17,
+        "ten rounds with 8 % noise must not be enough: {asked} of 20 experiments request more"
+    );
 }
 
 #[test]
@@ -183,7 +185,7 @@ fn sequential_runs_give_wrong_verdicts() {
     let slowed: Vec<MetricVerdict> = (0..20).map(|seed| sequential_verdict(seed, 0.95)).collect();
     let covered = slowed.iter().filter(|verdict| verdict.estimate.unwrap().interval().covers(0.95)).count();
     let told: Vec<String> = slowed.iter().map(ToString::to_string).collect();
-    assert!(covered <= 2, "5 % covered in {covered} of 20: {told:#?}");
+    assert!(covered <= 2, "the interval covers the slowdown in {covered} of 20: {told:#?}");
 }
 
 /// Equal subjects; the first run of each round is 10 % slower.
@@ -203,11 +205,11 @@ fn the_order_spreads_the_handicap_of_running_first() {
         verdicts.iter().filter(|v| matches!(v.outcome, Conclusion::Faster | Conclusion::Slower)).count();
     assert!(wrong <= 1, "{wrong} of 20: {:#?}", verdicts.iter().map(ToString::to_string).collect::<Vec<_>>());
 
-    // The handicap looks like a difference: the interval excludes the truth.
+    // The handicap looks like a difference: the interval does not contain the true value.
     let fixed = cold_verdicts(|_| fixed_order(ROUNDS));
     let fooled = fixed.iter().filter(|verdict| verdict.estimate.unwrap().excludes_one()).count();
     assert!(fooled >= 19, "{fooled} of 20");
-    // About half of them would be called faster without the noise floor, which shows the same handicap.
+    // Without the noise floor, which shows the same handicap, about half of the verdicts would be "faster".
     let floors = fixed.iter().filter(|verdict| verdict.floor.unwrap().level > 0.05).count();
     assert!(floors >= 19, "only {floors} of 20 noise floors show the handicap");
 }

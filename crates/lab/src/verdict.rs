@@ -17,7 +17,7 @@ pub(crate) enum Conclusion {
     Slower,
     Higher,
     Lower,
-    /// Narrow interval that contains 1, or an effect below a noise floor below the resolution.
+    /// The interval is narrow and contains 1, or the effect is below the noise floor, which is below the resolution.
     NoDifference,
     CannotTell {
         reasons: Vec<VerdictReason>,
@@ -36,7 +36,7 @@ pub(crate) enum VerdictReason {
     Voided { rounds: usize, of: usize, what: String },
     #[error("{}", if *not_supported { "not supported here" } else { "not measured for both" })]
     NotMeasured { not_supported: bool },
-    #[error("no ratio in {rounds} rounds: a value is zero")]
+    #[error("there is no ratio in {rounds} rounds, because a value is zero")]
     NoRatio { rounds: usize },
     #[error("{have} valid rounds, at least {need} are needed")]
     TooFewRounds { have: usize, need: u32 },
@@ -59,9 +59,8 @@ pub(crate) struct MetricVerdict {
     pub(crate) outcome: Conclusion,
     pub(crate) estimate: Option<Estimate>,
     pub(crate) floor: Option<NoiseFloor>,
-    /// Medians of baseline and subject, if zeros leave no ratios.
+    /// Medians of baseline and subject, if there are no ratios because of zeros.
     pub(crate) medians: Option<(f64, f64)>,
-    /// Rounds of the estimate in which the generator fell behind.
     pub(crate) late: usize,
 }
 
@@ -186,7 +185,7 @@ impl fmt::Display for MetricVerdict {
             write!(f, ", noise floor {:.1} %", floor.percent())?;
         }
         if self.late > 0 {
-            write!(f, ", generator behind in {} of them", self.late)?;
+            write!(f, ", the generator fell behind in {} of them", self.late)?;
         }
         f.write_str(")")
     }
@@ -209,7 +208,7 @@ fn weigh(
             VerdictReason::TooNoisy { percent, wanted_percent: rules.resolution * 100.0 }
         }
         None => return outcome_of(estimate.log_ratio > 0.0, better),
-        // Effect below the floor, and floor below the resolution: no relevant difference can be hidden.
+        // The effect is below the floor, and the floor is below the resolution, so no relevant difference can be hidden.
         Some(floor) if precise && floor.level <= resolution => return Conclusion::NoDifference,
         Some(floor) => VerdictReason::BelowNoiseFloor {
             percent: effect.exp_m1() * 100.0,
@@ -222,7 +221,7 @@ fn weigh(
     Conclusion::CannotTell { reasons, rounds }
 }
 
-/// Sign test for zeros, which have no ratio: every round must have a zero on the same side, or on both.
+/// Sign test for zeros, for which there is no ratio: in every round, the zero must be on the same side, or on both.
 fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Preference) -> Option<Conclusion> {
     let (before, after) = pairs.first()?;
     let like_the_first =
@@ -274,7 +273,7 @@ fn late_rounds(record: &RunRecord, baseline: &str, subject: &str, metric: &str) 
     distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
-/// Always lists a failed subject; other void rounds only if there are many or too few are valid.
+/// Always lists a failed subject, but other void rounds only if there are many or if too few rounds are valid.
 pub(crate) fn reasons_of_void(
     record: &RunRecord,
     subjects: &[&str],
@@ -368,7 +367,7 @@ fn reasons_of_data(
     reasons
 }
 
-/// Total rounds after which a verdict can be expected, if more rounds resolve all the reasons.
+/// Total number of rounds after which a verdict can be expected, if more rounds resolve all the reasons.
 fn estimate_rounds(
     reasons: &[VerdictReason],
     estimate: Option<&Estimate>,

@@ -57,7 +57,7 @@ fn iperf3_result(directory: &Path) -> serde_json::Value {
 fn datagrams_agree_with_iperf3_within_one_percent() {
     needs!("iperf3");
     let directory = Dir::new();
-    // The whole run is measured, so that both cover the same time.
+    // The whole run is measured, so that both figures cover the same time.
     let record = routed(
         directory.path(),
         "command = 'iperf3 --client {peer} --udp --bitrate 20M --length 500 --time 2 --json'\nformat = 'iperf3'\n\
@@ -71,12 +71,15 @@ fn datagrams_agree_with_iperf3_within_one_percent() {
     let close = |ours: f64, theirs: f64| (ours / theirs - 1.0).abs() < 0.01;
     let ours = metrics["net.peer.udp_in"] + metrics["net.peer.udp_receive_buffer_errors"];
     assert!(close(ours, sent - lost) || close(ours, sent), "UDP counters {ours}, iperf3 {sent} minus {lost}");
-    // These include the TCP control connection, which needs a few dozen packets.
+    // The IP counters include iperf3's TCP control connection, which needs a few dozen packets.
     assert!(close(metrics["delivered"] - 40.0, sent), "IP counters {}, iperf3 {sent}", metrics["delivered"]);
     let per_packet = metrics["segments_per_superpacket"];
     let interface = metrics["net.peer.p-r.rx_packets"];
     assert!((per_packet - metrics["delivered"] / interface).abs() < 1e-9);
-    assert!(close(interface * per_packet - 40.0, sent), "{interface} packets of {per_packet} segments");
+    assert!(
+        close(interface * per_packet - 40.0, sent),
+        "{interface} interface packets of {per_packet} segments"
+    );
     // Packets at the peer were sent by the relay, and packets at the relay by the client.
     assert_eq!(metrics["net.relay.r-p.tx_packets"], interface);
     assert_eq!(metrics["net.client.c-r.tx_packets"], metrics["net.relay.r-c.rx_packets"]);
@@ -90,8 +93,7 @@ fn cpu_and_bytes_of_a_stream_agree_with_iperf3_within_five_percent() {
     needs!("iperf3");
     let directory = Dir::new();
     let path = directory.at("stream.toml");
-    // The server is the subject and is idle except for the test; the whole run is measured, so that both
-    // cover the same time.
+    // The server is the subject and is idle except during the test; the whole run is measured, so that both figures cover the same time.
     let text = r#"
 name = "stream"
 metric = "subject_cpu_s"
@@ -141,8 +143,8 @@ fn cpu_of_the_subject_agrees_with_perf_stat() {
     let directory = Dir::new();
     let out = directory.at("out");
     let csv = directory.at("perf.csv");
-    // Half busy, half asleep, in user space and in the kernel, and only while perf is counting, so that both
-    // see all of it. The amount of work is fixed, however busy the machine is.
+    // The subject is busy half of the time, in user space and in the kernel, and works only while perf is counting, so that both see all of
+    // it. The amount of work is fixed, however busy the machine is.
     let burn = "import os,sys,time
 open(sys.argv[1],'w').write(str(os.getpid()))
 print('ready', flush=True)
@@ -191,5 +193,5 @@ whole = true
     assert!((ours - theirs).abs() < 0.03 + 0.03 * theirs, "/proc {ours:.3} s, perf {theirs:.3} s");
     assert!(theirs > 0.5, "{theirs}");
     let switches = record.rounds[0].metrics["context_switches"];
-    assert!(switches >= 20.0, "it sleeps 37 times, but there were {switches} switches");
+    assert!(switches >= 20.0, "the subject sleeps 37 times, but there were {switches} context switches");
 }

@@ -64,7 +64,6 @@ patience = 20
     path
 }
 
-/// Experiment file and the directory of its records.
 struct Case {
     directory: Dir,
     path: PathBuf,
@@ -143,7 +142,7 @@ fn a_run_is_recorded_with_figures_from_the_kernel() {
         let metric = |name: &str| {
             *round.metrics.get(name).unwrap_or_else(|| panic!("{name} is missing from {round:?}"))
         };
-        // Counted in the kernel and by the generator. The IP counters also include IPv6 neighbour discovery.
+        // Datagrams are counted in the kernel and by the generator. The IP counters also include IPv6 neighbour discovery.
         let (counted, reported) = (metric("delivered"), metric("generator_received"));
         assert!(reported > 50.0 && (0.0..=20.0).contains(&(counted - reported)), "{counted}, {reported}");
         assert!((metric("net.client.udp_in") - reported).abs() <= 1.0, "{round:?}");
@@ -201,7 +200,6 @@ fn several_processes_form_one_subject() {
     let at_nodes = ["net.relay.udp_in", "net.peer.udp_in"].map(|name| metric(two, name));
     assert!(at_nodes.iter().all(|count| *count > 25.0), "{two:?}");
     assert!((at_nodes[0] - at_nodes[1]).abs() <= 2.0, "each gets half: {two:?}");
-    // The subject's usage is the sum over its processes.
     let cpu: f64 = ["cpu.second-one_s", "cpu.second-two_s"].map(|name| metric(two, name)).iter().sum();
     assert!((cpu - metric(two, "subject_cpu_s")).abs() < 0.05, "{two:?}");
     let alone = metric(one, "rss_bytes");
@@ -214,7 +212,7 @@ fn several_processes_form_one_subject() {
 }
 
 #[test]
-fn a_node_that_crashes_fails_its_subject_and_is_named() {
+fn a_node_that_crashes_fails_its_subject_and_is_reported() {
     let Some((said, record)) = recorded(1, |directory| fleet(directory, "150")) else { return };
     assert!(said.contains("under load, second-two exited with code 7"), "{said}");
     let failed = |round: &Round| matches!(round.voided, Some(VoidReason::SubjectFailed { .. }));
@@ -288,7 +286,7 @@ rest = 0.7
 }
 
 #[test]
-fn a_late_generator_voids_runs_with_advice() {
+fn a_generator_that_fell_behind_voids_runs_with_advice() {
     needs!("python3");
     let case = Case::new(&[("500 {total}\"", "500 {total} 30\"")]);
     let arguments = [
@@ -313,7 +311,6 @@ fn a_late_generator_voids_runs_with_advice() {
         ],
     );
 
-    // The suggested flag makes the rounds count.
     let allowed = case.directory.at("allowed");
     let arguments =
         [&arguments[..4], &["--max-late-us", "10000000", "--out", allowed.to_str().unwrap()]].concat();
@@ -352,8 +349,8 @@ fn ab_with_only_void_rounds_prints_advice() {
 }
 
 #[test]
-fn cost_per_datagram_counts_despite_a_late_generator() {
-    // So few datagrams that even a busy machine sends them in time, except during the stalls.
+fn cost_per_datagram_counts_if_the_generator_fell_behind() {
+    // The rate is so low that even a busy machine sends the datagrams in time, except during the stalls.
     let changes = [("500 {total}\"", "200 {total} 30\"")];
     let Some((said, record)) = recorded(0, |directory| experiment(directory, &changes)) else { return };
     assert!(said.contains("the generator fell behind"), "{said}");
@@ -419,7 +416,7 @@ fn ctrl_c_keeps_finished_measurements() {
 }
 
 #[test]
-fn not_even_sigkill_leaves_anything_behind() {
+fn sigkill_leaves_nothing_behind() {
     needs!("python3");
     let case = Case::new(&[("discard = 0.3", "discard = 60")]);
     let mut child = case
@@ -497,7 +494,7 @@ fn a_search_finds_a_rate_and_records_its_trials() {
     let (first, rest) = text.split_once("[[subject]]\nname = \"second\"").unwrap();
     let (_, workload) = rest.split_once("[workload]").unwrap();
     fs::write(&case.path, format!("{first}[workload]{workload}")).unwrap();
-    // The top of such a low range is sustainable, so the search is short.
+    // Even the highest rate of such a low range is sustainable, so the search is short.
     let options = "--min 50 --max 200 --trial 0.3 --width 50 --loss 0.5 --rounds 1";
     let output = {
         let words = format!("find-max {} {options} --out {}", case.path.display(), case.out.display());

@@ -62,7 +62,6 @@ fn a_sweep_is_drawn_repeated_and_compared() {
     }
     assert!(html.matches("<svg").count() >= 3);
 
-    // The rerun is a sweep again, not a comparison.
     fs::remove_file(path).unwrap();
     ran(0, &["rerun", first.to_str().unwrap(), "--out", &out(&second)]);
     let second = only_directory(&second);

@@ -102,7 +102,7 @@ fn an_interrupted_suite_resumes() {
     let [Some(first), None] = &records()[..] else { panic!("{:?}", records()) };
     let before = RunRecord::load(&kept.join(first)).unwrap();
     let output = run(&["suite", "--resume", kept.to_str().unwrap(), "--markdown"]);
-    assert_eq!(output.status.code(), Some(3), "a bar that must be met is missed: {}", said(&output));
+    assert_eq!(output.status.code(), Some(3), "a threshold that must be met is missed: {}", said(&output));
     let [Some(again), Some(second)] = &records()[..] else { panic!("{:?}", records()) };
     assert_eq!(
         (again, RunRecord::load(&kept.join(again)).unwrap()),
@@ -124,7 +124,7 @@ fn an_interrupted_suite_resumes() {
     assert!(table.contains("missing is skipped: `no-such-echo` is missing"), "{table}");
 
     let output = ran(3, &["report", kept.to_str().unwrap()]);
-    assert!(output.contains("bars: 1 met, 1 missed, 0 undecided"), "{output}");
+    assert!(output.contains("thresholds: 1 met, 1 missed, 0 undecided"), "{output}");
 }
 
 #[test]

@@ -82,7 +82,7 @@ for _ in range(200):
 
     for expected in ["1 topology removed", "no topology was up"] {
         let down = ran(0, &["down", "--id", &id]);
-        // Tests run in parallel, and topologies of other tests may be stale at this moment.
+        // Tests run in parallel, and topologies of other tests may be stale at this time.
         assert!(down.contains("removed") || down.contains(expected), "{down}");
     }
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
@@ -90,7 +90,7 @@ for _ in range(200):
 }
 
 #[test]
-fn a_mistyped_namespace_and_a_missing_topology_are_named() {
+fn a_mistyped_namespace_and_a_missing_topology_are_reported() {
     needs!();
     let id = id('b');
     let none = ran(2, &["exec", "--id", &id, "client", "--", "true"]);
@@ -139,7 +139,7 @@ fn an_invalid_topology_file_creates_nothing() {
     assert!(up.contains("t.toml:3:1: unknown key \"forwards\"; did you mean \"forward\"?"), "{up}");
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
 
-    // A failure halfway is undone: this offload does not exist.
+    // This offload does not exist, so creation fails halfway and must be undone.
     fs::write(
         &file,
         "[[namespace]]\nname = 'a'\n[[namespace]]\nname = 'b'\n[[link]]\nends = [\
@@ -214,7 +214,6 @@ fn the_host_is_not_touched() {
     let id = id('e');
     ran(0, &["up", "--id", &id]);
     assert_eq!((links(), forwarding()), before);
-    // The topology's addresses do not exist on the host.
     assert!(UdpSocket::bind("10.77.1.1:0").is_err());
     ran(0, &["down", "--id", &id]);
 }

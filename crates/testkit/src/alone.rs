@@ -23,7 +23,7 @@ pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
     );
     let launcher = ["sh", "-c", &script];
     if !is_inside(test) && !works(&launcher, &["true"]) {
-        return skip("cannot drop the right to raise the descriptor limit");
+        return skip("cannot drop the capability to raise the descriptor limit");
     }
     again(test, &launcher, body);
 }
@@ -65,7 +65,7 @@ macro_rules! this_test {
     }};
 }
 
-/// Path of the function that declares `inner`, without the crate.
+/// Path of the function in which `inner` is declared, without the crate.
 #[doc(hidden)]
 pub fn path_of<T>(_inner: T) -> &'static str {
     let path = std::any::type_name::<T>().trim_end_matches("::here");
@@ -107,7 +107,7 @@ fn again(test: &str, launcher: &[&str], body: impl FnOnce()) {
     let words: Vec<OsString> = launcher.iter().map(OsString::from).chain([own.into()]).collect();
     let output = Command::new(&words[0])
         .args(&words[1..])
-        // Includes ignored tests: the caller selected this one explicitly.
+        // Includes ignored tests, because the caller selected this one explicitly.
         .args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"])
         .env(INSIDE, test)
         .output()
@@ -117,7 +117,7 @@ fn again(test: &str, launcher: &[&str], body: impl FnOnce()) {
     assert!(said.contains("1 passed"), "{test} is not a test of this program");
 }
 
-/// Shows the inner output without libtest's lines, because the outer run counts the test.
+/// Shows the output of the inner run without libtest's lines, because the outer run counts the test.
 #[expect(clippy::print_stdout, reason = "prints the output of the inner test")]
 fn tell(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -144,7 +144,7 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn limit_applies_only_inside() {
+    fn limit_applies_only_in_the_new_process() {
         let outside = std::process::id();
         with_descriptors(crate::this_test!(), 50, || {
             let taken = process::take_descriptors();

@@ -26,17 +26,17 @@ mod files;
 mod template;
 
 pub const USER: &str = "turn";
-/// The user's password; one character needs escaping in a URL.
+/// The user's password; one of its characters needs escaping in a URL.
 pub const PASSWORD: &str = "good%horse";
 /// Database name; Redis uses a number.
 pub const DATABASE: &str = "coturn";
 
-/// The default is 96 MB per directory.
+/// The default takes 96 MB in each data directory.
 const MARIADB_LOG: &str = "--innodb-log-file-size=4M";
 
 pub struct Server {
     pub address: SocketAddr,
-    /// Address with TLS; for PostgreSQL and MariaDB the same as `address`.
+    /// Address for connections with TLS; for PostgreSQL and MariaDB the same as `address`.
     pub tls_address: SocketAddr,
     /// PEM file with the CA of the server's certificate, which is for `localhost`.
     pub authority: PathBuf,
@@ -90,7 +90,7 @@ impl Server {
             ),
         );
         server.start();
-        // The statements in the file must run only at the first start.
+        // The statements in the file must be run only at the first start.
         server.file("init.sql", "");
         Ok(server)
     }
@@ -215,7 +215,7 @@ impl Server {
                     format!("ssl_key_file={}", path("key.pem")),
                     "ssl=on".to_owned(),
                     "fsync=off".to_owned(),
-                    // Uses files of the cluster instead of /dev/shm, where they would survive a crash.
+                    // Keeps shared memory in files of the data directory instead of /dev/shm, where it would survive a crash.
                     "dynamic_shared_memory_type=mmap".to_owned(),
                     "shared_buffers=16MB".to_owned(),
                     "log_destination=stderr".to_owned(),

@@ -6,7 +6,6 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// A temporary directory, removed on drop.
 pub struct Dir(PathBuf);
 
 impl Dir {
@@ -15,7 +14,7 @@ impl Dir {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("turnpike-test-{}-{number}", std::process::id()));
-        // May have been left by an earlier process with the same PID.
+        // The directory may have been left by an earlier process with the same PID.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         Self(path)

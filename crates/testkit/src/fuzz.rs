@@ -28,7 +28,7 @@ pub fn target(name: &str, seeds: impl FnOnce() -> Vec<Vec<u8>>, check: impl Fn(&
     }
 }
 
-/// Inputs from real clients for the target of this name, in their original order.
+/// Inputs from real clients for the target with this name, in their original order.
 pub fn captured(name: &str) -> Vec<Vec<u8>> {
     remembered(name, FILES[0])
 }
@@ -70,13 +70,13 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// Takes as many bytes as the next byte states; fewer at the end.
+    /// Takes as many bytes as the next byte indicates, or fewer at the end of the input.
     pub fn bytes(&mut self) -> &'a [u8] {
         let length = self.byte();
         self.up_to(length.into())
     }
 
-    /// Takes as many bytes as the next two bytes state; fewer at the end.
+    /// Takes as many bytes as the next two bytes indicate, or fewer at the end of the input.
     pub fn long_bytes(&mut self) -> &'a [u8] {
         let length = self.u16();
         self.up_to(length.into())

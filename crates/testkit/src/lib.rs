@@ -1,5 +1,5 @@
-//! Helpers for tests of several crates; never linked into turnpike itself. A function panics if its test fails, and returns an error with
-//! the reason if the test cannot run on this machine.
+//! Helpers for the tests of several crates; never linked into turnpike itself. A function panics if the test must fail, and returns an
+//! error with the reason if the test cannot run on this machine.
 #![forbid(unsafe_code)]
 
 pub mod alone;

@@ -15,7 +15,7 @@ use crate::eventually;
 /// First port to hand out. The range is outside the kernel's ephemeral ports (`net.ipv4.ip_local_port_range`) and the relay ports of
 /// test servers, so a free port stays free.
 const FIRST: u16 = 10_000;
-/// Even ports, so that the next one is free too, as for RTP and RTCP.
+/// Only even ports are given out, so that the next port is free too, as for RTP and RTCP.
 const PAIRS: u32 = 5_000;
 
 /// An even port that is free at `ip` for UDP and TCP. Until the process ends, no other test or test program in the network namespace gets
@@ -23,7 +23,7 @@ const PAIRS: u32 = 5_000;
 pub fn free_port(ip: IpAddr) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     eventually("a free port", || {
-        // Concurrent test programs start at different ports.
+        // Test programs that run at the same time start at different ports.
         let turn = std::process::id().wrapping_mul(401).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = FIRST + 2 * u16::try_from(turn % PAIRS).expect("less than PAIRS");
         // Abstract socket names belong to the network namespace, as ports do, and disappear with the process.

@@ -22,8 +22,8 @@ pub fn grown(work: impl FnOnce()) -> u64 {
     memory().saturating_sub(before)
 }
 
-/// Repeats `work` until it adds no memory. Buffers, the allocator and huge pages (2 MiB at a time) grow during the first runs; a leak grows
-/// with every run.
+/// Repeats `work` until it adds no memory. Memory for buffers, the allocator and huge pages (2 MiB at a time) grows during the first runs;
+/// a leak grows with every run.
 pub fn settles(mut work: impl FnMut()) {
     const RUNS: usize = 10;
     let growth: Vec<u64> = (0..RUNS).map(|_| grown(&mut work)).take_while(|bytes| *bytes > 0).collect();
@@ -56,7 +56,7 @@ impl Thread {
 
     /// Waits until the thread sleeps, as an idle one does; a spinning thread never does.
     pub fn comes_to_rest(&self) {
-        // Many samples in a row, because a busy thread may briefly wait in a system call.
+        // Takes many samples in a row, because a busy thread may briefly wait in a system call.
         crate::eventually("the thread sleeps", || (0..20).all(|_| self.state() == Some('S')));
     }
 

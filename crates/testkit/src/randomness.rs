@@ -1,5 +1,5 @@
 //! Statistical tests for unpredictable values: identifiers, tokens, cookies. They detect broken generators (constant, counting, biased,
-//! with a short period), but not weak ones, which no statistical test can.
+//! with a short period), but not predictable ones, which no statistical test can detect.
 //!
 //! A good generator exceeds the threshold of each comparison less than once in 10^13 times. With the few hundred comparisons of one
 //! call, a false alarm is less likely than 10^-9.
@@ -24,7 +24,7 @@ pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
         .collect();
     let random_bits: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
     assert!(random_bits > 0, "the mask has no bits set");
-    // 4096 good samples of 56 bits contain a duplicate once in 10^10 times.
+    // 4096 good samples of 56 bits contain a duplicate once in 10^10 cases.
     if random_bits >= 56 {
         no_repetition(&masked)?;
     }
@@ -67,7 +67,7 @@ fn balanced(samples: &[Vec<u8>], mask: &[u8], what: &str) -> Result<(), String> 
 fn far_from_half(ones: u32, of: u32) -> Result<(), String> {
     let deviations = (f64::from(ones) * 2.0 - f64::from(of)) / f64::from(of).sqrt();
     if deviations.abs() > FAR {
-        return Err(format!("{ones} of {of} are ones, {deviations:.1} standard deviations from half"));
+        return Err(format!("{ones} of {of} bits are ones, {deviations:.1} standard deviations from half"));
     }
     Ok(())
 }
@@ -83,7 +83,7 @@ fn even(bytes: impl Iterator<Item = u8>, at: usize) -> Result<(), String> {
     let deviations = ((chi_square / 255.0).cbrt() - (1.0 - spread)) / spread.sqrt();
     if deviations.abs() > FAR {
         return Err(format!(
-            "byte {at}: chi-square {chi_square:.0} with 255 degrees of freedom, {deviations:.1} deviations off"
+            "byte {at}: chi-square {chi_square:.0} with 255 degrees of freedom, {deviations:.1} standard deviations from the mean"
         ));
     }
     Ok(())
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Generator with a short period, or with a seed that is the same after each start.
+    /// Values of a generator with a short period, or with the same seed after each start.
     #[test]
     fn repeated_sample_is_found() {
         let mut all = samples(|_| rand::random());

@@ -37,7 +37,7 @@ pub mod attribute {
     pub const CHANNEL_NUMBER: u16 = 0x000C;
     pub const LIFETIME: u16 = 0x000D;
     pub const XOR_PEER_ADDRESS: u16 = 0x0012;
-    /// DATA, a name that is already taken by a message type.
+    /// The attribute DATA; that name is already taken by a message type.
     pub const PAYLOAD: u16 = 0x0013;
     pub const REALM: u16 = 0x0014;
     pub const NONCE: u16 = 0x0015;
@@ -132,7 +132,7 @@ fn length(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// Based on RFC 5769 section 2.3 with another transaction ID: only the port and the first four bytes of the mask are the same.
+    /// Based on RFC 5769 section 2.3 with a different transaction ID, so only the port and the first four bytes of the mask are the same.
     #[test]
     fn xor_address_matches_the_test_vector() {
         let value = [0, 1, 0xA1, 0x47, 0xE1, 0x12, 0xA6, 0x43];

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Deadline for things that take almost no time on an idle machine; only a failing test waits that long.
+/// Deadline for things that take almost no time on an idle machine; only a test that fails waits that long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Polls until the answer is `true` or `Some`, and returns the value.

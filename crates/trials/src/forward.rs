@@ -13,7 +13,7 @@ use super::{
     turnpike::{address_after, upgradable},
 };
 
-/// Copy modes to test; includes the kernel mode only if the kernel supports it.
+/// Copy modes to test, with the kernel mode only if the kernel supports it.
 pub fn copies() -> Vec<&'static str> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
@@ -34,7 +34,6 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Starts a forwarder with an admin interface on a free port.
     pub fn start(arguments: &[&str]) -> Self {
         Self::start_in(Dir::new(), arguments)
     }
@@ -75,7 +74,7 @@ impl Forward {
         Metrics::new(text)
     }
 
-    /// Waits until a counter, summed over all rules, reaches this value.
+    /// Waits until the sum of a counter over all rules reaches this value.
     pub fn wait_for(&self, family: &str, label: &str, wanted: u64) {
         eventually(&format!("{family}{{{label}}} is {wanted}"), || {
             self.metrics().sum(family, label) == wanted
@@ -89,7 +88,7 @@ impl Forward {
     pub fn reload(&mut self, answer: &str) {
         let before = self.count(answer);
         self.program.signal("HUP");
-        eventually(&format!("no further line with {answer:?}"), || self.count(answer) > before);
+        eventually(&format!("there is no further line with {answer:?}"), || self.count(answer) > before);
     }
 
     fn count(&self, text: &str) -> usize {

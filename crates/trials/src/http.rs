@@ -93,7 +93,6 @@ impl Metrics {
         }
     }
 
-    /// Like `sum`, but `None` if there is no such series.
     pub fn maybe(&self, name: &str) -> Option<u64> {
         let there = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
         self.0.lines().any(there).then(|| self.sum(name, ""))

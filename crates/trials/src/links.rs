@@ -35,7 +35,7 @@ impl Deref for Links {
     }
 }
 
-/// Runs `body` with links to a server namespace, or prints why that is not possible; `test` is the name of the calling test.
+/// Runs `body` with links to a server's namespace, or prints why this is not possible; `test` is the name of the calling test.
 pub fn on_links(test: &str, body: impl FnOnce(&Links)) {
     need!(may_load_programs());
     need!(installed("nsenter"));
@@ -73,11 +73,12 @@ impl Links {
         }
     }
 
-    /// If `whole`, super-packets cross the links unsegmented; otherwise they arrive as single datagrams, which the receiver's GRO merges.
+    /// If `whole` is set, super-packets cross the links unsegmented; otherwise they arrive as single datagrams, which the receiver's GRO
+    /// merges.
     pub fn bursts_come_whole(&self, whole: bool) {
         let segments = if whole { "on" } else { "off" };
         for device in ["c", "p"] {
-            // A veth does not merge packets from a peer that could have segmented TCP.
+            // A veth does not merge packets from a far end that could have sent TCP unsegmented.
             run("ethtool", &["-K", device, "tx-udp-segmentation", segments, "tso", segments]);
             // GRO takes effect only if it is turned on while both ends are up.
             for gro in ["off", "on"] {
@@ -186,7 +187,7 @@ impl Server<'_> {
         Metrics::new(text)
     }
 
-    /// Datagrams relayed in the kernel; up to a second old.
+    /// Datagrams relayed in the kernel; the count may be up to a second old.
     pub fn across(&self) -> u64 {
         self.metrics().sum("turnpike_kernel_datagrams_total", "")
     }

@@ -24,7 +24,6 @@ pub struct Newcomers {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Arrived {
     pub sent: u64,
-    /// 401 with a valid nonce.
     pub challenged: u64,
     pub refused: u64,
 }
@@ -66,7 +65,7 @@ fn arrive(server: SocketAddr, rate: u32, networks: u32, stop: &AtomicBool) -> Ar
         thread::sleep((interval * number).saturating_sub(started.elapsed()));
         let socket = UdpSocket::bind((source(number % networks), 0)).expect("loopback has free ports");
         socket.set_nonblocking(true).expect("a socket");
-        // Lost if the server's socket buffer is full, as on a network.
+        // Datagrams are lost if the server's socket buffer is full, as on a network.
         if socket.send_to(&stun::allocate_request(None), server).is_ok() {
             arrived.sent += 1;
         }

@@ -1,4 +1,4 @@
-//! A child process of a test: keeps its output, bounds every wait, and is killed on drop.
+//! A child process of a test: its output is kept, every wait for it is bounded, and it is killed on drop.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -21,7 +21,6 @@ pub struct Program {
 }
 
 pub struct Finished {
-    /// Exit status; `None` if killed by a signal.
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
@@ -75,10 +74,9 @@ impl Program {
         [&self.stdout, &self.stderr].iter().flat_map(|lines| snapshot(lines)).collect()
     }
 
-    /// Waits for the first line that contains `text`.
     pub fn line_with(&mut self, text: &str) -> String {
         eventually(&format!("{}: a line with {text:?}", self.name), || {
-            // The last lines may still be in the pipe, which upgraded processes share.
+            // The last lines may still be in the pipe, which processes of an upgrade share.
             let is_silent = self.has_ended() && self.readers.iter().all(JoinHandle::is_finished);
             let found = self.lines().into_iter().find(|line| line.contains(text));
             assert!(found.is_some() || !is_silent, "{} exited without a line with {text:?}", self.name);

@@ -45,7 +45,6 @@ impl Certificate {
         Self::with(names, |params| (params.not_before, params.not_after) = (day(2090), day(2091)))
     }
 
-    /// A certificate that expires in `days` whole days.
     pub fn expiring(names: &[&str], days: u64) -> Self {
         const DAY: u64 = 86_400;
         // One hour more, so that a slow test still sees the full days.

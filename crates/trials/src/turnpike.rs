@@ -22,7 +22,7 @@ pub fn turnpike(arguments: &[&str]) -> Command {
     let program = std::env::var_os("TURNPIKE_TEST_PROGRAM").map_or_else(built_program, PathBuf::from);
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
-    // Environment variables that run all tests with another data path or copy mode.
+    // Environment variables that run all tests with a different data path or copy mode.
     for (asked, variables) in [
         ("TURNPIKE_TEST_DATAPATH", &["TURNPIKE_SERVER_DATAPATH", "TURNPIKE_FORWARD_DATAPATH"][..]),
         ("TURNPIKE_TEST_COPY", &["TURNPIKE_FORWARD_COPY"][..]),
@@ -50,7 +50,7 @@ pub(crate) fn target() -> PathBuf {
     build_directory().parent().expect("the build directory is inside the target directory").to_owned()
 }
 
-/// Directory for the upgrade sockets of test processes; contains no admin sockets.
+/// Directory for the upgrade sockets of test processes, without admin sockets.
 pub fn run_directory() -> PathBuf {
     target().join("tmp/run")
 }
@@ -132,10 +132,10 @@ impl Serve {
     }
 
     pub fn address_of(&self, transport: &str, ip: IpAddr) -> SocketAddr {
-        // A TCP listener also accepts TLS; its log line is the one for TCP.
+        // A TCP listener also accepts TLS, and its log line is the one for TCP.
         let shown = if transport == "tls" { "tcp" } else { transport };
         let label = format!("listening on {shown} ");
-        // The listeners are logged before the admin interface, for which the start waits.
+        // The listeners are logged before the admin interface, whose line `start` has waited for.
         let lines = self.program.lines();
         let found = lines.iter().filter(|line| line.contains(&label)).map(|line| address_after(line, &label));
         found
@@ -220,7 +220,6 @@ impl Load {
         self.with(&format!("--peer {peer}"))
     }
 
-    /// Adds arguments, separated by spaces.
     pub fn with(self, more: &str) -> Self {
         self.with_words(&super::words(more))
     }

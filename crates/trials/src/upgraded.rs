@@ -6,7 +6,7 @@ use super::{Finished, Program, eventually, upgradable};
 
 /// A program and the processes that it was upgraded to; kills all of them when dropped.
 pub struct Upgraded {
-    /// The original program first, the serving process last.
+    /// The first is the original program, the last the serving process.
     pids: Vec<u32>,
 }
 
@@ -34,7 +34,8 @@ impl Upgraded {
 
     /// Records the PID of the serving process from a log line.
     pub fn took_over(&mut self, line: &str) {
-        let (_, rest) = line.split_once("process ").unwrap_or_else(|| panic!("no process in {line:?}"));
+        let (_, rest) =
+            line.split_once("process ").unwrap_or_else(|| panic!("no serving process in {line:?}"));
         let (pid, _) = rest.split_once(" serves").unwrap_or_else(|| panic!("no process ID in {line:?}"));
         self.pids.push(pid.parse().unwrap_or_else(|error| panic!("{line:?}: {error}")));
     }

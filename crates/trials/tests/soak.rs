@@ -1,5 +1,5 @@
-//! One piece of `cargo xtask soak`: clients over all transports send data, and others come and go, while the server reloads and upgrades.
-//! After each slice all clients leave, the two ends' counters are compared, and the server's resources are recorded.
+//! One piece of `cargo xtask soak`: clients over all transports send data, and others come and go, while the server is reloaded and
+//! upgraded. After each slice all clients leave, the two ends' counters are compared, and the server's resources are recorded.
 
 use std::{
     fs::{self, File},
@@ -33,7 +33,7 @@ const BURSTS: [&str; 6] = ["--clients", "8", "--burst", "8", "--window", "16"];
 #[derive(Deserialize)]
 struct Piece {
     datapath: String,
-    /// The piece ends after the slice during which this time has passed.
+    /// The piece ends after the first slice that finishes after this time.
     seconds: u64,
     allocations: u64,
     datagrams: u64,
@@ -59,7 +59,6 @@ fn soak_piece() {
 struct Soak<'l> {
     links: &'l Links,
     server: Server,
-    /// An idle server for comparison.
     control: Server,
     /// Dropped after the server.
     group: Option<Group>,

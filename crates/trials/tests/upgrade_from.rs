@@ -1,5 +1,5 @@
 //! Upgrades in place from another build to this one and back, under load. `cargo xtask upgrade-from COMMIT` creates the other build, which
-//! is started first; TURNPIKE_TEST_NEXT_BUILD is this one.
+//! is started first; TURNPIKE_TEST_NEXT_BUILD is the path of this build.
 
 use std::{
     env,
@@ -46,7 +46,7 @@ fn upgrade_to(upgraded: &mut Upgraded, build: &Path) {
     ends(before);
 }
 
-/// Ends the clients and asserts that every datagram came back in order.
+/// Ends the clients and asserts that every datagram was echoed, in order.
 fn heard_all(load: Program) {
     load.signal("INT");
     let run = load.wait(SOON);
@@ -54,7 +54,7 @@ fn heard_all(load: Program) {
     for key in ["lost", "reordered", "duplicated"] {
         assert_eq!(result[key], 0, "{key} in {result}\n{}", run.output());
     }
-    println!("{} datagrams came back", result["received"]);
+    println!("{} datagrams were echoed", result["received"]);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn server_clients_lose_nothing_across_builds() {
     serve.wait_for_allocations(0);
 }
 
-/// After each upgrade kernel flows exist again, with inherited or new maps.
+/// After each upgrade, kernel flows exist again, in inherited or new maps.
 #[test]
 #[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
 fn kernel_path_clients_lose_nothing_across_builds() {

@@ -8,7 +8,7 @@ import { createRequire } from "node:module";
 
 const [transport, host, port, ...rest] = process.argv.slice(2);
 const seconds = rest.pop();
-// The library puts them into a URI without escaping, so a colon would end the name.
+// The library puts username and password into a URI without escaping, so a colon would end the username.
 const [username, credential] = rest.map(encodeURIComponent);
 const INTERVAL_MS = 60;
 

@@ -70,7 +70,7 @@ def main():
             judge("GET", described.replace("{id}", "0" * 32), described)
             judge("GET", described.replace("{id}", "nonsense"), described)
         elif described == "/v1/live/events":
-            # An endless stream.
+            # An endless event stream.
             judge("GET", f"{described}?count=1", described)
         else:
             judge("GET", described, described)

@@ -22,7 +22,7 @@ class Call(pj.Call):
         for medium in info.media:
             if medium.type == pj.PJMEDIA_TYPE_AUDIO and medium.status == pj.PJSUA_CALL_MEDIA_ACTIVE:
                 self.audio = medium.index
-                # Silence, at fifty packets a second.
+                # Audio silence, at fifty packets a second.
                 pj.Endpoint.instance().audDevManager().getCaptureDevMedia().startTransmit(self.getAudioMedia(medium.index))
 
     def counts(self):
@@ -98,7 +98,7 @@ def main():
             began = time.monotonic()
         if began is not None:
             print(int((time.monotonic() - began) * 1000), *ends[0], *ends[1], flush=True)
-    # Calls must end before the library.
+    # Calls must end before the library is shut down.
     calling = callee.call = None
     endpoint.libDestroy()
 

@@ -4,7 +4,7 @@ use super::DATAPATHS;
 
 type Cells = Vec<String>;
 
-/// Rows of the table `peers`: data paths with equal figures share a row, as do requests.
+/// Rows of the table `peers`: data paths with equal figures share a row, and so do requests with equal figures.
 pub(super) fn peers(rows: &[String]) -> Vec<String> {
     let split = |cells: &Cells| {
         let (path, condition) = split_at_comma(&cells[0]);
@@ -81,7 +81,6 @@ fn joined(cells: &[String]) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// The text before the first comma, and the rest including it.
 fn split_at_comma(text: &str) -> (&str, &str) {
     text.split_at(text.find(',').unwrap_or(text.len()))
 }
@@ -90,7 +89,7 @@ fn label(paths: &[&str]) -> String {
     if DATAPATHS.iter().all(|path| paths.contains(path)) { "all".to_owned() } else { paths.join(", ") }
 }
 
-/// Minimum and maximum of each column; text is taken from the first row.
+/// Range of each column; text is taken from the first row.
 fn ranges(rows: &[&Cells]) -> Cells {
     let column = |at: usize| {
         let cells: Vec<&str> = rows.iter().filter_map(|row| row.get(at)).map(String::as_str).collect();

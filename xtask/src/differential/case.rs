@@ -9,7 +9,6 @@ use super::{
     step::{Auth, Damage, Field, Request, Sequence, Step},
 };
 
-/// A difference with its context.
 pub(super) struct Case<'a> {
     pub(super) sequence: &'a Sequence,
     pub(super) at: usize,

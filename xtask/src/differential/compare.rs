@@ -19,7 +19,7 @@ pub(super) struct Difference {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// Codes of the responses; 0 for success, `None` for silence.
+    /// Codes of the responses; 0 for success, `None` if there was no response.
     Code {
         ours: Option<u16>,
         theirs: Option<u16>,
@@ -40,7 +40,7 @@ impl What {
         match self {
             // After a 438 the client has a new nonce.
             Self::Code { ours, theirs } => [ours, theirs].iter().any(|code| matches!(code, Some(0 | 438))),
-            // A relayed address of another family, or a closed connection.
+            // A relayed address of a different family, or a closed connection.
             Self::Fact { fact, .. } => fact.starts_with("XOR-RELAYED-ADDRESS"),
             Self::Other { .. } => true,
         }
@@ -136,7 +136,7 @@ fn answer<'a>(step: &Step, seen: &'a [Seen]) -> Option<&'a Answer> {
 
 impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = |answer: &Option<u16>| answer.map_or_else(|| "silence".to_owned(), code);
+        let told = |answer: &Option<u16>| answer.map_or_else(|| "no response".to_owned(), code);
         let list = |seen: &[Seen]| {
             let told: Vec<String> = seen.iter().map(ToString::to_string).collect();
             if told.is_empty() { "nothing".to_owned() } else { told.join("; ") }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_codes_silence_and_data_are_compared() {
+    fn attributes_codes_missing_responses_and_data_are_compared() {
         let ours = [
             answered(3, 0, &["LIFETIME=600"]),
             answered(4, 443, &["integrity"]),
@@ -204,7 +204,7 @@ mod tests {
         let expected = [
             (0, "only turnpike has LIFETIME=600".to_owned()),
             (0, "only the other server has LIFETIME=777".to_owned()),
-            (1, "turnpike: 443; other server: silence".to_owned()),
+            (1, "turnpike: 443; other server: no response".to_owned()),
             (2, "turnpike: a gets 5 bytes from near in a Data indication; other server: nothing".to_owned()),
         ];
         assert_eq!(found(&ours, &theirs), expected);

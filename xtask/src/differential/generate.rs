@@ -13,10 +13,11 @@ use super::{
 };
 
 pub(super) const UDP: u8 = 17;
-/// Lifetimes in seconds: of nonces (in the test configuration), of permissions, and of channels and
+/// Lifetimes in seconds of nonces (in the test configuration), of permissions, and of channels and
 /// allocations.
 const LIFETIMES: [u64; 3] = [60, 300, 600];
-/// Seconds that steps keep away from each expiry, because servers check at different times.
+/// Minimum number of seconds between a step and any expiry, because servers check for expiry at different
+/// times.
 const MARGIN: u64 = 12;
 
 /// Generates sequence number `number`. Clients use one of `transports`.
@@ -177,7 +178,7 @@ impl Generator {
             10 | 11 => fields.push(family(kind::ADDITIONAL_ADDRESS_FAMILY, FAMILY_IPV6)),
             _ => {}
         }
-        // Half of the clients use the second user in a mix.
+        // Half of the clients in a mixed sequence use the second user.
         let auth = if self.kind == Kind::Overload && client % 2 == 1 { Auth::OtherUser } else { Auth::Good };
         Request::new(method::ALLOCATE, fields, auth)
     }

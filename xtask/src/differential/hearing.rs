@@ -46,7 +46,7 @@ impl Session<'_> {
         let own = state.connection.as_ref().and_then(ProbeConnection::local_addr);
         let Some(sent) = state.last.as_ref().filter(|sent| sent.transaction == view.header().transaction)
         else {
-            return Seen::Stray(client, "an answer without a request");
+            return Seen::Stray(client, "a response without a request");
         };
         // A wildcard socket does not know its address; on loopback it sends from 127.0.0.1.
         let own = own.map(|own| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), own.port()));

@@ -12,7 +12,6 @@ use super::{
     step::{Damage, Sequence},
 };
 
-/// An accepted difference.
 pub(super) struct Known {
     pub(super) who: &'static [Name],
     pub(super) what: &'static str,
@@ -32,13 +31,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "FINGERPRINT in Binding answers only, and in all of them",
+        what: "FINGERPRINT in Binding responses only, and in all of them",
         why: "RFC 8489 section 7: left to the usage",
         applies: |case| case.has_fact("FINGERPRINT", true) || case.has_fact("FINGERPRINT", false),
     },
     Known {
         who: &[Coturn],
-        what: "MAPPED-ADDRESS and RESPONSE-ORIGIN in every Binding answer",
+        what: "MAPPED-ADDRESS and RESPONSE-ORIGIN in every Binding response",
         why: "rfcs.md: OTHER-ADDRESS, RESPONSE-ORIGIN and MAPPED-ADDRESS",
         applies: |case| case.has_fact("MAPPED-ADDRESS", false) || case.has_fact("RESPONSE-ORIGIN", false),
     },
@@ -92,7 +91,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "compares the user with that of the session before checking the credentials, and even without an allocation",
+        what: "compares the user with that of the session before checking the credentials, even if there is no allocation",
         why: "RFC 8489 section 9.2.4: 401 first; RFC 8656 section 5: 441 is for allocations",
         applies: |case| case.theirs() == Some(Some(441)) && case.ours() != Some(Some(0)),
     },
@@ -107,8 +106,8 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "437 for any user but the client's first",
-        why: "RFC 8489 section 9.2.4: each request is authenticated by itself",
+        what: "437 for any user other than the client's first",
+        why: "RFC 8489 section 9.2.4: each request is authenticated on its own",
         applies: |case| {
             case.is(method::ALLOCATE) && case.theirs() == Some(Some(437)) && case.has_tried_other_user()
         },
@@ -143,7 +142,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "reports the other one if a request has two errors",
+        what: "if a request has two errors, reports the other one",
         why: "RFC 8656 sections 7.2, 10.2 and 12.2: the order is left open",
         applies: |case| match case.codes() {
             Some((Some(403 | 443), Some(403 | 443))) => case.is(method::CREATE_PERMISSION),
@@ -212,7 +211,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "Connect over UDP or without an allocation: another code, or silence",
+        what: "Connect over UDP or without an allocation: a different code, or no response",
         why: "RFC 6062 section 5.2: 437; 400 and 403 are left open",
         applies: |case| {
             case.is(method::CONNECT)
@@ -227,8 +226,8 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "the answer to a retransmission lacks RESERVATION-TOKEN and contains the remaining LIFETIME",
-        why: "RFC 8489 section 6.3.1: the same answer",
+        what: "the response to a retransmission lacks RESERVATION-TOKEN and contains the remaining LIFETIME",
+        why: "RFC 8489 section 6.3.1: the same response",
         applies: |case| {
             case.is_retransmission()
                 && (case.has_fact("RESERVATION-TOKEN", true) || case.has_any_fact("LIFETIME="))
@@ -251,7 +250,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "silently keeps reading a stream that is neither STUN nor ChannelData; others close it",
+        what: "keeps reading a stream that is neither STUN nor ChannelData, without a response; others close it",
         why: "RFC 8489 section 6.2.2: left open",
         applies: |case| {
             let is = |seen: &[Seen], wanted: fn(&Seen) -> bool| seen.iter().any(wanted);
@@ -308,8 +307,8 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "silence if there is no allocation, or if it is another user's",
-        why: "RFC 8656 section 5: 437 and 441; RFC 8489 section 6.3.1: the same answer to a retransmission",
+        what: "no response if there is no allocation, or if it is another user's",
+        why: "RFC 8656 section 5: 437 and 441; RFC 8489 section 6.3.1: the same response to a retransmission",
         applies: |case| match case.codes() {
             Some((Some(437 | 441), None)) => true,
             Some((Some(0), None)) => case.is_retransmission() && case.is(method::REFRESH),
@@ -330,13 +329,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "silence for a request over DTLS without the magic cookie",
+        what: "no response to a request over DTLS without the magic cookie",
         why: "RFC 8489 section 6.2.3: 500",
         applies: |case| case.damage() == Some(Damage::Cookie) && case.is_over(ClientTransport::Dtls),
     },
     Known {
         who: &[Pion],
-        what: "does not answer RFC 3489",
+        what: "does not answer RFC 3489 clients",
         why: "rfcs.md: RFC 3489",
         applies: |case| case.damage() == Some(Damage::Cookie) && case.is_over(ClientTransport::Udp),
     },
@@ -369,7 +368,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "answers indications with unknown attributes",
+        what: "responds to indications with unknown attributes",
         why: "RFC 8489 section 6.3.2: discarded",
         applies: |case| {
             case.theirs() == Some(Some(420)) && case.request.is_some_and(|request| request.indication)
@@ -383,7 +382,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "treats DTLS as a stream: unpadded ChannelData and messages with a wrong length end the association",
+        what: "treats DTLS as a stream: closes the association on unpadded ChannelData and on messages with a wrong length",
         why: "RFC 8656 section 12.5: datagrams have no padding",
         applies: |case| {
             let is_cut = matches!(case.damage(), Some(Damage::Cut | Damage::Long));
@@ -399,7 +398,6 @@ pub(super) const TABLE: &[Known] = &[
     },
 ];
 
-/// First row of the table that matches.
 pub(super) fn known(sequence: &Sequence, difference: &Difference) -> Option<usize> {
     let at = difference.at;
     let request = sequence.request(at);

@@ -13,7 +13,7 @@ use turnpike_wire::{
 use super::step::{Auth, Damage, Dialect, Field, Peer, Request, name};
 
 pub(super) const REALM: &str = "example.org";
-/// Number of first users; there is a second user for each.
+/// Number of users that clients use first; there is a second user for each.
 pub(super) const USERS: usize = 500;
 
 pub(super) fn users() -> impl Iterator<Item = (String, String)> {
@@ -142,7 +142,7 @@ pub(super) fn payload(length: u16) -> Vec<u8> {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Answer {
     pub(super) method: u16,
-    /// 0 for success, 1 for an error without ERROR-CODE.
+    /// Code of a response: 0 for success, 1 for an error without ERROR-CODE.
     pub(super) code: u16,
     /// Attributes with the comparable part of their values.
     pub(super) facts: BTreeSet<String>,
@@ -172,7 +172,6 @@ pub(super) struct Expected<'a> {
     pub(super) is_again: bool,
 }
 
-/// `None` if the message is not a response.
 pub(super) fn read(view: &View<'_>, expected: &Expected<'_>) -> Option<Answer> {
     let header = view.header();
     let code = match header.class {

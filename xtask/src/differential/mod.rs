@@ -47,9 +47,8 @@ use crate::{Failure, INCOMPLETE, cargo, repository, target};
 /// Environment variable with the path of the turnpike to test, for the process in the namespace.
 const INSIDE: &str = "TURNPIKE_DIFFERENTIAL";
 const LANES: usize = 6;
-/// Sequences kept per unknown difference, for repetition.
+/// Number of sequences kept per unknown difference, to be repeated.
 const KEPT: usize = 3;
-/// Maximum number of unknown differences to repeat and reduce.
 const MOST: usize = 24;
 /// Datagrams per second that keep a server busy.
 const FLOOD: u64 = 1_000;
@@ -145,7 +144,7 @@ fn outside(options: &Options, repository: &Path) -> Result<ExitCode, Failure> {
     let program = match &options.program {
         Some(program) => program.canonicalize()?,
         None => {
-            // The features that cargo unifies for tests, so that nothing is compiled twice.
+            // Builds with the features that cargo unifies for tests, so that nothing is compiled twice.
             let arguments =
                 ["test", "--quiet", "--workspace", "--locked", "--no-run", "--test", "command_line"];
             if !cargo(repository).args(arguments).status()?.success() {
@@ -170,7 +169,7 @@ fn outside(options: &Options, repository: &Path) -> Result<ExitCode, Failure> {
             .map(|address| format!("ip addr add {address} dev lo nodad 2>/dev/null; "))
             .collect();
     let script = format!("ip link set lo up && {{ {addresses} exec \"$0\" \"$@\"; }}");
-    // The servers exit with this command, however it ends.
+    // The servers are killed when this command ends, for whatever reason.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare"]);
     if fs::metadata("/proc/self")?.uid() != 0 {
@@ -237,7 +236,7 @@ fn campaign(
     let mut all = Report::default();
     found.into_iter().for_each(|found| all.merge(found));
     let unknown = std::mem::take(&mut all.unknown);
-    // One round of waiting sequences takes as long as the campaign.
+    // Sequences that wait for expiry take as long as the whole run, so there is only one round of them.
     let rounds = if kind == Kind::Time { 1 } else { 200 };
     for (signature, unknown) in unknown.iter().take(MOST) {
         println!("repeating: {signature}");
@@ -293,7 +292,7 @@ fn compared(
     Ok(Compared { found, failed: failed.collect() })
 }
 
-/// Finds the shortest sequence that shows a difference; `None` if it does not recur.
+/// Finds the shortest sequence that shows a difference; `None` if the difference does not recur.
 fn shortest(unknown: &Unknown, servers: &[Server], lane: usize, rounds: usize) -> Option<Sequence> {
     let signature = report::signature(&unknown.sequences[0], &unknown.difference);
     let shows = |sequence: &Sequence, lane: usize| {

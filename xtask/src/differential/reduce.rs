@@ -1,7 +1,7 @@
 //! Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input"): removes the items of a list that are not
 //! needed for a failure.
 
-/// Returns the index of a list that fails, if any. The lists may be tried concurrently.
+/// Returns the index of a list that fails, or `None`. The lists may be tried concurrently.
 pub(super) type Fails<'a, T> = &'a mut dyn FnMut(&[Vec<T>]) -> Option<usize>;
 
 /// The smallest failing list found in at most `rounds` rounds. If the rounds suffice, each of its items is needed.

@@ -49,7 +49,7 @@ impl fmt::Display for Seen {
             }
             Self::Relayed(peer, client, length) => write!(f, "{peer} gets {length} bytes from {client}"),
             Self::Closed(client) => write!(f, "{client} is disconnected"),
-            Self::Deaf(client) => write!(f, "{client} no longer gets answers to Binding"),
+            Self::Deaf(client) => write!(f, "{client} no longer gets responses to Binding requests"),
             Self::Stray(client, what) => write!(f, "{client} gets {what}"),
             Self::Failed(client, why) => write!(f, "{client} cannot connect: {why}"),
         }

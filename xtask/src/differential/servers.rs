@@ -23,7 +23,7 @@ use super::{
 };
 use crate::Failure;
 
-/// Allocations per user in tests of full servers.
+/// Quota of allocations per user in tests with servers at their limits.
 const QUOTA: u16 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +61,7 @@ pub(super) struct Server {
     process: Child,
 }
 
-/// Starts all available servers with settings for this kind of sequences; their logs go to `dir`.
+/// Starts all available servers with settings for this kind of sequence; their logs go to `dir`.
 pub(super) fn start(programs: &Programs, kind: Kind, dir: &Path) -> Result<Vec<Server>, Failure> {
     let has_ipv6 = UdpSocket::bind((SIX, 0)).is_ok();
     let made = rcgen::generate_simple_self_signed(vec!["turn.example.org".to_owned()])?;
@@ -150,7 +150,7 @@ impl Place<'_> {
         command.args(["-L", &ip, "-E", &ip, "-p", "3478", "--tls-listening-port", "5349"]);
         command.args(["--cert", &file("cert.pem"), "--pkey", &file("key.pem")]);
         command.args(["--lt-cred-mech", "-r", REALM, "--allow-loopback-peers"]);
-        // One thread: with more, the first responses to a client may be reordered.
+        // coturn gets one thread: with more, the first responses to a client may be reordered.
         command.args(["-m", "0"]);
         command.args(["--denied-peer-ip", "10.0.0.0-10.255.255.255"]);
         for (user, password) in users() {

@@ -1,8 +1,8 @@
 //! Runs one sequence against one server and records the observations of clients and peers in each step.
 //!
-//! After each step the clients send Binding requests: once two of those are answered, everything that a server sends immediately has
-//! arrived. Application data takes another path, and coturn has a separate thread for a client's first signed request, so for both there is
-//! also a timeout.
+//! After each step the clients send Binding requests: once two of these are answered, everything that a server sends immediately has
+//! arrived. Application data takes a different path, and coturn has a separate thread for a client's first signed request, so there is also
+//! a timeout for both.
 
 use std::{
     io,
@@ -60,7 +60,7 @@ pub(super) fn run(
 pub(super) struct Session<'a> {
     pub(super) server: &'a Server,
     dialect: Dialect,
-    /// A user for this sequence only, because of quotas and turnpike's limit on reserved ports.
+    /// Each sequence has a user of its own, because of quotas and turnpike's limit on reserved ports.
     user: usize,
     patience: Patience,
     pub(super) clients: Vec<State>,

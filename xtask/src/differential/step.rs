@@ -14,13 +14,13 @@ pub(super) struct Client(pub(super) usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Peer {
     Near,
-    /// IP address of [`Peer::Near`] with another port.
+    /// IP address of [`Peer::Near`] with a different port.
     Sibling,
     Far,
     Six,
     /// Refused by every server.
     Denied,
-    /// IPv4 relayed address of a client; [`Peer::Near`] if it has none.
+    /// IPv4 relayed address of a client; [`Peer::Near`] if the client has none.
     Relay(Client),
 }
 
@@ -76,7 +76,7 @@ impl Auth {
 pub(super) enum Field {
     Value(u16, Vec<u8>),
     Peer(Peer),
-    /// Last RESERVATION-TOKEN from the server; eight zero bytes if there was none.
+    /// The most recent RESERVATION-TOKEN from the server; eight zero bytes if there was none.
     Token,
     Data(u16),
 }
@@ -98,7 +98,6 @@ impl Field {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
-    /// Class "success response".
     Response,
     Cookie,
     /// The last four bytes are missing; datagrams only.
@@ -136,7 +135,7 @@ pub(super) enum Step {
     Again(Client),
     Channel(Client, u16, u16),
     Peer(Peer, Client, u16),
-    /// The client leaves; its next step uses another port.
+    /// The client leaves; its next step uses a different port.
     Leave(Client),
     Wait(Duration),
 }
@@ -160,7 +159,7 @@ impl Step {
         }
     }
 
-    /// True if servers may answer later than Binding requests that follow.
+    /// True if a server may respond to this step only after it has responded to Binding requests sent later.
     pub(super) fn may_take_time(&self) -> bool {
         match self {
             Self::Request(_, request) => request.indication || request.auth != Auth::None,

@@ -14,7 +14,7 @@ peak grants per second on one node; load shares; newcomers | notes, limits, reco
 #[derive(Deserialize)]
 pub(super) struct Figures {
     allocations_lost: u64,
-    /// Allocations of the faulty node, if they may be lost.
+    /// Number of allocations on the faulty node, if they may be lost.
     allocations_of_the_broken: Option<u64>,
     sent: u64,
     lost_of_others: u64,
@@ -43,7 +43,6 @@ struct Reconnect {
 }
 
 impl Figures {
-    /// A row for [`HEAD`] with these notes.
     pub(super) fn row(&self, name: &str, what: &str, clients: u64, told: &[String]) -> String {
         let cells: Vec<String> = self.lines(clients).into_iter().map(|(_, words)| words).collect();
         let [rest @ .., whole] = cells.as_slice() else { return String::new() };

@@ -14,7 +14,7 @@ use clap::Args;
 
 use crate::Failure;
 
-/// Everything recovered, but the row is void because the machine was busy.
+/// Everything recovered, but rows are void because the machine was busy.
 const VOID: u8 = 4;
 
 const MODULE: &str = "faults::";
@@ -22,7 +22,7 @@ const FLEET: &str = "faults::fleet::";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Rows whose name contains one of these [default: all]
+    /// Run only rows whose names contain one of these texts [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 
@@ -30,8 +30,8 @@ pub(crate) struct Options {
     #[arg(long)]
     markdown: bool,
 
-    /// Write the rows into the tables of docs/dev/reliability.md, keeping rows that did not run, and of docs/dev/fleet-faults.md, which
-    /// requires that all of its rows run; writes nothing if a row is broken, void or skipped
+    /// Write the rows into the tables of docs/dev/reliability.md, keeping rows that did not run, and of docs/dev/fleet-faults.md, all of
+    /// whose rows must run; nothing is written if a row is broken, void or skipped
     #[arg(long)]
     write: bool,
 
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     program: Option<PathBuf>,
 }
 
-/// Runs the rows. Fails if one stays broken; the exit code is 3 if a figure exceeds its limit, 4 if a row must be repeated on an idle
+/// Runs the rows. Fails if a row is broken; the exit code is 3 if a figure exceeds its limit, 4 if a row must be repeated on an idle
 /// machine, and 5 if a row could not run here.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let repository = crate::repository()?;

@@ -14,7 +14,7 @@ const OF_FORWARDER: &str = "forward: ";
 const TABLES: [&str; 2] = ["faults", "faults of the forwarder"];
 
 const HEAD: &str = "\
-| row | fault | lost/sent | silence, s | new allocations | notes | MB |\n\
+| row | fault | lost/sent | longest gap, s | new allocations | notes | MB |\n\
 | --- | --- | --- | --- | ---: | --- | --- |\n";
 
 #[derive(Default)]
@@ -24,7 +24,7 @@ pub(super) struct Table {
 
 enum Outcome {
     Healed(Box<Row>),
-    /// It did not recover or an assertion failed; contains the end of the output.
+    /// The server did not recover, or an assertion failed; contains the end of the output.
     Broken(String),
     Skipped(String),
 }
@@ -49,7 +49,7 @@ struct Row {
     before: Value,
     #[serde(default)]
     after: Value,
-    /// For fleet faults, replaces the fields above except clients, notes and limits.
+    /// Set for fleet faults; only clients, notes and limits of the fields above are then used.
     fleet: Option<fleet::Figures>,
 }
 
@@ -90,7 +90,6 @@ impl Table {
         self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if exceeded(row)))
     }
 
-    /// True if a figure was measured on a busy machine.
     pub(super) fn is_void(&self) -> bool {
         self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if !row.void.is_empty()))
     }
@@ -115,14 +114,14 @@ impl Table {
         }
     }
 
-    /// Reason why the tables cannot be written.
+    /// Reason why the tables must not be written.
     pub(super) fn is_in_part(&self) -> Option<&'static str> {
         let has_all =
             !self.is_void() && self.rows.iter().all(|(_, outcome)| matches!(outcome, Outcome::Healed(_)));
-        (!has_all).then_some("a row is broken, void or was skipped, so no table is written")
+        (!has_all).then_some("a row is broken or void, or was skipped, so no table is written")
     }
 
-    /// Writes the rows into their documents. Either all or none of the rows of fleet faults must have run. Other rows that have not run
+    /// Writes the rows into their documents. Either all or none of the rows of fleet faults must have run. Existing rows that have not run
     /// stay unchanged if they are in `all`.
     pub(super) fn write(&self, repository: &Path, all: &[&str]) -> Result<(), Failure> {
         let of_fleets = self.of_fleets();
@@ -247,7 +246,7 @@ fn lines_of<'a>(document: &'a str, table: &str) -> Vec<&'a str> {
 }
 
 impl Row {
-    /// Cells of a row, as in [`HEAD`] without the first.
+    /// Cells of a row for the columns of [`HEAD`], except the first.
     fn cells(&self) -> Vec<String> {
         let mut lost = match (self.sent, self.lost) {
             (Some(sent), Some(lost)) => format!("{lost}/{sent}"),
@@ -274,7 +273,6 @@ impl Row {
         ]
     }
 
-    /// A figure of the server before and after the fault.
     fn change(&self, name: &str, divisor: u64) -> String {
         let figure = |of: &Value| of[name].as_u64().unwrap_or_default() / divisor;
         format!("{}→{}", figure(&self.before), figure(&self.after))
@@ -294,7 +292,7 @@ impl Row {
         if let (Some(median), Some(longest)) = (self.pause_ms_p50, self.pause_ms_max) {
             let _ = write!(
                 seen,
-                "; longest silence {:.2} s (median), {:.2} s (maximum)",
+                "; longest gap {:.2} s (median), {:.2} s (maximum)",
                 median / 1e3,
                 longest / 1e3
             );
@@ -305,12 +303,11 @@ impl Row {
         seen
     }
 
-    /// The first few kinds of log lines.
     fn log(&self) -> String {
         const MOST: usize = 4;
         let mut said: Vec<String> = self.log.iter().take(MOST).map(|line| format!("\"{line}\"")).collect();
         if self.log.len() > MOST {
-            said.push(format!("and {} more kinds", self.log.len() - MOST));
+            said.push(format!("and {} more", self.log.len() - MOST));
         }
         said.join("; ")
     }
@@ -367,8 +364,8 @@ mod tests {
         let text = table(4.5).text();
         for words in [
             "20 clients: 3 of 1000 datagrams lost, 2 late",
-            "longest silence 1.50 s (median), 2.25 s (maximum); 20 new allocations",
-            "\"fourth\"; and 1 more kinds",
+            "longest gap 1.50 s (median), 2.25 s (maximum); 20 new allocations",
+            "\"fourth\"; and 1 more",
             "sessions 0→0, descriptors 27→26, MB 3→4",
         ] {
             assert!(text.contains(words), "{words:?} in {text}");

@@ -57,7 +57,7 @@ fn stun(bytes: &[u8]) -> Option<Shape> {
     let mut rest = attributes;
     while let [k0, k1, l0, l1, value @ ..] = rest {
         let length = usize::from(u16::from_be_bytes([*l0, *l1]));
-        // The exact lengths of names and data do not matter.
+        // The exact length of names and data does not matter.
         key.extend([*k0, *k1, u8::try_from(length.min(20)).ok()?]);
         rest = value.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
@@ -85,7 +85,7 @@ fn payloads(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let bytes = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let wrong = || format!("{}: not a supported capture; create one with tcpdump -w FILE", file.display());
     let (header, mut rest) = bytes.split_at_checked(24).ok_or_else(wrong)?;
-    // Both byte orders, with timestamps in microseconds or nanoseconds.
+    // Magic numbers for both byte orders, with timestamps in microseconds or nanoseconds.
     let number = match header[..4] {
         [0xD4, 0xC3, 0xB2, 0xA1] | [0x4D, 0x3C, 0xB2, 0xA1] => u32::from_le_bytes,
         [0xA1, 0xB2, 0xC3, 0xD4] | [0xA1, 0xB2, 0x3C, 0x4D] => u32::from_be_bytes,

@@ -19,7 +19,7 @@ pub(super) const FOUND: &str = "found.hex";
 pub(super) const FAULTS: &str = "faults.hex";
 const SEEDS: &str = "seeds.hex";
 
-/// Maximum size of `found.hex` in bytes, since it is committed.
+/// Maximum size of `found.hex` in bytes; limited because the file is committed.
 const MOST_FOUND: usize = 48 * 1024;
 
 pub(super) fn read(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
@@ -33,7 +33,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
         .collect()
 }
 
-/// Replaces a file; removes it if there are no inputs.
+/// Replaces a file, or removes it if there are no inputs.
 pub(super) fn write(file: &Path, inputs: &[Vec<u8>]) -> Result<(), Failure> {
     if inputs.is_empty() {
         return match fs::remove_file(file) {
@@ -103,7 +103,7 @@ fn seeds(places: &Places, target: &Target, program: &Path) -> Result<Option<Vec<
     if file.exists() { read(&file).map(Some) } else { Ok(None) }
 }
 
-/// Writes these files to `found.hex`, only the smallest ones if there are too many; returns their number.
+/// Writes these files to `found.hex`, or only the smallest ones if there are too many; returns the number written.
 pub(super) fn keep(places: &Places, target: &Target, files: &[PathBuf]) -> Result<usize, Failure> {
     let inputs = files.iter().map(fs::read).collect::<Result<Vec<_>, _>>()?;
     let sorted: BTreeSet<_> = inputs.into_iter().map(|input| (input.len(), input)).collect();

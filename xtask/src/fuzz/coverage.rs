@@ -26,7 +26,7 @@ pub(super) struct Merged {
     reached: BTreeSet<usize>,
 }
 
-/// Source lines at which a basic block starts; true if reached.
+/// Source lines at which a basic block starts; true if the block was reached.
 pub(super) type Lines = BTreeMap<(String, u32), bool>;
 
 /// Runs all files of `into`, then those of `from`; copies to `into` those that reach new code.

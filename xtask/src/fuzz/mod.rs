@@ -23,7 +23,7 @@ use self::{
 };
 use crate::{Failure, repository};
 
-/// Maximum seconds per input, and megabytes per program.
+/// Maximum time per input in seconds, and maximum memory of the program in megabytes.
 const TIMEOUT: u32 = 20;
 const MEMORY: u32 = 1500;
 const MINIMISE: u32 = 60;
@@ -157,7 +157,7 @@ fn keep_faults(places: &Places, target: &Target, program: &Path, log: &str) -> R
     let mut faults = 0;
     for entry in fs::read_dir(scratch.join("artifacts"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        // libFuzzer only reports slow inputs.
+        // libFuzzer reports a slow input but does not fail.
         if name.starts_with("slow-unit") {
             continue;
         }
@@ -166,7 +166,7 @@ fn keep_faults(places: &Places, target: &Target, program: &Path, log: &str) -> R
         if name.starts_with("timeout") {
             let again = [format!("-timeout={TIMEOUT}"), artifact.clone()];
             if fuzzing(target, program, &scratch, &again).output()?.status.success() {
-                println!("{:<16} an input took more than {TIMEOUT} s, but not when repeated", target.name);
+                println!("{:<16} an input took more than {TIMEOUT} s, but less when repeated", target.name);
                 continue;
             }
         }

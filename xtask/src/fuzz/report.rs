@@ -19,7 +19,7 @@ use crate::Failure;
 const BEGIN: &str = "<!-- fuzzing: written by cargo xtask fuzz --coverage -->";
 const END: &str = "<!-- end of fuzzing -->";
 
-/// Measures coverage and writes the table; rows of other targets stay unchanged.
+/// Measures coverage and updates the table; rows of targets that were not measured stay unchanged.
 pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) -> Result<ExitCode, Failure> {
     let document = places.repository().join("docs/dev/reliability.md");
     let text = fs::read_to_string(&document)?;

@@ -6,7 +6,6 @@ pub(super) struct Target {
     program: Program,
     pub(super) test: &'static str,
     pub(super) max_len: u32,
-    /// Files and directories whose coverage is measured.
     pub(super) about: &'static [&'static str],
     /// Input and property, for the report.
     pub(super) holds: &'static str,
@@ -14,7 +13,6 @@ pub(super) struct Target {
 
 enum Program {
     Unit,
-    /// `tests/main.rs`.
     Integration,
 }
 
@@ -171,7 +169,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/config/src/forward/rule_keys.rs",
             "crates/config/src/forward/check.rs",
         ],
-        holds: "files of `forward` in each format: the printed form means the same",
+        holds: "files of `forward` in each format: the printed form parses to the same rules",
     },
     Target {
         name: "rule_argument",
@@ -180,7 +178,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "forward::fuzz::rule_argument",
         max_len: 300,
         about: &["crates/config/src/forward/argument.rs", "crates/convert/src/forward/parts.rs"],
-        holds: "rules on the command line: the printed TOML means the same",
+        holds: "rules on the command line: the printed TOML parses to the same rules",
     },
     Target {
         name: "rinetd_conf",
@@ -189,7 +187,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "forward::fuzz::rinetd_conf",
         max_len: 600,
         about: &["crates/convert/src/forward/rinetd.rs"],
-        holds: "rinetd.conf: the printed TOML means the same",
+        holds: "rinetd.conf: the printed TOML parses to the same rules",
     },
     Target {
         name: "oxidinetd_toml",
@@ -198,7 +196,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "forward::fuzz::oxidinetd_toml",
         max_len: 1000,
         about: &["crates/convert/src/forward/oxidinetd.rs"],
-        holds: "oxidinetd's TOML: the printed form means the same",
+        holds: "oxidinetd's TOML: the printed form parses to the same rules",
     },
     Target {
         name: "turnserver_conf",

@@ -18,14 +18,13 @@ const TOLERANCE_PERCENT: f64 = 5.0;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Budgets {
-    /// Maximum excess of a count over its budget; if a count is lower by as much, the budget should be
-    /// lowered.
+    /// Percentage by which a count may exceed its budget; if a count is lower by more than that, the budget should be lowered.
     tolerance_percent: f64,
     made_with: Origin,
     instructions: BTreeMap<String, u64>,
 }
 
-/// Compiler of the program; other versions generate different instructions.
+/// Compiler that built the program; other versions generate different instructions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Origin {
@@ -34,7 +33,6 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Parses the output of `rustc -vV`.
     pub(crate) fn of_rustc(said: &str) -> Option<Self> {
         let version = said.lines().next()?.strip_prefix("rustc ")?;
         let target = said.lines().find_map(|line| line.strip_prefix("host: "))?;
@@ -239,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn case_that_exceeds_the_tolerance_fails_and_is_named() {
+    fn case_that_exceeds_the_tolerance_fails_and_is_reported() {
         assert!(compared(200, 210).is_kept(), "exactly 5 % more");
         let over = compared(200, 211);
         assert!(!over.is_kept());

@@ -14,7 +14,7 @@ use crate::Failure;
 const REGION: &str = "instructions::turnpike_counted_region";
 
 /// Number of runs, of which the minimum is used. Hash tables are seeded at random, and one seed in thirty causes enough collisions for 5 to
-/// 10 % more instructions; a worse hash function would cause them with every seed.
+/// 10 % more instructions; with a worse hash function, every seed would.
 const RUNS: usize = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,8 +8,7 @@ pub(super) struct Architecture {
     /// QEMU program, its package, and machine options.
     pub(super) machine: (&'static str, &'static str, &'static [&'static str]),
     pub(super) parameters: &'static str,
-    /// Debian suite of the guests' file system; `None` for the machine's own suite, whose C library the
-    /// programs are linked to.
+    /// Debian suite of the guests' file system; `None` for this machine's suite, because the programs are linked to its C library.
     pub(super) suite: Option<&'static str>,
 }
 

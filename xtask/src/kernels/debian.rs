@@ -19,7 +19,6 @@ pub(super) struct Mirror {
 }
 
 impl Mirror {
-    /// Mirror in this machine's apt sources.
     pub(super) fn of_this_machine() -> Result<Self, Failure> {
         if let Some(mirror) = Self::configured()? {
             return Ok(mirror);

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The first and only program in a virtual machine started by `cargo xtask kernels`: relays on each data path, then runs the tests. Lines that begin
-# with @@ are for xtask/src/kernels/report.rs.
+# The first and only program in a virtual machine started by `cargo xtask kernels`: relays on each data path, then runs
+# the tests. Lines that begin with @@ are parsed by xtask/src/kernels/report.rs.
 export PATH=/usr/local/bin:/usr/sbin:/usr/bin HOME=/root
 
 mkdir -p /proc /sys /dev /run /tmp /root /var/tmp
@@ -10,26 +10,26 @@ mount -t devtmpfs dev /dev 2>/dev/null
 mkdir -p /dev/pts /dev/shm
 mount -t devpts pts /dev/pts
 for dir in /dev/shm /run; do mount -t tmpfs tmp "$dir"; done
-# The repository may be below /tmp, so nothing is mounted there.
+# The repository may be below /tmp, so nothing is mounted on /tmp.
 chmod 1777 /tmp
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup /sys/fs/cgroup
 mount -t securityfs security /sys/kernel/security
 ln -sfn /proc/self/fd /dev/fd
-# Tests mount a file of their own over it.
+# Tests mount files of their own over this one.
 : >/etc/resolv.conf
-# Modules that are not loaded on demand.
+# Loads modules that the kernel does not load on demand.
 for module in veth sch_ingress cls_bpf act_bpf nf_tables dummy tun 8021q; do modprobe -q "$module"; done
 ip link set lo up
 ulimit -n 65536
 
 say() { echo "@@ $*"; }
 
-# Links as between machines: clients, the server and peers each have a namespace.
+# Links like those between machines: clients, the server and peers each have a namespace.
 links_up() {
   local name link
   ip netns add server
-  # Programs query the kernel over loopback.
+  # Programs query the kernel's features over loopback.
   ip -n server link set lo up
   for name in c p; do
     [ $name = c ] && link=1 || link=2
@@ -52,7 +52,7 @@ load() { # PATH KIND FAMILY FLAGS...
   local path=$1 kind=$2 family=$3 server=10.77.1.1 peer=10.77.2.2 try
   shift 3
   [ "$family" = 6 ] && server='[fd77:1::1]' peer='[fd77:2::2]'
-  # An emulated processor loses datagrams when its host stalls; losses that the path itself causes recur.
+  # An emulated processor loses datagrams when its host stalls; losses caused by the data path itself recur.
   for try in 1 2 3; do
     rm -f /run/load.json
     ip netns exec c timeout 60 turnpike load turn "$server:3478" --peer "$peer:3480" --clients 50 --threads 1 \
@@ -100,8 +100,9 @@ run_tests() { # NAME
   # Property tests would take half an hour on an emulated processor with the default number of cases.
   PROPTEST_CASES=1000 RUST_BACKTRACE=0 timeout 1500 "/trial/tests/$name" --color never --show-output --test-threads 4 2>&1 | tee /run/tests
   say exit "$name" "${PIPESTATUS[0]}"
-  # The machine may have been busy, so only tests that also fail when run alone have failed. They run on one processor, because loopback
-  # reorders the datagrams of a thread that moves to another processor while an emulated one stalls.
+  # The machine may have been busy, so a test counts as failed only if it also fails when run alone. They run on one
+  # processor, because loopback reorders the datagrams of a thread that moves to another processor while an emulated one
+  # stalls.
   sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' /run/tests | while read -r test; do
     if RUST_BACKTRACE=0 timeout 300 taskset 1 "/trial/tests/$name" --color never --exact "$test" >/run/alone 2>&1; then
       say alone "$name" "$test"

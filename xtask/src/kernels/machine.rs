@@ -16,7 +16,7 @@ use crate::Failure;
 /// QEMU with an emulated CPU: nested virtualisation hangs on too many hosts.
 fn qemu(architecture: &Architecture) -> Command {
     let (program, _, options) = architecture.machine;
-    // The guest powers off when it is done; `timeout` kills it if it hangs.
+    // The guest powers off when it is done; `timeout` ends QEMU if the guest hangs.
     let mut command = Command::new("timeout");
     command.args(["7200", program, "-accel", "tcg,thread=multi"]).args(options);
     command.args(["-m", "4096", "-smp", "2", "-nic", "none", "-nographic", "-no-reboot", "-append"]);
@@ -100,7 +100,7 @@ impl Kernel {
         }
         let packages = Suite::open(dir.join("apt"), mirror, suite, &[name])?;
         let needed = packages.needed_by(&format!("linux-image-cloud-{name}"))?;
-        // Newer suites split image, modules and the rest into packages.
+        // Newer suites have separate packages for image, modules and the rest.
         let parts = ["linux-image-", "linux-binary-", "linux-modules-"];
         let is_part = |name: &&str| {
             parts

@@ -51,7 +51,7 @@ pub(crate) struct Options {
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
 
-    /// Only relay; do not run tests
+    /// Only relay, without running the tests
     #[arg(long)]
     no_tests: bool,
 

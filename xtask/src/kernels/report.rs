@@ -45,7 +45,6 @@ struct Trial {
     /// Last line that a server printed before it failed to start.
     refusal: Option<String>,
     loads: BTreeMap<String, Vec<Load>>,
-    /// Datagrams relayed in the kernel.
     across: u64,
 }
 
@@ -122,7 +121,7 @@ impl Report {
         if let Some(why) = line.strip_prefix("SKIPPED: ") {
             tests.skipped.push(why.to_owned());
         }
-        // A program restarted for a single test prints a second such line.
+        // A test program that is run again for a single test prints this line a second time.
         if tests.passed.is_none()
             && let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|it| it.split_once(". "))
         {
@@ -171,7 +170,7 @@ impl Report {
         for (name, tests) in &self.tests {
             let ended = match tests.exit {
                 _ if tests.passed.is_none() => Some("did not finish"),
-                // A failing test gets its own line from its second run.
+                // A test that fails again in its second run is reported with a line of its own.
                 Some(1..) if tests.failed.is_empty() && tests.passed_alone.is_empty() => Some("failed"),
                 _ => None,
             };

@@ -1,4 +1,4 @@
-//! Compilers for guest programs: the current ones, or Debian's for another architecture.
+//! Compilers for guest programs: the current ones, or Debian's for a different architecture.
 
 use std::{
     env, fs,
@@ -61,7 +61,7 @@ impl<'a> Toolchain<'a> {
                 let packages = Suite::open(root.with_extension("apt"), mirror, suite, &architectures)?;
                 packages.unpack_with_dependencies(&PACKAGES, &root)?;
                 fs::create_dir_all(root.join("tmp"))?;
-                // Installing Debian's package would create this link.
+                // The package's installation script would create this link, but it is not run.
                 symlink("gcc", linker)?;
             }
             said(cargo(repository).args(["fetch", "--locked"]))?;
@@ -100,7 +100,7 @@ impl<'a> Toolchain<'a> {
         Ok(cargo)
     }
 
-    /// Packages to build for the tests of these crates. With this machine's compiler, the whole workspace, because `./test` has already
+    /// Packages to build for the tests of these crates. This machine's compiler builds the whole workspace, because `./test` has already
     /// compiled it with these features.
     pub(super) fn packages(&self, crates: &[&str]) -> Vec<String> {
         match self.root {
@@ -109,7 +109,6 @@ impl<'a> Toolchain<'a> {
         }
     }
 
-    /// Copies a program without its symbols.
     pub(super) fn strip(&self, program: &Path, to: &Path) -> Result<(), Failure> {
         let mut strip = match &self.root {
             None => Command::new("strip"),

@@ -10,7 +10,7 @@ const HEADER: &str = "path\tphrases";
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Budget(BTreeMap<String, usize>);
 
-/// A file whose count differs from its budget.
+/// A file whose count is above or below its budget.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mistake {
     Over { path: String, count: usize, allowed: usize },

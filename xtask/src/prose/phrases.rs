@@ -2,16 +2,15 @@
 
 use std::fmt;
 
-/// A comment starts with a noun or a verb instead.
+/// Words with which no comment may start; it starts with a noun or a verb instead.
 const STARTS: &[&str] = &[
     "What", "Whether", "Who", "Whom", "Whose", "Where", "Which", "Why", "How", "Of", "By", "From", "With",
     "In", "At", "As", "So many", "The same",
 ];
 const NAME_STARTS: &[&str] = &["what", "whether", "which", "why", "how", "of", "the same"];
 const NAME_WORDS: &[&str] = &["who", "whose"];
-/// Longest name of a test, in characters.
 const NAME_LENGTH: usize = 70;
-/// A clause used as a noun: a word of the first list followed by one of the second.
+/// A clause used as a noun: a word from the first list, followed by a word from the second.
 const FREE: [&[&str]; 2] = [
     &["what", "whoever", "who", "whom"],
     &[
@@ -23,7 +22,6 @@ const PERSONS: &[&str] =
     &["nobody", "somebody", "anybody", "whoever", "whom", "likewise", "anew", "lest", "thereof"];
 const SPEECH: &[&str] = &["told", "says", "said", "tells"];
 
-/// One phrase in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     /// Counts from 1.
@@ -75,7 +73,7 @@ pub(super) fn in_comment(block: &Block<'_>) -> Vec<Finding> {
     found
 }
 
-/// Objection to the name of a test, if any.
+/// Objection to the name of a test, or `None`.
 pub(super) fn in_test_name(line: usize, name: &str) -> Option<Finding> {
     let words = name.replace('_', " ");
     let is_long = name.chars().count() > NAME_LENGTH;

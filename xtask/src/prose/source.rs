@@ -5,9 +5,9 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use super::phrases::{Block, Finding, in_comment, in_test_name, in_text};
 use crate::Failure;
 
-/// Configurations of earlier releases, which must not change.
+/// Configurations for earlier releases, which must not change.
 const UNCHANGEABLE: &str = "tests/configurations/";
-/// Not checked, because it lists the phrases.
+/// This file is not checked, because it lists the phrases.
 const EXAMPLES: &str = "xtask/src/prose/phrases.rs";
 
 /// Kind of file, which decides where its prose is.

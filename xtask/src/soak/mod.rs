@@ -19,12 +19,12 @@ use serde_json::json;
 use self::slope::{Series, Trend};
 use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped};
 
-/// Used in turn, so that all get a similar share.
+/// Data paths, used in turn, so that all get a similar share of the time.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::soak_piece";
-/// Seconds until a server has allocated its long-lived state; the admin interface's history of ten minutes is last.
+/// Seconds until a server has allocated its long-lived state; filling the admin interface's history takes longest (ten minutes).
 const WARM_UP: u64 = 660;
-/// One line per slice; committed.
+/// File with one line per slice, which is committed.
 const MEMORY: &str = "soak/slices.jsonl";
 const DOCUMENT: &str = "docs/dev/reliability.md";
 /// Growth per million allocations, relative to the level, beyond which a figure counts as a leak.
@@ -40,7 +40,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 20_000_000)]
     datagrams: u64,
 
-    /// Stop after this many minutes, even if unfinished; another run continues
+    /// Stop after this many minutes, even if the run is unfinished; the next run continues
     #[arg(long, value_name = "N", default_value_t = 10)]
     minutes: u64,
 
@@ -48,7 +48,7 @@ pub(crate) struct Options {
     #[arg(long)]
     fresh: bool,
 
-    /// Report earlier results without running anything
+    /// Report the results of earlier runs without running anything
     #[arg(long)]
     report: bool,
 
@@ -72,7 +72,6 @@ struct Slice {
     datagrams: u64,
     lost: u64,
     across: u64,
-    /// Allocations since the server started.
     life_allocations: u64,
     memory: u64,
     descriptors: u64,
@@ -137,11 +136,10 @@ fn soak(
             options.datagrams.saturating_sub(sum(|slice| slice.datagrams)),
         );
         let time = until.saturating_duration_since(Instant::now()).as_secs();
-        // The data path with the fewest slices is next.
         let had = |name: &str| done.iter().filter(|slice| slice.datapath == name).count();
         let next = DATAPATHS.iter().filter(|name| !skipped.contains(*name)).min_by_key(|name| had(name));
         let Some(datapath) = next.filter(|_| time > 0 && left != (0, 0)) else { return Ok(()) };
-        // An equal share of the time. A trend needs about twenty minutes of data.
+        // Length of a piece: an equal share of the time. A trend needs about twenty minutes of data.
         let seconds = (options.minutes * 60 / DATAPATHS.len() as u64).clamp(60, 3_600).min(time.max(30));
         eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams remain", left.0, left.1);
         let piece = json!({
@@ -218,7 +216,7 @@ fn report(slices: &[Slice]) -> (String, bool) {
                 continue;
             };
             let Trend { first, second, slope, interval, .. } = trend;
-            // `first` and `second` are half a run apart, so half of the reserve can differ between them.
+            // `first` and `second` are half a run apart, so up to half of the reserve may appear as a difference.
             let slack = if what.contains("pages") { slack(slices) / 2.0 } else { 0.0 };
             let leaks = trend.grows(TOLERATED, figures) && second - first > slack;
             grows |= leaks;
@@ -231,7 +229,7 @@ fn report(slices: &[Slice]) -> (String, bool) {
         let names: Vec<_> = too_short.into_iter().collect();
         let _ = writeln!(
             text,
-            "\nGrowth is unknown for {}, because no run was long enough; with --minutes 100, each piece takes 20 minutes.",
+            "\nGrowth is unknown for {}, because no run was long enough; with --minutes 100, each run takes 20 minutes.",
             names.join(", ")
         );
     }

@@ -14,7 +14,6 @@ pub(super) struct Trend {
     /// Means of the first and second half of each server's run.
     pub(super) first: f64,
     pub(super) second: f64,
-    /// Growth of y per unit of x.
     pub(super) slope: f64,
     /// Half-width of the 95 % confidence interval.
     pub(super) interval: f64,
@@ -152,7 +151,7 @@ mod tests {
         }
     }
 
-    /// If there are many figures, noise that looks like growth in one of forty cases must not be reported.
+    /// Noise that looks like growth in one of forty cases must not be reported if there are many figures.
     #[test]
     fn many_figures_need_stronger_evidence() {
         let mut series = Series::default();

@@ -26,7 +26,8 @@ impl Experiment {
             Ok(spec) => spec,
             Err(error) => {
                 document.problem("topology", error.to_string());
-                // If the topology is invalid, namespaces and addresses are unknown.
+                // If the topology is invalid, its namespaces and addresses are unknown, so they are not
+                // checked.
                 self.check_services(None, document);
                 self.check_metrics(document);
                 return;
@@ -152,7 +153,7 @@ impl Experiment {
         let thresholds =
             self.placed_thresholds().map(|(path, threshold)| (format!("{path}.metric"), &threshold.metric));
         for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]).chain(thresholds) {
-            // Fields of the result are metrics, and so are processes.
+            // Fields of the result are metrics too, and so is the CPU time of each process.
             let fields = &self.workload.fields;
             let is_known = match metric::is_of_process(name) {
                 true => of_processes.contains(name),
@@ -213,7 +214,7 @@ impl Experiment {
                     check_texts(service, &own, &path, &mut tell);
                 }
             }
-            // The workload gets the variables of one subject after another.
+            // The workload is checked with the variables of each subject in turn.
             for variables in self.subject.iter().filter_map(|subject| subject.scope(&variables).ok()) {
                 if let Err(error) = variables.command(&self.workload.command) {
                     tell("workload.command", error);

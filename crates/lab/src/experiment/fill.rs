@@ -97,7 +97,7 @@ impl Variables {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Replaces each `{name}`; `{{` and `}}` are literal braces. Fails for unknown names.
+    /// Replaces each `{name}`; `{{` and `}}` are literal braces. Fails if a name is unknown.
     pub(crate) fn text(&self, text: &str) -> Result<String, LabError> {
         let mut filled = String::with_capacity(text.len());
         let mut rest = text;

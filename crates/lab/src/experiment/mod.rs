@@ -1,5 +1,4 @@
-//! Experiment files: subjects, load, number of rounds and deciding metric. Validated on reading, before
-//! anything runs.
+//! Experiment files: subjects, load, number of rounds and deciding metric. They are validated when they are read, before anything runs.
 
 mod check;
 pub(crate) mod fill;
@@ -48,7 +47,7 @@ pub(crate) struct Experiment {
     pub(crate) duration: f64,
     #[serde(default = "one")]
     pub(crate) warmup: f64,
-    /// Seconds that the first run after each start takes, which is discarded; 0 for none.
+    /// Length in seconds of the first run after each start, which is discarded; 0 for none.
     #[serde(default = "one")]
     pub(crate) discard: f64,
     /// Seed; if absent, a random one is drawn and printed.
@@ -56,7 +55,7 @@ pub(crate) struct Experiment {
     /// Runs the baseline twice per round, to determine the noise floor.
     #[serde(default = "yes")]
     pub(crate) aa: bool,
-    /// Reads hardware counters with `perf stat`; the cost is the same for all subjects.
+    /// Reads hardware counters with `perf stat`, which costs all subjects the same.
     #[serde(default = "yes")]
     pub(crate) counters: bool,
     #[serde(default)]
@@ -116,10 +115,10 @@ pub(crate) struct WorkloadSpec {
     /// Maps metrics to paths of numbers, such as `"end.sum.bits_per_second"`.
     #[serde(default)]
     pub(crate) fields: BTreeMap<String, String>,
-    /// Namespaces where arriving datagrams count as delivered; if absent, the workload's own count is used.
+    /// Namespaces in which arriving datagrams count as delivered; if absent, the workload's own count is used.
     #[serde(default)]
     pub(crate) delivered_at: Vec<String>,
-    /// The workload has no duration, and its whole run is measured.
+    /// Measures the whole run of a workload whose duration cannot be set.
     #[serde(default)]
     pub(crate) whole: bool,
     /// Seconds between two runs with the same subject: coturn keeps the 5-tuple of a deleted allocation for

@@ -23,7 +23,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) cpus: Option<String>,
     pub(crate) namespace: Option<String>,
     pub(crate) ready: Option<Ready>,
-    /// Those of the current subject are also available to the workload.
+    /// The variables of the current subject are also available to the workload.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
     #[serde(default)]
@@ -51,7 +51,7 @@ pub(crate) struct Ready {
     pub(crate) udp_port: Option<String>,
     /// A TCP socket in its namespace listens on this port; unlike `tcp`, this opens no connection.
     pub(crate) tcp_port: Option<String>,
-    /// Defaults to the service's own.
+    /// Defaults to the service's own namespace.
     pub(crate) from: Option<String>,
     #[serde(default = "ten")]
     pub(crate) within: f64,
@@ -167,7 +167,7 @@ impl Ready {
         ]
     }
 
-    /// Returns `None` unless there is exactly one.
+    /// Returns `None` unless exactly one probe is set.
     pub(crate) fn probe(&self) -> Option<(&'static str, String, &'static str)> {
         let mut all = self.clone();
         let mut given =

@@ -31,7 +31,7 @@ fn defaults_follow_the_method() {
 }
 
 #[test]
-fn a_mistyped_key_is_named_with_line_and_nearest_key() {
+fn a_mistyped_key_is_reported_with_line_and_nearest_key() {
     let text = MINIMAL.replace("metric =", "metrik =");
     assert_eq!(refusal(&text), "x.toml:3:1: unknown key \"metrik\"; did you mean \"metric\"?");
     let text = MINIMAL.replace("command = 'sleep 60'", "command = 'sleep 60'\nredy = {}");
@@ -39,7 +39,7 @@ fn a_mistyped_key_is_named_with_line_and_nearest_key() {
 }
 
 #[test]
-fn a_mistyped_metric_namespace_or_variable_is_named() {
+fn a_mistyped_metric_namespace_or_variable_is_reported() {
     assert!(
         refusal(&MINIMAL.replace("delivered_pps", "deliverd_pps"))
             .contains("did you mean \"delivered_pps\"?")
@@ -116,7 +116,7 @@ fn errors_in_typed_experiments_have_no_line_numbers() {
 }
 
 #[test]
-fn too_few_cpus_are_noticed_before_anything_starts() {
+fn too_few_cpus_are_reported_before_anything_starts() {
     let text = MINIMAL.replace("'sleep 60'", "'sleep 60'\ncpus = '0,4000'");
     assert!(refusal(&text).contains("pinned to CPU 4000, but this machine has"), "{}", refusal(&text));
     assert!(refusal(&MINIMAL.replace("'sleep 60'", "'sleep 60'\ncpus = '3-1'")).contains("expected a list"));
@@ -172,7 +172,7 @@ fn included_parts_come_first_and_are_validated() {
         ("7".to_owned(), "9".to_owned())
     );
 
-    // A recorded part is used even if the file has changed or is gone.
+    // The recorded part is used even if its file has changed or no longer exists.
     std::fs::remove_file(&part).unwrap();
     assert!(Experiment::parse_with(&path, &with, &experiment.parts).is_ok());
     let told = parsed().unwrap_err().to_string();
@@ -228,7 +228,7 @@ fn thresholds_are_validated_at_their_position() {
     );
     let told = refusal(&text);
     for part in [
-        "x.toml:8:1: a bar needs exactly one of at_least and at_most",
+        "x.toml:8:1: a threshold needs exactly one of at_least and at_most",
         "x.toml:13:10: no metric \"speed\"",
         "x.toml:15:11: no subject \"c\"",
     ] {

@@ -54,7 +54,7 @@ impl CpuTime {
     }
 }
 
-/// Sums over process groups, so that a program that forks is measured as a whole.
+/// Sums over a process group, so that a program that forks is measured as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct GroupUse {
     pub(crate) user: f64,

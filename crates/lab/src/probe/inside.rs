@@ -31,7 +31,7 @@ pub(crate) fn inside<T: Send>(
             let path = format!("/proc/{pid}/ns/net");
             let cannot = |what: &str| LabError::io(format!("cannot {what} {path}"));
             let space = File::open(&path).map_err(cannot("open"))?;
-            // Only this thread changes its namespace, and it ends after the probe.
+            // Only this thread enters the namespace, and it ends after the probe.
             move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
                 .map_err(|error| cannot("enter")(error.into()))?;
             Ok(ask())

@@ -1,5 +1,5 @@
-//! Snapshots of all counters of a run, and the figures computed from two of them. Counters are the kernel's;
-//! the generator's figures are not used as results.
+//! Snapshots of all counters of a run, and the figures computed from two snapshots. The counters are those of the kernel; the generator's
+//! figures are not used as results.
 
 pub(crate) mod cpu;
 pub(crate) mod hardware;
@@ -22,14 +22,14 @@ const TICK_S: f64 = 0.01;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CounterScope {
-    /// Namespaces by name, with a process in each; if there are none, the host.
+    /// Namespaces by name, each with the ID of a process in it; if there are none, the host is measured.
     spaces: Vec<(String, u32)>,
     subject: Vec<u32>,
     subject_spaces: Vec<String>,
     subject_cpus: Vec<usize>,
     named: Vec<(String, u32)>,
     network_threads: Vec<u32>,
-    /// Receiving kernel threads by `NAMESPACE.DEVICE`.
+    /// Kernel threads that receive packets, by `NAMESPACE.DEVICE`.
     receivers: BTreeMap<String, Vec<u32>>,
     /// Metrics endpoints, each with a process in the namespace from which to query it.
     metrics: Vec<(SocketAddr, String, Option<u32>)>,
@@ -100,7 +100,7 @@ pub(crate) struct CounterReading {
     spaces: BTreeMap<String, Network>,
     cpus: Vec<(usize, CpuTime)>,
     network_threads: f64,
-    /// Last CPU and seconds by device.
+    /// CPU that each device's thread used last, and its CPU time in seconds.
     receivers: BTreeMap<String, (u32, f64)>,
     others: f64,
     subject: GroupUse,
@@ -112,7 +112,7 @@ pub(crate) struct CounterReading {
 impl CounterReading {
     /// `generator` is the workload's process group.
     pub(crate) fn take(scope: &CounterScope, generator: u32) -> Result<Self, LabError> {
-        // Fetched first: this costs the subject CPU time, and the timed counters must be read close together.
+        // Metrics are fetched first: this costs the subject CPU time, and the timed counters must be read close together.
         let mut exported = None;
         for (address, path, space) in &scope.metrics {
             if let Some(text) = inside::inside(*space, || inside::http_get(*address, path))? {
@@ -180,7 +180,7 @@ impl CounterReading {
                 socket_drops += change.receive_buffer_errors();
             }
             drops += change.drops();
-            // Host interfaces carry other traffic, and there may be dozens.
+            // The host's interfaces carry unrelated traffic, and there may be dozens of them.
             if name != HOST {
                 change.metrics(name, &mut round.metrics);
             }
@@ -268,8 +268,7 @@ mod tests {
 
     use super::*;
 
-    /// Window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle`
-    /// seconds.
+    /// Window of ten seconds on a machine with two CPUs; the subject is pinned to the first, which is idle for `idle` seconds.
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
         let scope = CounterScope { subject_cpus: vec![0], ..CounterScope::default() };
         let reading = |taken, idle, subject, network_threads, others| CounterReading {
@@ -299,8 +298,8 @@ mod tests {
             assert!((round.metrics[name] - expected).abs() < 1e-9, "{name}: {:?}", round.metrics);
         };
         let foreign = |round, percent| close(metric::FOREIGN_PERCENT, round, percent);
-        // Busy for 6 s: 4 s in the subject, 1.5 s in network threads, and 0.5 s in neither; other processes
-        // ran for 0.2 s or 3 s.
+        // The CPU is busy for 6 s: 4 s in the subject, 1.5 s in network threads, and 0.5 s in neither; other processes ran for 0.2 s or 3
+        // s.
         foreign(window(4.0, 4.0, 1.5, 0.21), 2.0);
         close("idle_transitions_s", window(4.0, 4.0, 1.5, 0.21), 0.3);
         foreign(window(4.0, 4.0, 1.5, 0.01), 0.0);

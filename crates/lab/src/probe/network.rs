@@ -11,7 +11,7 @@ use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
 
-/// Average before GRO; 1 on a link that behaves like a physical one.
+/// Average number of datagrams per packet before GRO; 1 on a link that behaves like a physical one.
 pub(crate) const DATAGRAMS_PER_PACKET: &str = "datagrams_per_packet";
 const RECEIVE_BUFFER_ERRORS: &str = "udp_receive_buffer_errors";
 

@@ -1,5 +1,5 @@
-//! Syscalls of the subject with counts and durations, from `perf trace -s` or else `strace -c`, in a separate
-//! run, because both slow the subject down.
+//! Syscalls of the subject with counts and durations, from `perf trace -s` or else `strace -c`, in a separate run, because both slow down
+//! the subject.
 
 use std::{
     fs,

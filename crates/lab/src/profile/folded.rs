@@ -1,4 +1,4 @@
-//! Folded stacks, and the distribution of samples over symbols.
+//! Folded stacks, and the distribution of their samples over symbols.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Profiles: a flame graph of the subject under load, its hottest symbols in user space and kernel, and its
-//! syscalls. Complete stacks need a subject built with frame pointers (`cargo profiling`).
+//! Profiles: a flame graph of the subject under load, its hottest symbols in user space and in the kernel, and its syscalls. Complete
+//! stacks need a subject built with frame pointers (`cargo profiling`).
 
 mod folded;
 
@@ -129,7 +129,7 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Chi
 
 /// Marks kernel frames with `_[k]`.
 fn fold(data: &Path) -> Result<String, LabError> {
-    // Without the period field every sample counts as one; with it, software clocks would count nanoseconds.
+    // Without the period field, every sample counts as one; with it, the samples of software clocks would count nanoseconds.
     let fields = "comm,pid,tid,time,event,ip,sym,dso";
     let script = tools::output(["perf", "script", "-F", fields, "-i", &data.display().to_string()])?;
     let mut options = perf::Options::default();

@@ -131,16 +131,16 @@ fn a_newer_format_is_refused_whatever_it_contains() {
 }
 
 #[test]
-fn missing_and_damaged_records_are_named() {
+fn missing_and_damaged_records_are_reported() {
     let dir = Dir::new();
     assert!(RunRecord::load(dir.path()).is_err());
     fs::write(dir.at(FILE), "{\"format\": 1").unwrap();
     let error = RunRecord::load(dir.path()).unwrap_err().to_string();
-    assert!(error.contains(FILE) && error.contains("not a record"), "{error}");
+    assert!(error.contains(FILE) && error.contains("not a lab record"), "{error}");
 }
 
 #[test]
-fn with_a_late_generator_only_cost_per_datagram_counts() {
+fn after_a_generator_fell_behind_only_cost_per_datagram_counts() {
     let late = || Some(VoidReason::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
     let mut record = record(metric::CPU_US_PER_PACKET, &[(3.0, 3.0, 2.0); 6]);
     for round in record.rounds.iter_mut().chain(&mut record.aa) {
@@ -156,11 +156,11 @@ fn with_a_late_generator_only_cost_per_datagram_counts() {
     for fallen in ["latency_p50_us", metric::DELIVERED_PPS, metric::SUBJECT_CPU_S] {
         assert_eq!(record.pairs("old", "new", fallen), [], "{fallen}");
     }
-    // A different or unknown load excludes a run.
+    // A run with a different or unknown load does not count.
     record.rounds[1].metrics.insert(metric::OFFERED_PPS.to_owned(), 900.0);
     record.rounds[3].metrics.remove(metric::OFFERED_PPS);
     assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 4);
-    // So does any other reason for being void.
+    // Nor does a run that is void for any other reason.
     record.rounds[5].voided = Some(VoidReason::CpuStolen { percent: 2.0, limit_percent: 1.0 });
     assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 3);
 }

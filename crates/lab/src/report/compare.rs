@@ -1,8 +1,7 @@
 //! Comparison of several records, and whether it is valid.
 //!
-//! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the
-//! same machine, kernel and workload. So obstacles to the comparison are listed first, followed by the
-//! ratios.
+//! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the same machine, kernel and
+//! workload. Therefore differences that prevent the comparison are listed first, followed by the ratios.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -160,13 +159,12 @@ pub(crate) struct RecordDifference {
     pub(crate) what: String,
     pub(crate) first: String,
     pub(crate) second: String,
-    /// Informational if false.
     pub(crate) forbids: bool,
 }
 
 /// Differences between two records, comparable if none of them [forbids](RecordDifference::forbids) it.
 ///
-/// The measured programs may differ; machine and workload may not.
+/// The measured programs may differ; machine and workload must be the same.
 fn comparable(a: &RunRecord, b: &RunRecord) -> Vec<RecordDifference> {
     let mut differences = Vec::new();
     let mut compare = |what: &str, first: String, second: String, forbids: bool| {

@@ -22,7 +22,7 @@ pub(crate) fn page(record: &RunRecord) -> String {
         h1 { (experiment.name) }
         p { (record.started) " · " (record.id) }
         @if record.interrupted {
-            p { strong { "Interrupted" } ": the figures cover the rounds that were completed by then." }
+            p { strong { "Interrupted" } ": the figures cover the rounds completed by then." }
         }
         @for verdict in &deciding {
             p class={ "verdict " (tables::class(&verdict.outcome)) } { (verdict.to_string()) }
@@ -36,7 +36,7 @@ pub(crate) fn page(record: &RunRecord) -> String {
         @if deciding.is_empty() && record.sweeps.is_empty() {
             p.verdict { "Only one subject: nothing to compare." }
         }
-        (section("Bars", &tables::thresholds(record)))
+        (section("Thresholds", &tables::thresholds(record)))
         (figures(record, deciding))
         @for (subject, profile) in &record.profiles {
             (section(&format!("Hottest symbols of {subject}"), &tables::symbols(profile)))
@@ -305,7 +305,7 @@ mod tests {
             .expect("the deciding metric has a row");
         assert!(deciding.starts_with(" class=\"faster\">"), "{deciding}");
         assert!(deciding.contains("<td class=\"verdict\" data-label=\"verdict\">faster</td>"), "{deciding}");
-        // The header has the same words, but narrow screens hide it.
+        // The table header contains the same words, but narrow screens hide it.
         assert!(html.contains("<thead><tr><th>metric</th><th>verdict</th>"));
     }
 
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn the_page_shows_thresholds_with_their_outcome() {
         let mut record = full();
-        assert!(!page(&record).contains("<h2>Bars</h2>"));
+        assert!(!page(&record).contains("<h2>Thresholds</h2>"));
         let threshold = |limit| crate::record::Threshold {
             metric: "packets_per_cpu_s".to_owned(),
             at_least: Some(limit),

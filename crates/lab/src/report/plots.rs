@@ -71,7 +71,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     let label_area = (CHARACTER * u32::try_from(longest).unwrap_or(u32::MAX)).clamp(60, WIDTH / 2);
     svg(60 + 34 * count.max(2), |area| {
         let (low, high) = extent(rows);
-        // A single row gets an empty row below: plotters misplaces the only segment of an axis.
+        // A single row gets an empty row below it, because plotters misplaces a segment that is the only one on its axis.
         let last = (rows.len() - 1).max(1);
         let mut chart = ChartBuilder::on(area)
             .margin(10)
@@ -139,7 +139,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     const ROUND: [f64; 12] = [1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.5, 7.0];
     const ROUND_BELOW: [f64; 12] = [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.3, 0.15, 0.03];
     let apart = (high / low).ln() * 0.09;
-    // A wide range shows the same figures in each decade, as many as fit.
+    // A wide range repeats the same figures in each decade.
     let figures: &[f64] = match apart {
         0.0..0.69 => &[1.0, 2.0, 5.0],
         0.69..1.09 => &[1.0, 3.0],

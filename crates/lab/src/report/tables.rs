@@ -112,7 +112,7 @@ pub(super) fn class(outcome: &Conclusion) -> &'static str {
     }
 }
 
-/// Omits reasons that more rounds would resolve; they are shown once at the top.
+/// Leaves out reasons that more rounds would resolve, because they are shown once at the top.
 fn in_short(outcome: &Conclusion) -> String {
     match outcome {
         Conclusion::CannotTell { rounds: Some(rounds), .. } => {
@@ -147,7 +147,7 @@ pub(super) fn thresholds(record: &RunRecord) -> Markup {
             TableRow::of(class, &texts)
         })
         .collect();
-    cards(&["metric", "verdict", "figure", "bar"], &rows)
+    cards(&["metric", "verdict", "figure", "threshold"], &rows)
 }
 
 pub(super) fn found(record: &RunRecord) -> Markup {

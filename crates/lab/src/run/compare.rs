@@ -1,4 +1,4 @@
-//! Execution of a comparison: fresh processes for each run, in the order drawn from the seed; a second
+//! Execution of a comparison: fresh processes for each run, in the order derived from the seed; a second
 //! baseline run per round for the noise floor; and saving the record after every run.
 
 use std::{collections::BTreeSet, time::Duration};
@@ -16,7 +16,7 @@ use crate::{
     stats::Estimate,
 };
 
-/// Expected seconds for starting and stopping the programs of a run.
+/// Expected time in seconds for starting and stopping the programs of a run.
 const OVERHEAD: f64 = 1.5;
 /// Number of failures without any success after which a subject is abandoned.
 const HOPELESS: usize = 2;
@@ -44,7 +44,7 @@ impl RunStage {
         // The baseline's second run is an additional entry of the round.
         let runs = subjects.len() + usize::from(experiment.aa);
         let wanted = experiment.rounds as usize;
-        // Limit for repeating rounds that were void for external reasons.
+        // Limit on the number of rounds, including those that repeat rounds void for external reasons.
         let most = wanted + wanted.div_ceil(2);
         let mut rounds = wanted;
         let each = experiment.discard
@@ -94,7 +94,7 @@ impl RunStage {
                 let what = format!("{} / {}, {}", candidate.name, subjects[0].name, experiment.metric);
                 progress.estimate(what, Estimate::new(&ratios.values, record.seed));
             }
-            // Only repeats a round if most rounds so far were valid.
+            // A round is repeated only if most rounds so far were valid.
             if is_void(record, index) && rounds < most && good_rounds(record, index) * 2 > index {
                 rounds += 1;
                 progress.add_round();
@@ -136,7 +136,7 @@ impl RunStage {
         Ok(prospect)
     }
 
-    /// Returns errors that end the experiment; reasons that void only the run go into the round.
+    /// Returns errors that end the experiment; reasons that void only this run are recorded in the round.
     fn run_once(
         &self,
         service: &ServiceSpec,
@@ -151,7 +151,7 @@ impl RunStage {
         });
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
-            // If the first start fails, the experiment has an error and ends here.
+            // If the first start fails, there is an error in the experiment, which ends here.
             Err(halt @ (RunFailure::NotReady(_) | RunFailure::HelperNotReady(_)))
                 if !has_run(record, &service.name) && !service.optional =>
             {
@@ -159,7 +159,6 @@ impl RunStage {
             }
             Err(halt) => match halt.void() {
                 Some(void) => {
-                    // Figures of an incomplete window are meaningless.
                     round.metrics.clear();
                     round.latency = None;
                     round.voided = Some(void);

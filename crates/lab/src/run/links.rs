@@ -10,7 +10,7 @@ pub(crate) fn describe(record: &RunRecord) -> Vec<String> {
     subjects.filter_map(|subject| of_subject(record, subject)).collect()
 }
 
-/// `None` if no device has dedicated receivers, because nothing is expected of such links.
+/// `None` if no device has dedicated receivers, because there is nothing to check on such links.
 fn of_subject(record: &RunRecord, subject: &str) -> Option<String> {
     let rounds = || record.rounds.iter().filter(|round| round.subject == subject);
     let mut all: BTreeMap<&str, Vec<f64>> = BTreeMap::new();

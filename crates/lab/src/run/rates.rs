@@ -28,10 +28,10 @@ fn metric_of(goal: f64, variable: &str) -> String {
     format!("find_max_{percent}_{unit}")
 }
 
-/// Consecutive void trials after which the rate cannot be the cause: the last is a 32nd of the first.
+/// Number of consecutive void trials after which the rate cannot be the cause: by then it is a 32nd of the first one.
 const HOPELESS: u32 = 18;
 
-/// Percentages of the highest rate: the first three for latency, 100 % for cost, 200 % for overload.
+/// Percentages of the highest rate at which latency (the first three), cost (100 %) and overload (200 %) are measured.
 const SHARES: [u32; 5] = [30, 60, 80, WHOLE, OVERLOAD];
 const WHOLE: u32 = 100;
 const OVERLOAD: u32 = 200;
@@ -136,7 +136,7 @@ impl RunStage {
             RatePlan::FindMax(settings) => {
                 let mut search = Search::new(settings.clone());
                 let searched = self.search(&mut session, service, settings, &mut search, sweep);
-                // Even if the search was interrupted; its results are marked.
+                // Recorded even if the search was interrupted; such results are marked.
                 sweep.found = search.found();
                 searched?;
                 self.shares(&mut session, service, sweep, round)
@@ -157,10 +157,10 @@ impl RunStage {
             let (point, void) = self.trial(session, service, trial)?;
             let (sent, received) = counts(&point, trial, &self.experiment.workload.rate);
             let p99 = point.latency.as_ref().map_or(0.0, |latency| latency.p99);
-            // Late datagrams are useless in a call and count as lost.
+            // Datagrams that arrive too late are useless in a call and count as lost.
             let received = if settings.max_p99_us.is_some_and(|most| p99 > most) { 0 } else { received };
             let late = matches!(void, Some(VoidReason::GeneratorLate { .. }));
-            // High lateness without loss is a valid result.
+            // If the generator fell behind but nothing was lost, the result is valid.
             let lost = sent.saturating_sub(received) as f64 > settings.loosest() * sent as f64;
             voids = if void.is_some() && (lost || !late) { voids + 1 } else { 0 };
             if late && voids < HOPELESS {
@@ -204,7 +204,7 @@ impl RunStage {
                     let counts = |name: &str| void.is_none() || late && metric::survives_lateness(name);
                     round.metrics.extend(one.metrics.into_iter().filter(|(name, _)| counts(name)));
                 }
-                // Meaningful only if the generator reached twice the rate.
+                // Only meaningful if the generator reached twice the rate.
                 OVERLOAD if void.is_none() => {
                     let share = delivered_pps.map(|whole| point.delivered_pps / whole);
                     round.metrics.extend(share.map(|share| (metric::OVERLOAD_SHARE.to_owned(), share)));
@@ -277,10 +277,10 @@ fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
     })
 }
 
-/// Scaled to the trial, since the workload ran a little longer; a loss never rounds to zero.
+/// Datagrams sent and received, scaled to the length of the trial, since the workload ran a little longer; a loss is never rounded to zero.
 #[expect(clippy::cast_possible_truncation, reason = "rates times seconds: positive, far below 2^53")]
 fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
-    // A few clients send many datagrams; a lost datagram is not a lost client.
+    // Few clients send many datagrams; rounding by client would count a single lost datagram as a lost client.
     let rate = if variable == CLIENTS { trial.rate_pps as f64 * 1e6 } else { point.offered_pps };
     let sent = (rate * trial.duration_s).round().max(0.0) as u64;
     let lost = (sent as f64 * point.loss_percent / 100.0).ceil() as u64;
@@ -319,7 +319,7 @@ pub(crate) fn describe(sweep: &Sweep) -> String {
             found.because
         );
     }
-    // Lists only trials at shares of the rate found. Trials at 100 % and above are reported as metrics.
+    // Only trials at percentages of the highest rate are listed. Trials at 100 % and above are reported as metrics.
     let shares = sweep.points.len().saturating_sub(SHARES.iter().filter(|percent| **percent < WHOLE).count());
     let highest = sweep.found.iter().find_map(|found| found.lower_pps);
     let is_share = |highest: u64| sweep.points[shares].rate_pps == share_of(highest, SHARES[0]);

@@ -21,9 +21,9 @@ use crate::{
 };
 
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Time for a program without a probe to enter its namespace.
+/// Maximum time that a program without a probe needs to enter its namespace.
 const SETTLE: Duration = Duration::from_secs(5);
-/// A program without a probe that still runs after this time has not failed immediately.
+/// A program without a probe counts as ready if it is still running after this time.
 const BREATH: Duration = Duration::from_millis(100);
 
 pub(crate) fn wait(

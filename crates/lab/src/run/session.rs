@@ -54,7 +54,7 @@ impl RunStage {
         let mut helpers = Vec::new();
         for helper in &self.experiment.helper {
             for process in helper.processes(&self.variables)? {
-                // A helper's failure is not the subject's fault.
+                // If a helper fails, the subject is not to blame.
                 let launched = self.launch(&process).map_err(|halt| match halt {
                     RunFailure::NotReady(how) => RunFailure::HelperNotReady(how),
                     other => other,
@@ -89,7 +89,7 @@ impl RunStage {
             fs::write(&path, content).map_err(LabError::io(format!("cannot write {}", path.display())))?;
         }
         let log = self.log(&service.name);
-        // Otherwise a line of the previous run could pass for readiness.
+        // Otherwise a line from the previous run could be taken as a sign of readiness.
         let _ = fs::remove_file(&log);
         let mut program = ChildProgram::start(&Launch {
             name: service.name.clone(),
@@ -120,7 +120,7 @@ impl SubjectSession<'_> {
             return Ok(());
         }
         let mut variables = self.variables.clone();
-        // The workload gets one second more than measured.
+        // The workload runs one second longer than the measurement.
         variables.set_window(0.0, (seconds - 1.0).max(0.0));
         self.has_worked = true;
         let (mut workload, _) = self.start_workload(&variables)?;
@@ -130,7 +130,7 @@ impl SubjectSession<'_> {
         self.await_end(&mut workload, seconds)
     }
 
-    /// A workload without a result need not finish; it is stopped when dropped.
+    /// A workload that reports no result need not finish; it is stopped when it is dropped.
     fn is_ended_by_us(&self) -> bool {
         let workload = &self.stage.experiment.workload;
         workload.format == ResultFormat::None && !workload.whole
@@ -192,7 +192,7 @@ impl SubjectSession<'_> {
         };
         let spent = opened.taken.elapsed();
         let attached = attach(&self.pids())?;
-        // The observer stays attached for the full duration, because the workload's time includes the delay.
+        // The observer stays attached for the full duration, because the workload's time has been extended by the delay.
         if whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
         } else {
@@ -200,7 +200,7 @@ impl SubjectSession<'_> {
             self.pass(rest, &mut workload)?;
         }
         let closed = CounterReading::take(&self.scope, workload.pid())?;
-        // Read after the window, because counting the subject's pages stalls it.
+        // Memory is read after the window, because counting the subject's pages stalls the subject.
         let memory = self.memory();
         detach(attached);
         match counting {
@@ -259,7 +259,7 @@ impl SubjectSession<'_> {
         } else {
             PathBuf::from(variables.text(&workload.result)?)
         };
-        // Otherwise the result of an earlier run could pass for this one's.
+        // Otherwise the result of an earlier run could be taken for the result of this one.
         let _ = fs::remove_file(&result);
         let mut environment = Vec::new();
         for (name, value) in &workload.env {
@@ -280,7 +280,7 @@ impl SubjectSession<'_> {
         Ok((program, result))
     }
 
-    /// Waits for traffic. Returns immediately on the host, which has other traffic.
+    /// Waits for the workload's traffic. Returns immediately on the host, which also has other traffic.
     fn await_flow(&mut self, workload: &mut ChildProgram) -> Result<(), RunFailure> {
         let patience = self.stage.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(patience);
@@ -317,7 +317,7 @@ impl SubjectSession<'_> {
         }
         self.check_alive()?;
         match workload.ended() {
-            // If the subject exited too, that is the cause, and the workload is not at fault.
+            // If the subject has exited too, that is the cause, and the workload is not to blame.
             Some(_) => {
                 thread::sleep(LOOK);
                 self.check_alive()?;
@@ -367,7 +367,7 @@ impl SubjectSession<'_> {
     }
 }
 
-/// Extends the workload's time, because a tracer needs time to attach.
+/// Extends the time that the workload runs, because a tracer needs time to attach.
 pub(crate) fn prolong(variables: &mut Variables, window: MeasuredWindow) {
     variables.set_window(window.warmup, window.duration + ATTACH.as_secs_f64());
 }
@@ -381,7 +381,7 @@ fn read_result(experiment: &Experiment, path: &Path) -> Result<WorkloadResult, S
 }
 
 fn caveats(round: &mut Round, elapsed: f64) {
-    // Only noted, because a multi-threaded generator may not be at its limit here.
+    // Only a note, because a multi-threaded generator might not have reached its limit.
     if round.metrics.get("generator_cpu_s").is_some_and(|spent| *spent > SATURATED * elapsed) {
         round.notes.push("the generator used a whole CPU and may have limited the subject".to_owned());
     }

@@ -38,7 +38,7 @@ pub(crate) struct MeasuredWindow {
 }
 
 impl RunStage {
-    /// Validates everything before any start, then creates topology and directories below `base`.
+    /// Validates everything before any program is started, then creates the topology, and directories below `base`.
     pub(crate) fn set(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Self, LabError> {
         let mut experiment = request.experiment()?;
         let spec = experiment.topology()?;
@@ -91,7 +91,7 @@ impl RunStage {
     }
 
     pub(crate) fn remove_directory(&self) {
-        // Best effort: the error explains why there is no record.
+        // Errors are ignored: the caller reports why there is no record.
         let _ = fs::remove_dir_all(&self.directory);
         if let Some(base) = self.directory.parent() {
             let _ = fs::remove_dir(base);
@@ -151,8 +151,7 @@ impl RunStage {
         })
     }
 
-    /// Describes the workload; the text is the same for equal workloads, wherever they are and whatever the
-    /// build.
+    /// Describes the workload; the text is the same for equal workloads, regardless of paths and builds.
     fn workload_in_words(&self, request: &RunRequest) -> Result<String, LabError> {
         let mut command = self.experiment.workload.command.words()?;
         for word in &mut command {

@@ -160,7 +160,7 @@ fn a_saturated_generator_limits_the_search_and_is_reported() {
 }
 
 #[test]
-fn a_late_generator_limits_the_search_too() {
+fn a_generator_that_falls_behind_limits_the_search_too() {
     let mut search = Search::new(SearchSettings::default());
     while let Some(trial) = search.next() {
         if trial.rate_pps > 300_000 {
@@ -188,7 +188,7 @@ fn void_trials_are_repeated_and_ignored() {
 }
 
 #[test]
-fn an_exhausted_search_reports_its_interim_result() {
+fn a_search_at_its_trial_limit_reports_its_interim_result() {
     let search =
         Device::steady(100_000.0).search(SearchSettings { max_trials: 8, ..SearchSettings::default() });
     assert_eq!(search.trials, 8);
@@ -239,7 +239,7 @@ fn the_search_ends_for_arbitrary_results() {
 
 #[test]
 fn late_trials_count_if_lossless_and_are_ignored_if_lossy() {
-    // Every trial has bursts: goals that were met count, losses do not.
+    // The generator catches up with bursts in every trial: met goals count, losses do not.
     let settings = SearchSettings {
         min_pps: 1_000,
         max_pps: 100_000,

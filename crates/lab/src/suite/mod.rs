@@ -1,5 +1,5 @@
-//! Suites: several experiments in one table. Each row is an experiment with set variables, has its own
-//! record, and is checked against its thresholds.
+//! Suites: several experiments in one table. Each row is an experiment with given values for its variables; it has a record of its own and
+//! is checked against its thresholds.
 
 mod journal;
 mod table;
@@ -64,7 +64,6 @@ impl Suite {
         Ok(suite)
     }
 
-    /// Keeps all rows if `texts` is empty.
     pub(crate) fn only(mut self, texts: &[String]) -> Result<Self, LabError> {
         let has = |row: &SuiteRow, text: &String| row.title.contains(text) || row.experiment.contains(text);
         self.row.retain(|row| texts.is_empty() || texts.iter().any(|text| has(row, text)));
@@ -74,7 +73,6 @@ impl Suite {
         Ok(self)
     }
 
-    /// Applies `set` and `topology` to every row.
     pub(crate) fn requests(
         &self,
         changes: &Overrides,
@@ -173,7 +171,7 @@ mod tests {
             "s.toml:1:8: name \"S\"",
             "s.toml:4:1: unknown key \"experimnt\"; did you mean \"experiment\"?",
             "s.toml:6:9: \"one\" is used twice",
-            "s.toml:8:9: a bar needs exactly one of at_least and at_most",
+            "s.toml:8:9: a threshold needs exactly one of at_least and at_most",
         ] {
             assert!(told.contains(part), "{part} is missing from {told}");
         }
@@ -205,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_one_point_with_its_own_thresholds() {
+    fn a_row_is_one_combination_with_its_own_thresholds() {
         let directory = Dir::new();
         std::fs::write(directory.at("x.toml"), EXPERIMENT).unwrap();
         let text = "name = 's'\n[[row]]\ntitle = 'eight'\nexperiment = 'x'\nset = { clients = 8 }\n\

@@ -86,7 +86,7 @@ impl SuiteTable {
             match self.lines.iter_mut().find(same) {
                 Some(line) => {
                     line.threshold += &format!("; {threshold}");
-                    // The reason for an undecided threshold is given only once.
+                    // If several thresholds are undecided for the same reason, it is given only once.
                     if line.verdict != told
                         || matches!(held.outcome, ThresholdOutcome::Met | ThresholdOutcome::Missed)
                     {
@@ -167,7 +167,7 @@ impl SuiteTable {
         }
         let _ = writeln!(
             text,
-            "\nbars: {} met, {} missed, {} undecided",
+            "\nthresholds: {} met, {} missed, {} undecided",
             self.met,
             self.missed + self.missed_aims,
             self.undecided
@@ -180,7 +180,7 @@ impl SuiteTable {
 
     fn head(&self) -> Vec<String> {
         let first = ["row", "figure"].map(str::to_owned).into_iter();
-        let last = ["value or ratio (95 % interval)", "bar", "verdict"].map(str::to_owned);
+        let last = ["value or ratio (95 % interval)", "threshold", "verdict"].map(str::to_owned);
         first.chain(self.subjects.iter().cloned()).chain(last).collect()
     }
 }
@@ -213,7 +213,7 @@ fn origin(records: &[&RunRecord]) -> Vec<String> {
     )];
     let mut programs = Vec::new();
     for build in records.iter().flat_map(|record| &record.programs).filter(|build| build.word == 0) {
-        // Subjects have arbitrary names, so the version identifies the program.
+        // Subjects may have any name, so the version identifies the program.
         let hash = || build.short_hash().map(|hash| format!("SHA-256 {hash}"));
         let version = build.version.clone().or_else(hash).unwrap_or_else(|| "of unknown version".to_owned());
         let told = format!("{} ({version})", build.name);
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(
             &lines[..3],
             [
-                "| row | figure | old | new | value or ratio (95 % interval) | bar | verdict |",
+                "| row | figure | old | new | value or ratio (95 % interval) | threshold | verdict |",
                 "| --- | --- | ---: | ---: | ---: | --- | --- |",
                 "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.500 (1.500 to 1.500) | must ≥ 1.2 × old; must ≥ 2 × old; aim ≥ 3 × old | met; **missed**; **missed** |",
             ]
@@ -293,6 +293,6 @@ mod tests {
         let table = table();
         assert_eq!((table.met, table.missed, table.undecided), (1, 1, 0));
         let text = table.text();
-        assert!(text.contains("bars: 1 met, 2 missed, 0 undecided") && !text.contains("**"), "{text}");
+        assert!(text.contains("thresholds: 1 met, 2 missed, 0 undecided") && !text.contains("**"), "{text}");
     }
 }

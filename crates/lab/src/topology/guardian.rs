@@ -1,6 +1,5 @@
-//! Guardian shell that outlives the lab. When the lab's end of the pipe closes, for whatever reason, the
-//! guardian kills all processes with the lab's mark and removes its namespaces. So even SIGKILL leaves
-//! nothing behind.
+//! A shell process, the guardian, that outlives the lab. When the lab's end of a pipe closes, for whatever reason, the guardian kills all
+//! processes with the lab's mark and removes the lab's namespaces, so even a SIGKILL of the lab leaves nothing behind.
 
 use std::{
     os::unix::process::CommandExt,

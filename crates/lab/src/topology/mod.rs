@@ -72,7 +72,7 @@ impl Topology {
     /// Removes the namespaces on drop, and even if this process is killed.
     pub(crate) fn for_run(spec: Option<&Spec>) -> Result<Self, LabError> {
         remove_stale()?;
-        // Several runs within one process (in tests) must not share namespaces.
+        // Several runs within one process, as in tests, must not share namespaces.
         static RUNS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let run = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let mut lab =
@@ -167,7 +167,7 @@ impl Topology {
         let has_ipv6 = fs::exists("/proc/net/if_inet6").unwrap_or(false);
         for link in &spec.link {
             let [a, b] = &link.ends;
-            // Created in the namespace of one end: without root this process has no rights in its own.
+            // Created in the namespace of one end, because without root this process has no privileges in its own.
             let (mtu, pid) = (link.mtu, self.anchor(&b.namespace)?);
             let add = format!(
                 "ip link add {} mtu {mtu} type veth peer name {} mtu {mtu} netns {pid}",
@@ -178,7 +178,7 @@ impl Topology {
         for end in spec.ends() {
             let entry = self.entry(Some(&end.namespace))?;
             for address in &end.addresses {
-                // Skips duplicate address detection: it takes a second and is pointless between two ends.
+                // Skips duplicate address detection, which takes a second and is pointless on a link with two ends.
                 let v6 = address.contains(':');
                 if v6 && !has_ipv6 {
                     continue;
@@ -298,10 +298,9 @@ pub(crate) fn down(id: &str) -> Result<usize, LabError> {
     Ok(ended + remove_stale()?)
 }
 
-/// Removes leftovers of crashed runs: states whose owner is gone, and the lab's namespaces that have no
-/// state.
+/// Removes what crashed runs left behind: states whose owner has exited, and the lab's namespaces that have no state.
 pub(crate) fn remove_stale() -> Result<usize, LabError> {
-    // Names are read before states: another lab saves its state first, so every name seen here has a state.
+    // Names are read before states: another lab saves its state before it creates namespaces, so every name seen here has a state.
     let named = userns::is_root() && tools::find("ip").is_some();
     let names = if named { netns_names()? } else { Vec::new() };
     let (stale, alive): (Vec<TopologyState>, Vec<TopologyState>) =

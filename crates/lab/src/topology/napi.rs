@@ -1,5 +1,5 @@
-//! NAPI threads: a device receives in kernel threads pinned to a chosen CPU, instead of in the context of the
-//! sender. Only then is each side of a veth charged for its own work.
+//! NAPI threads: a device receives in kernel threads pinned to a chosen CPU, instead of in the context of the sender. Without such threads,
+//! one side of a veth would be charged for the other's work.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 
@@ -14,8 +14,8 @@ use crate::{
     tools::{self, output_in},
 };
 
-/// SCHED_FIFO, ahead of all programs: a thread that only has a better nice value waits for the end of a time
-/// slice, and by then a veth's ring of 256 packets overflows.
+/// SCHED_FIFO, ahead of all programs: a thread that only has a lower nice value would wait for the end of a time slice, and by then a
+/// veth's ring of 256 packets would have overflowed.
 const PRIORITY: &str = "1";
 const LOOKS: usize = 200;
 const LOOK: Duration = Duration::from_millis(5);
@@ -39,7 +39,7 @@ pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     }
 }
 
-/// `entry` enters the namespace. Returns process IDs.
+/// `entry` is the prefix command that enters the namespace. Returns process IDs.
 pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>, LabError> {
     let before = threads(device);
     // /sys shows the devices of the namespace in which it was mounted.
@@ -56,7 +56,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
     }
     if ours.is_empty() {
         return Err(LabError::failed(format!(
-            "{device} has no NAPI threads: the kernel does not support them (before 5.12), or they are not visible, as in a container"
+            "{device} has no NAPI threads: the kernel does not support them (older than 5.12), or they are not visible here, as in a container"
         )));
     }
     for pid in ours.iter().map(i32::to_string) {

@@ -21,7 +21,7 @@ const SHOWN: [(&str, &str); 8] = [
 
 pub(crate) const UNKNOWN: &str = "kernel defaults, not read: `ethtool` is missing (apt-get install ethtool)";
 
-/// Returns the resulting features; empty without `ethtool`. `entry` enters the namespace.
+/// Returns the resulting features, or nothing without `ethtool`. `entry` is the prefix command that enters the namespace.
 pub(crate) fn apply(
     entry: &[String],
     device: &str,

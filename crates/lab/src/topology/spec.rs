@@ -18,10 +18,9 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ("wire", WIRE, &[]),
     // Most network cards lack UDP segmentation: the kernel splits super-packets before they reach the device.
     ("wire-without-uso", WIRE, &[LinkChange::Offload(&["relay"], "tx-udp-segmentation", false)]),
-    // XDP sees only checksums that are in the packet, and a veth leaves them out. With computed checksums,
-    // the relay's cost is higher here than with a network card that verifies them.
+    // XDP sees only checksums that are in the packet, and a veth leaves them out. With checksums in the packets, the relay's cost is higher
+    // here than with a network card that verifies them.
     ("wire-with-sums", WIRE, &[WITH_SUMS]),
-    // Emulates NIC interrupt coalescing.
     (
         "wire-mitigated",
         WIRE,
@@ -30,7 +29,7 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
             Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 },
         )],
     ),
-    // Waking the far ends is then not charged to the relay, as on a real link.
+    // Interrupt mitigation at the far ends: waking them is not charged to the relay, as on a real link.
     ("wire-far-mitigated", WIRE, &[FAR_MITIGATED]),
     // Packets also arrive with complete checksums, as on a real link.
     ("wire-far-mitigated-with-sums", WIRE, &[FAR_MITIGATED, WITH_SUMS]),
@@ -66,7 +65,7 @@ pub(crate) struct Spec {
     pub(crate) namespace: Vec<Namespace>,
     #[serde(default)]
     pub(crate) link: Vec<VethLink>,
-    /// `ethtool -K` names.
+    /// Offloads by their `ethtool -K` names.
     #[serde(default)]
     pub(crate) offloads: BTreeMap<String, bool>,
 }
@@ -105,7 +104,6 @@ pub(crate) struct VethEnd {
     pub(crate) addresses: Vec<String>,
     #[serde(default)]
     pub(crate) offloads: BTreeMap<String, bool>,
-    /// CPU on which dedicated NAPI threads receive.
     pub(crate) napi_cpu: Option<usize>,
     /// Interrupt mitigation; requires `napi_cpu`.
     pub(crate) mitigation: Option<Mitigation>,
@@ -238,11 +236,11 @@ fn check_end(end: &VethEnd, path: &str, names: &BTreeSet<&str>, document: &mut D
             format!("a link ends in \"{}\", which is not a namespace{hint}", end.namespace),
         );
     }
-    // Interface names have at most 15 bytes (IFNAMSIZ).
+    // Interface names are at most 15 bytes long (IFNAMSIZ).
     if !is_plain(&end.device, 15) {
         document.problem(
             &format!("{path}.device"),
-            format!("device \"{}\": expected 1 to 15 plain characters", end.device),
+            format!("device \"{}\": expected 1 to 15 lower-case letters, digits or hyphens, starting with a letter", end.device),
         );
     }
     if end.mitigation.is_some() && end.napi_cpu.is_none() {
@@ -258,7 +256,6 @@ fn check_end(end: &VethEnd, path: &str, names: &BTreeSet<&str>, document: &mut D
     }
 }
 
-/// `None` if invalid.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     let (address, prefix) = text.split_once('/')?;
     let address: IpAddr = address.parse().ok()?;
@@ -379,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn mistakes_are_reported() {
         let end = |namespace: &str| {
             format!(
                 "[[namespace]]\nname = 'left'\n[[link]]\nends = [{{ namespace = 'left', device = 'a', addresses = [] }}, \

@@ -46,7 +46,7 @@ pub(crate) fn enter_if_needed() -> Result<(), LabError> {
     Err(LabError::failed(format!("cannot start `unshare`: {error}")))
 }
 
-/// Root in a container may lack CAP_SYS_ADMIN.
+/// Root in a container may not have CAP_SYS_ADMIN.
 fn can_make_namespaces() -> Result<(), LabError> {
     tools::output(["unshare", "-n", "true"]).map(drop).map_err(|_| {
         LabError::usage(

@@ -144,7 +144,7 @@ fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> RunReco
 }
 
 #[test]
-fn a_generator_late_in_many_rounds_prevents_the_verdict() {
+fn a_generator_behind_in_many_rounds_prevents_the_verdict() {
     for metric in ["delivered_pps", "latency_p99_us", "loss_percent", "subject_cpu_s", "context_switches"] {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
         assert_eq!(
@@ -157,15 +157,14 @@ fn a_generator_late_in_many_rounds_prevents_the_verdict() {
 }
 
 #[test]
-fn cost_per_datagram_is_judged_despite_a_late_generator() {
+fn cost_per_datagram_is_judged_if_the_generator_fell_behind() {
     for metric in
         [PACKETS_PER_CPU_S, CPU_US_PER_PACKET, "packets_per_busy_s", "busy_us_per_packet", "cpu_s_per_gb"]
     {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
         assert!(matches!(verdict.outcome, Conclusion::Faster | Conclusion::Slower), "{verdict}");
         assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (20, 6));
-        assert!(verdict.to_string().ends_with(", generator behind in 6 of them)"), "{verdict}");
-        // Void rounds are not counted.
+        assert!(verdict.to_string().ends_with(", the generator fell behind in 6 of them)"), "{verdict}");
         let mut robbed = late(metric, |_| 1000.0);
         robbed.rounds[0].voided = Some(VoidReason::CpuStolen { percent: 2.0, limit_percent: 1.0 });
         let verdict = judge(&robbed, "new", metric);
@@ -174,7 +173,7 @@ fn cost_per_datagram_is_judged_despite_a_late_generator() {
 }
 
 #[test]
-fn a_late_generator_with_unequal_loads_prevents_the_verdict() {
+fn unequal_loads_of_a_generator_behind_prevent_the_verdict() {
     for subject in ["new", "old"] {
         let slowed = |round: &Round| if round.subject == subject { 900.0 } else { 1000.0 };
         let verdict = judge(&late_of(subject, PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);

@@ -15,7 +15,7 @@ pub(crate) use turnpike_testkit::{Dir, eventually};
 
 const ARGUMENTS: &str = "TURNPIKE_LAB_TEST_ARGUMENTS";
 
-/// Body of the test `as_lab` in each file: does nothing unless [`lab`] has started this program.
+/// Body of the test `as_lab` in each file; does nothing unless [`lab`] has started this program.
 pub(crate) fn as_lab() {
     if let Ok(arguments) = std::env::var(ARGUMENTS) {
         let arguments = std::iter::once("turnpike lab").chain(arguments.split('\x1f'));
@@ -83,8 +83,8 @@ pub(crate) fn said(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Checks that namespaces and these programs are available; prints the reason if not. For an ordinary user it
-/// reruns the whole test as root of a user namespace and returns false.
+/// Checks that namespaces and these programs are available; prints the reason if not. For an ordinary user, it reruns the whole test as
+/// root of a user namespace and returns false.
 pub(crate) fn can_run(programs: &[&str]) -> bool {
     for program in ["ip", "nsenter", "unshare"].iter().chain(programs) {
         let found = std::env::split_paths(&std::env::var_os("PATH").unwrap())

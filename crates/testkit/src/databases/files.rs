@@ -1,4 +1,4 @@
-//! Files and commands of a database server, which belong to another user if the tests run as root.
+//! Files and commands of a database server, which belong to a different user if the tests run as root.
 
 use std::{
     fs,

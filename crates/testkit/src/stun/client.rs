@@ -46,7 +46,7 @@ impl Client {
         self.waiting(PATIENCE / 100, || self.receive().is_some())
     }
 
-    /// Length of an Allocate request without credentials, and the 401 with its challenge.
+    /// Length of an Allocate request without credentials, and the 401 response with its challenge.
     pub fn challenge(&self) -> (usize, Message, Challenge) {
         let request = plain_message(ALLOCATE, &[(REQUESTED_TRANSPORT, &UDP)]);
         self.send_raw(&request);

@@ -9,7 +9,7 @@ use std::{
 use crate::{Certificate, Dir, Program, installed};
 
 pub trait Browser: Sized {
-    /// True if the browser rejects an IP address as the host of a `turns:` URI.
+    /// True if the browser rejects IP addresses as the host in a `turns:` URI.
     const TLS_WANTS_NAME: bool;
 
     /// Returns the reason if the browser cannot run here; `tls` requires trust in a test certificate.
@@ -57,7 +57,8 @@ impl Browser for Chromium {
 pub(super) fn chromium(home: &Dir) -> Command {
     let mut command = at_home("chromium", home);
     command.args(["--headless=new", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]);
-    // The sandbox does not work for root or without user namespaces, which many containers lack. The browser opens only the test's page.
+    // The browser's sandbox works neither for root nor without user namespaces, which many containers lack. The browser opens only the
+    // test's page, so it can do without.
     command.arg("--no-sandbox");
     command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
     command.arg(format!("--user-data-dir={}", home.path().join("profile").display()));
@@ -121,7 +122,7 @@ pub(super) fn firefox(home: &Dir, more: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Adds the CA to the profile's database, the only one that Firefox reads on Linux.
+/// Adds the CA to the profile's certificate database, the only one that Firefox reads on Linux.
 fn trust(profile: &Path, authority: &Path) {
     let database = format!("sql:{}", profile.display());
     let certutil = |arguments: &[&str]| {

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use super::browser::{chromium, firefox};
 use crate::{Dir, Program, SOON, eventually, installed};
 
-/// A browser with one page.
 pub trait Driver: Sized {
     const NAME: &'static str;
 
@@ -24,7 +23,6 @@ pub trait Driver: Sized {
 
     fn start() -> Self;
 
-    /// Opens the URL and waits until it has loaded.
     fn go(&mut self, url: &str);
 
     /// Runs the body of an asynchronous function in the page and returns its result.
@@ -79,7 +77,7 @@ impl Driver for Devtools {
         assert!(Command::new("mkfifo").args(&pipes).status().expect("the browser is installed").success());
         let mut browser = chromium(&home);
         browser.args(["--remote-debugging-pipe", "--hide-scrollbars", "about:blank"]);
-        // A shell can pass on descriptors above 2; `Command` cannot.
+        // A shell can pass descriptors above 2 to a child; `Command` cannot.
         let mut command = Command::new("sh");
         command
             .arg("-c")
@@ -228,7 +226,7 @@ impl Driver for Marionette {
         let home = Dir::new();
         // Port 0: Firefox picks a free port and writes it to its profile.
         let mut command = firefox(&home, &[("marionette.port", "0")]);
-        // The colour scheme is a preference that newer versions protect unless the second preference is set.
+        // The colour scheme is a preference that newer versions do not let a test change unless the second preference is set.
         let program =
             Program::start(command.args(["--marionette", "--remote-allow-system-access", "about:blank"]));
         let port: u16 = eventually("Firefox has written its port", || {

@@ -20,8 +20,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// URI of the server (RFC 7065). Does not use `localhost`, because the ports of the two address families
-    /// differ.
+    /// URI of the server (RFC 7065), which does not contain `localhost`, because the ports of the two address families differ.
     pub fn uri<B: Browser>(self, serve: &Serve, family: IpAddr) -> String {
         let server = serve.address(family);
         match self {

@@ -79,7 +79,7 @@ impl World {
         let each = paths.iter().flat_map(|(path, methods)| {
             let filled = path.split('/').map(|part| if part.starts_with('{') { "x" } else { part });
             let filled = filled.collect::<Vec<_>>().join("/");
-            // Without a count, the stream would never end.
+            // Without the parameter `count`, the stream would never end.
             let filled = if filled.ends_with("/events") { format!("{filled}?count=1") } else { filled };
             let methods = methods.as_object().expect("the methods are an object").keys();
             methods.map(move |method| (method.to_uppercase(), filled.clone())).collect::<Vec<_>>()
@@ -129,7 +129,7 @@ fn read_only_tokens_cannot_read_secrets_or_change_anything() {
         let asked_for = format!("{method} {path}");
         world.holds_no_secret(&answer, &asked_for);
         if method == "GET" {
-            // Secrets are listed by fingerprint, with which weak secrets could be guessed.
+            // Secrets are listed by fingerprint, from which weak secrets could be guessed.
             let is_closed = path == "/v1/secrets";
             assert_eq!(status == 403, is_closed, "{asked_for}: {answer}");
             looked += usize::from(status == 200);
@@ -147,7 +147,7 @@ fn read_only_tokens_cannot_read_secrets_or_change_anything() {
 }
 
 #[test]
-fn application_keys_only_issue_credentials_for_their_own_realm() {
+fn application_keys_issue_credentials_only_for_their_own_realm() {
     let world = World::new();
     let give = |wanted: &Value| asked(world.api, "POST", "/v1/credentials", &world.key, &wanted.to_string());
     let (status, answer) = give(&json!({ "user": "alice" }));
@@ -179,7 +179,7 @@ fn application_keys_only_issue_credentials_for_their_own_realm() {
         }
         let (status, answer) = asked(world.api, &method, &path, &world.key, body_of(&method));
         world.holds_no_secret(&answer, &path);
-        // Load balancers use the health paths here; a request with an unexpected body is refused.
+        // Load balancers use the health paths on this listener; a request with an unexpected body is refused.
         let is_told_to_everybody = ["/livez", "/readyz", "/healthz"].contains(&&*path) && status == 200;
         assert!([404, 413].contains(&status) || is_told_to_everybody, "{method} {path}: {answer}");
     }

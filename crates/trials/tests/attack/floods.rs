@@ -1,4 +1,5 @@
-//! Floods a server without saturating it while other clients relay through it: nothing is sent faster than the server reads or answers it.
+//! Floods a server, without saturating it, while other clients relay through it: nothing is sent faster than the server can read or answer
+//! it.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,7 +17,7 @@ use turnpike_trials::{Dir, PASSWORD, Program, REALM, Serve, USER, V4, address_af
 
 const FORBIDDEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 9);
 
-/// Sends one round and returns the number of messages; the argument is the number of earlier rounds.
+/// Sends one round of messages and returns their number; the argument is the number of earlier rounds.
 pub(super) type Turn<'a> = Box<dyn FnMut(u32) -> u32 + 'a>;
 
 pub(super) struct Flood {
@@ -33,7 +34,7 @@ pub(super) fn all(key: &str) -> Vec<Flood> {
     [Packet::ALL.map(packets).into(), streams(), users(), others].into_iter().flatten().collect()
 }
 
-/// Datagrams from forged sources; the responses go nowhere.
+/// Datagrams from forged sources; nothing receives the responses.
 fn packets(packet: Packet) -> Flood {
     flood(packet.name(), move |serve| {
         let server = match packet {
@@ -90,7 +91,6 @@ fn streams() -> Vec<Flood> {
             Box::new(move |_| {
                 let mut stream = handshake(server);
                 stream.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("the connection is open");
-                // The server closes the connection, cleanly or with a reset.
                 let _ = stream.read(&mut [0; 64]);
                 1
             })
@@ -219,7 +219,7 @@ fn others() -> Vec<Flood> {
     ]
 }
 
-/// Credentials API, and the key of an application with this request rate per second.
+/// The credentials API, and the key of an application that may send this many requests per second.
 pub(super) struct Applications {
     dir: Dir,
     pub(super) key: String,

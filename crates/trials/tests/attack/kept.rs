@@ -1,5 +1,5 @@
-//! State that a server keeps for unauthenticated clients: none for packets whose source may be forged, bounded state for connections, and
-//! no log lines.
+//! State that a server keeps for unauthenticated clients: none for packets whose source may be forged, and bounded state for connections,
+//! both without log lines.
 
 use std::{
     fs,
@@ -71,7 +71,7 @@ fn packets_with_forged_sources_leave_nothing_behind() {
         let flood = |first, count| {
             let before = arrived(&serve);
             pour_in_as_read(packet, server, first, count);
-            // Packets dropped by the kernel leave no state but prove nothing.
+            // Packets that the kernel drops leave no state, but prove nothing about the server.
             eventually("most packets have arrived", || arrived(&serve) - before > u64::from(count) * 9 / 10);
         };
         flood(0, count);
@@ -93,7 +93,7 @@ fn packets_with_forged_sources_leave_nothing_behind() {
             }
         }
         // A table of addresses would take twenty times as much memory.
-        assert!(each < 1.0, "{packet:?}: {each} bytes for each");
+        assert!(each < 1.0, "{packet:?}: {each} bytes per packet");
         row("kept", &[&packet.name(), &count, &format_args!("{each:.1}"), &0, &0, &"no state"]);
     }
     assert_eq!(serve.allocations(), 0);
@@ -134,7 +134,6 @@ fn unauthenticated_connections_have_bounded_cost_and_number() {
         assert!(serve.metrics().sum("turnpike_connections", "") <= LIMIT as u64);
         drop((first, more));
         all_gone(&serve);
-        // Later connections must reuse the freed memory.
         let crowds = if is_thorough() { 10 } else { 3 };
         for _ in 0..crowds {
             let later = crowd(&serve, server, bytes, LIMIT);
@@ -156,7 +155,7 @@ fn unauthenticated_connections_have_bounded_cost_and_number() {
     }
 }
 
-/// A DTLS client with a verified address only costs its handshake state, until the handshake completes or a newer client replaces it, and
+/// A DTLS client with a verified address costs only its handshake state, until the handshake completes or a newer client replaces it, and
 /// never a descriptor.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]

@@ -1,5 +1,5 @@
 //! Runs `turnpike probe --attack`: every request type with every notation of forbidden addresses, over each transport and data path, and
-//! the amplification for unauthenticated clients.
+//! the measurement of amplification for unauthenticated clients.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -107,7 +107,7 @@ fn nothing_is_open(report: &Value) -> Tried {
         "another user's ticket",
         "another user's ticket, to delete the allocation",
     ] {
-        assert!(forms.contains(form), "{form} was not shown");
+        assert!(forms.contains(form), "no request had {form}");
     }
     tried
 }
@@ -201,7 +201,7 @@ fn kind_of(message: &str) -> &str {
     }
 }
 
-/// Public relay address, as behind a NAT: on no interface and in no rule.
+/// Public relay address, as behind a NAT; it is on no interface and in no peer rule.
 const PUBLIC: &str = "198.41.0.9";
 
 fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
@@ -226,7 +226,7 @@ fn no_request_reaches_a_forbidden_peer() {
     if is_thorough() {
         return DATAPATHS.iter().for_each(|datapath| by(datapath));
     }
-    // Most of the time is spent waiting for responses that never come.
+    // Most of the time is spent waiting for responses that never arrive.
     thread::scope(|scope| DATAPATHS.iter().for_each(|datapath| _ = scope.spawn(|| by(datapath))));
 }
 
@@ -246,7 +246,7 @@ fn by(datapath: &str) {
     }
 }
 
-/// Runs the probe while witnesses relay over these transports. According to the server's counters, no other peer gets data.
+/// Runs the probe while witnesses relay over these transports, and checks in the server's counters that no other peer gets data.
 fn beside_witnesses<S: Asked>(
     what: &str,
     server: &S,
@@ -340,7 +340,7 @@ fn no_request_reaches_the_admin_interface_after_reload_or_upgrade() {
     let tried = nothing_is_open(&report);
     is_complete(&tried, &["tcp"]);
     say("gso, ports of the API and of SSH", &tried);
-    // The full run covers each data path in other tests.
+    // Other tests cover each data path in a full run.
     if !is_thorough() {
         again("gso", &mut serve, &["udp", "tcp"], &udp);
     }
@@ -359,13 +359,13 @@ fn attack_probe_without_consent_sends_nothing() {
     Program::run(&mut turnpike(&["probe", &uri, "--i-own-this-server"])).ended(2);
 }
 
-/// The probe detects an open relay by the data that comes back.
+/// The probe detects an open relay by the data that it receives from the peer.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
 fn attack_probe_detects_an_open_relay() {
     let mut serve = Serve::start(&["--allow-peer", "10.0.0.0/8", "--workers", "1"]);
     let uri = format!("turn:{}?transport=udp", serve.address(V4));
-    // The second server answers STUN on this machine, and its port is open to peers.
+    // The second server on this machine answers STUN requests, and the first one allows peers to use its port.
     let other = Serve::start(&["--workers", "1"]);
     let port = other.address(V4).port();
     let report = Program::run(&mut turnpike(&[
@@ -392,7 +392,7 @@ fn attack_probe_detects_an_open_relay() {
         assert_eq!(outcome(entry, "loopback"), Some("open".into()), "{entry}: {report}");
     }
     assert_eq!(outcome("create_permission", "private"), Some("open".into()));
-    // A Send without an answer is inconclusive.
+    // A Send that gets no answer is inconclusive.
     assert_eq!(outcome("send", "private"), Some("silent".into()));
     assert_eq!(outcome("channel_bind", "cloud metadata as NAT64"), Some("refused".into()));
     assert!(!serve.program.has_ended());

@@ -33,7 +33,8 @@ fn row(table: &str, cells: &[&dyn Display]) {
     println!("ATTACK {table} | {} |", cells.join(" | "));
 }
 
-/// Runs `body` on links for each kernel data path, or only for the first one in a quick run. Prints unsupported data paths.
+/// Runs `body` on links for each kernel data path, or only for the first one in a quick run. Data paths that are not supported here are
+/// printed.
 fn by_each_in_the_kernel(test: &str, body: impl Fn(&Links, &str)) {
     on_links(test, |links| {
         body(links, "kernel");
@@ -61,7 +62,6 @@ trait Asked {
 }
 
 impl Asked for Serve {
-    /// An address that no attack uses.
     const PEER: IpAddr = witness::PEER;
 
     fn program(&mut self) -> &mut Program {

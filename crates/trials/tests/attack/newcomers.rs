@@ -25,7 +25,7 @@ struct Arrivals {
     p99: f64,
 }
 
-/// Measures clients alone and during a flood, over each transport and with each realm. All must get an allocation. Prints the rows.
+/// Measures clients without and during a flood, over each transport and with each realm. All must get an allocation. Prints the rows.
 fn get_their_relays<T: Copy>(
     client: &str,
     transports: &[(&str, T)],

@@ -1,5 +1,5 @@
-//! Data between clients and peers that are refused, no longer allowed or not permitted by any client: none is relayed through channels or
-//! permissions in either direction, while other peers of the same clients lose nothing. Counted at both ends.
+//! Data between clients and peers that are refused, no longer allowed or not permitted by any client: none of it is relayed through
+//! channels or permissions in either direction, while other peers of the same clients lose nothing. The tests count at both ends.
 
 use std::{
     fs,
@@ -148,7 +148,7 @@ fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer],
         };
         expect(client, allowed.len() * 2 * COUNT, turn);
         thread::sleep(GRACE);
-        // Everything that was in flight arrives before this marker.
+        // Everything that was in flight arrives before this datagram.
         let last = u8::MAX - turn;
         let fence = [allowed[0].number, last, 0, 0];
         allowed[0].bound.send_to(&fence, client.relayed).expect("the send succeeds");
@@ -230,7 +230,7 @@ fn by_each_where_the_kernel_relays(
     });
 }
 
-/// Clients over all transports with channels and permissions for `peers`, whose data uses kernel flows if available.
+/// Clients over all transports with channels and permissions for `peers`; their data uses kernel flows if available.
 fn clients_of<S: Asked>(server: &S, peers: &[&Peer], refused: &[&Peer]) -> Vec<Client> {
     let mut clients: Vec<Client> =
         TRANSPORTS.into_iter().map(|transport| Client::new(server, transport)).collect();
@@ -308,7 +308,7 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     place.refuse(&[by_reload]);
     server.program().signal("HUP");
     server.program().line_with("configuration reloaded");
-    // A new client is refused by the only worker, so the worker has the new rules.
+    // Once the only worker refuses a new client, it has applied the new rules.
     let mut newcomer = Client::new(server, "udp");
     eventually("the new rules have taken effect", || newcomer.ask_for(by_reload) == [Some(FORBIDDEN); 2]);
     only_these_pass(&mut clients, &[by_reload], &[by_upgrade, kept], 1);
@@ -336,7 +336,7 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     }
     let what = format!("{datapath}, after an upgrade");
     say(&format!("{what}, the same peer"), "existing channel and permission", &stayed, 1, 1);
-    say(&format!("{what} that denies another peer"), "existing channel and permission", &moved, 1, 2);
+    say(&format!("{what} that denies a different peer"), "existing channel and permission", &moved, 1, 2);
 }
 
 /// RFC 6062: connections to a peer that a reload refuses are closed; connections to other peers stay open.

@@ -13,7 +13,6 @@ use turnpike_trials::eventually;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Packet {
     Allocate,
-    /// Allocate with a forged nonce and an invalid signature.
     Forged,
     Garbage,
     ClientHello,
@@ -43,7 +42,7 @@ impl Packet {
     }
 }
 
-/// Sends `count` packets, each from an address of its own, starting with number `first`.
+/// Sends `count` packets, each from an address of its own; `first` is the number of the first one.
 fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     for number in first..first + count {
         let socket = UdpSocket::bind((source(number), 0)).expect("loopback addresses are local");
@@ -51,12 +50,12 @@ fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     }
 }
 
-/// Source address above 127.1.0.0, which no test uses; the last byte is never 0 or 255.
+/// Source address in a range above 127.1.0.0 that no other test uses; the last byte is never 0 or 255.
 fn source(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x7F01_0001 + ((number / 250) << 8) + number % 250)
 }
 
-/// Like `pour_in`, but waits until the server has read the packets: the default socket buffer holds one or two hundred.
+/// Like `pour_in`, but waits until the server has read the packets, because the default socket buffer holds only one or two hundred.
 pub(super) fn pour_in_as_read(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     const AT_ONCE: u32 = 50;
     for from in (first..first + count).step_by(AT_ONCE as usize) {

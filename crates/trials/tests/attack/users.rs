@@ -47,7 +47,7 @@ fn a_user_cannot_take_over_end_or_use_another_users_allocation() {
         let answer = owner.ask(CREATE_PERMISSION, &[(XOR_PEER_ADDRESS, &permitted)]);
         assert_eq!(answer.error(), None, "over {transport}");
         relays(&mut owner, relayed, &peer);
-        // Sent from the owner's 5-tuple, because over UDP anyone can forge the source address.
+        // The requests come from the owner's 5-tuple, because over UDP anyone can forge the source address.
         let end: (u16, &[u8]) = (LIFETIME, &[0; 4]);
         let channel: [(u16, &[u8]); 2] = [(CHANNEL_NUMBER, &[0x40, 0, 0, 0]), (XOR_PEER_ADDRESS, &permitted)];
         for (asked, attributes) in [

@@ -106,7 +106,8 @@ impl Wire {
     }
 }
 
-/// UDP socket to the server; on loopback, bound to an address that no witness uses, so that penalties apply only to the attacker.
+/// UDP socket connected to the server; on loopback, it is bound to an address that no witness uses, so that penalties apply only to the
+/// attacker.
 fn socket(server: SocketAddr) -> UdpSocket {
     let own = if server.ip().is_loopback() { Ipv4Addr::new(127, 3, 3, 3) } else { Ipv4Addr::UNSPECIFIED };
     let socket = UdpSocket::bind((IpAddr::V4(own), 0)).expect("loopback addresses are local");

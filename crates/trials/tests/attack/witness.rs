@@ -14,7 +14,7 @@ use turnpike_trials::{Certificate, Load, Metrics, Program, Reflect, SOON, Serve,
 /// Peer address that no attack uses.
 pub(super) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 9, 9, 9));
 const CLIENTS: u64 = 2;
-/// Datagrams per second and transport; one second of them fits into a socket buffer.
+/// Datagrams per second and transport; a second's worth of them fits into a socket buffer.
 fn rate() -> &'static str {
     if is_thorough() { "100" } else { "25" }
 }
@@ -70,11 +70,11 @@ impl Witnesses {
             for figure in ["duplicated", "reordered"] {
                 assert_eq!(result[figure], 0, "{what}: {figure} over {transport}: {said}");
             }
-            // If a slow machine repeats a request, it is answered twice.
+            // On a slow machine, a client may repeat a request, which is then answered twice.
             let is_known = |error: &String| error == "unexpected_datagram";
             let errors = result["errors"].as_object().expect("the errors are an object");
             assert!(errors.keys().all(is_known), "{what}: over {transport}: {said}");
-            // A generator that stalls drops datagrams that are overdue.
+            // A generator that stalls does not send datagrams that are overdue.
             let is_slow = result["late_us"]["max"].as_u64() > Some(100_000);
             assert!(
                 result["lost"] == 0 || is_slow && !is_thorough(),
@@ -128,7 +128,7 @@ fn clients_on_the_attacked_worker_lose_nothing() {
             if begun.elapsed() >= duration {
                 break;
             }
-            // A few thousand packets per second, below saturation.
+            // A few thousand packets per second do not saturate the worker.
             thread::sleep(Duration::from_millis(5));
         }
         let seen = witnesses.end(flood.name, || serve.metrics());

@@ -10,7 +10,7 @@ use std::{
 use super::{Row, Server, or_thorough};
 use turnpike_trials::Load;
 
-/// Maximum p99 in milliseconds without a fault. Two-core machines under load need a third of this.
+/// Maximum p99 in milliseconds without a fault; on a two-core machine under load, it is a third of this.
 const MOST_WITHOUT: f64 = 10.0;
 /// Maximum ratio of the p99 during a fault to the p99 without one.
 const MOST_UNDER: f64 = 2.0;
@@ -24,7 +24,7 @@ pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 
             "--clients",
             "4",
             "--rate",
-            // Enough requests that the 99th percentile is more than the few that wait for one query.
+            // The rate is high enough that the few requests that wait for one query do not determine the 99th percentile.
             or_thorough("100", "400"),
             "--warmup",
             "0.2",
@@ -38,12 +38,12 @@ pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 
 }
 
 pub(super) struct Turns {
-    /// Before the first fault, and when every trace of a fault is gone.
+    /// Turns before the first fault, and after full recovery from a fault.
     without: Vec<Turn>,
     under: Vec<Turn>,
-    /// Started when a fault ended, before recovery was complete.
+    /// Turns that began when a fault ended, before recovery was complete.
     right_after: Vec<Turn>,
-    /// Longest time from such a turn to full recovery.
+    /// Longest time from the end of a fault to full recovery.
     settled: Duration,
 }
 
@@ -61,7 +61,7 @@ impl Turn {
     }
 }
 
-/// Measures without a fault, under it and right after it. `settle` waits for full recovery.
+/// Measures without the fault, during it and right after it. `settle` waits for full recovery.
 pub(super) fn allocations_under(
     server: &mut Server,
     user: &str,
@@ -148,13 +148,13 @@ impl Turns {
             all.map(|turns| turns.iter().filter(|turn| turn.counts()).count() * 2 > turns.len());
         if !(without_count && under_count) {
             row.void(format!(
-                "allocation p99 {when}: in most turns the machine delayed a thread that only sleeps"
+                "allocation p99 {when}: in most turns, the machine delayed a thread that only sleeps"
             ));
         } else if without > MOST_WITHOUT {
             row.void(format!("allocation p99 without the fault: {without:.2} ms, above {MOST_WITHOUT}"));
         }
         row.limit(&format!("ratio of allocation p99 {when}"), under / without, MOST_UNDER);
-        // These turns cannot be repeated, and the first request for a user may wait for a query.
+        // These turns cannot be repeated, and the first request of a user may have to wait for a query.
         if after_count {
             row.limit("allocation p99 right after it, ms", right_after, MOST_WITHOUT);
         }

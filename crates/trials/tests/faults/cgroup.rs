@@ -27,7 +27,6 @@ pub(crate) struct Group {
 }
 
 impl Frozen {
-    /// Freezes a thread; on failure returns the reason.
     pub(super) fn thread(thread: u32) -> Result<Self, String> {
         // Version 1 groups consist of threads. In version 2, a threaded group must be inside the process's
         // group.
@@ -89,7 +88,7 @@ impl Group {
         text.and_then(|text| text.trim().parse().ok()).expect("the kernel reports memory use")
     }
 
-    /// Number of times the limit was hit: reclaim, refusal or OOM kill.
+    /// Number of times that the limit was hit: reclaim, refusal or OOM kill.
     pub(super) fn refusals(&self) -> u64 {
         if let Ok(text) = fs::read_to_string(self.group.join("memory.failcnt")) {
             return text.trim().parse().expect("a number");

@@ -27,7 +27,7 @@ struct Clock {
 }
 
 impl Clock {
-    /// Applies to programs started with `wanted`; on failure returns the reason.
+    /// Shifts the clock of programs started with `wanted`; on failure, returns the reason.
     fn of(wanted: &mut Wanted) -> Result<Self, String> {
         installed("cc")?;
         let dir = Dir::new();
@@ -177,9 +177,9 @@ fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnO
     assert!(run.result()["migrations_done"].as_u64() > Some(4), "{}", run.output());
 }
 
-/// Waits until each of these clients has refreshed its allocation. Requires that no other client refreshes.
+/// Waits until each of these clients has refreshed its allocation. Must not be used if other clients refresh theirs.
 fn all_refresh(server: &Server, clients: u32) {
-    /// Clients refresh every half minute (`limits.default_lifetime` is a minute here).
+    /// Clients refresh every 30 s (`limits.default_lifetime` is a minute here).
     const PATIENCE: Duration = Duration::from_secs(50);
     let refreshed = || server.metrics().sum("turnpike_successes_total", "method=\"refresh\"");
     let before = refreshed();
@@ -210,7 +210,7 @@ fn the_clock_jumps_forward_and_back() {
                 let mut at_home = Visitor::of(server);
                 for jump in JUMPS {
                     let (said, before) = (server.lines().len(), stale(server));
-                    // A client with an unused nonce from before the jump.
+                    // This client has an unused nonce from before the jump.
                     let mut late = Visitor::of(server);
                     movers_notice_nothing(server, &reflect, || clock.jump(jump));
                     // The nonce is too old or from the future; the one in the response works.
@@ -222,7 +222,7 @@ fn the_clock_jumps_forward_and_back() {
                     // Takes half a minute each time.
                     if rows().is_some() {
                         all_refresh(server, clients);
-                        assert!(stale(server) >= before + u64::from(clients), "each client had an old nonce");
+                        assert!(stale(server) >= before + u64::from(clients), "each client used an old nonce");
                     }
                 }
                 assert_eq!(at_home.asks(USER, PASSWORD), None, "its nonce is valid at this time");

@@ -1,4 +1,5 @@
-//! Clients on calls: the generator runs both ends and detects every loss, and a silent client creates a new allocation, as in real calls.
+//! Clients on calls: the generator runs both ends and detects every loss, and a client that receives nothing creates a new allocation, as
+//! in real calls.
 
 use std::net::SocketAddr;
 
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Server, or_thorough, within};
 use turnpike_trials::{Load, PASSWORD, Program, SOON, USER};
 
-/// Seconds of silence after which a client reconnects; a busy machine alone never causes so many.
+/// Seconds without data after which a client reconnects; a busy machine alone never causes such a long gap.
 const PATIENCE: &str = "2";
 
 pub(super) struct Crowd {
@@ -41,7 +42,7 @@ impl Crowd {
         Self::usual(server, peer, patience, &format!("{USER}:{PASSWORD}"))
     }
 
-    /// Clients with voice only, whose datagrams are sent one by one.
+    /// Clients that only send voice, as single datagrams.
     pub(super) fn thin(server: SocketAddr, peer: &str, patience: &str) -> Self {
         let part = Part::new(
             server,
@@ -53,7 +54,7 @@ impl Crowd {
         Self::new(vec![part], peer)
     }
 
-    /// The default number of clients, a third each over TCP, TLS and DTLS.
+    /// The default number of clients, with a third over each of TCP, TLS and DTLS.
     pub(super) fn secured(server: &Server) -> Self {
         let (peer, user) = ("127.0.0.1:0", format!("{USER}:{PASSWORD}"));
         let part = |transport| {
@@ -88,7 +89,7 @@ impl Crowd {
             let load = part.load.as_ref().expect("the clients were started");
             let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
             let begun = seconds().len();
-            // A single silent client lowers the ratio below this; the first, partial second is ignored.
+            // A single client that receives nothing lowers the ratio below this; the first, partial second is ignored.
             let whole = 1.0 - 0.5 / f64::from(part.clients);
             within(SOON * 3, "media flows for all clients", || {
                 seconds()
@@ -119,7 +120,6 @@ impl Crowd {
 
     pub(super) fn control_calls(&self, server: &Server) -> Vec<Load> {
         let call = |part: &Part| {
-            // Sends single datagrams if the clients on calls do.
             let load = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
                 .with_words(&[
                     "--profile",
@@ -172,7 +172,7 @@ fn together(mut parts: Vec<Value>) -> Value {
     all
 }
 
-/// Datagrams that both ends sent and received in a second.
+/// Numbers of datagrams that both ends together sent and received in a second.
 pub(super) struct Second {
     pub(super) sent: f64,
     pub(super) received: f64,

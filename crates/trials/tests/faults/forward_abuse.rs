@@ -1,4 +1,4 @@
-//! Hostile clients of `turnpike forward`, and a name server that gives wrong answers: other clients must not notice.
+//! Hostile clients of `turnpike forward`, and a name server that gives wrong answers: other clients must not be affected.
 
 use std::{
     fs,
@@ -26,7 +26,7 @@ use super::{
 use turnpike_trials::links::{PEER, SERVER, on_links};
 use turnpike_trials::{Dir, SOON, V4, need};
 
-/// Maximum memory of the process per connection. Data that waits for a reader is in the kernel.
+/// Maximum memory of the process per connection. Data waiting to be read is in the kernel's buffers.
 const MOST_MEMORY: u64 = 16 << 10;
 
 fn a_while() -> Duration {
@@ -67,7 +67,7 @@ fn slow_clients_of_a_forwarder() {
             thread::sleep(Duration::from_secs(1));
         }
         let spent = cpu_ms(forwarder.pid()) - spent;
-        // Includes the sessions of the UDP rule.
+        // The count includes the sessions of the UDP rule.
         let all = most + Forwarder::clients();
         within(SOON, "all clients are connected", || forwarder.kept().sessions == all);
         let held = forwarder.kept();
@@ -80,7 +80,7 @@ fn slow_clients_of_a_forwarder() {
             forwarder.metrics().sum("turnpike_forward_ended_total", "reason=\"limit\"") >= 100
         });
         let each = held.memory.saturating_sub(before.memory) / 1000;
-        assert!(each <= MOST_MEMORY, "{each} bytes of memory for each");
+        assert!(each <= MOST_MEMORY, "{each} bytes of memory per connection");
         let descriptors = held.descriptors.saturating_sub(before.descriptors);
         assert!(descriptors <= 2 * 1000 + 10, "{descriptors} descriptors");
         row.note(format!(
@@ -144,7 +144,6 @@ fn half_open(to: SocketAddr) -> Option<socket2::Socket> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
     socket.set_nonblocking(true).ok()?;
     socket.bind(&SocketAddr::from((Ipv4Addr::new(10, 77, 1, 66), 0)).into()).ok()?;
-    // Returns EINPROGRESS.
     let _ = socket.connect(&to.into());
     Some(socket)
 }
@@ -156,7 +155,7 @@ const NO_PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 8);
 const TOO_LATE: Duration = Duration::from_secs(2);
 /// Deadline for closing such a connection, below the default connect timeout of ten seconds.
 const MUCH_LATER: Duration = Duration::from_secs(5);
-/// Data after a header, which comes back if the target receives it.
+/// Data after a header; the target echoes it if it receives it.
 const BEHIND: &[u8] = b"let me through";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
@@ -199,7 +198,7 @@ fn hostile_proxy_headers() {
         assert_eq!(
             forwarder.visits(),
             [connections + served, heard + served],
-            "one of the connections reached a target"
+            "one of the refused connections reached a target"
         );
 
         let mut liars = 0;
@@ -265,7 +264,7 @@ fn good_headers() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Asserts that data after valid headers comes back; returns the number of headers.
+/// Asserts that data after valid headers is echoed; returns the number of headers.
 fn good_headers_are_served(server: SocketAddr) -> u64 {
     let mut served = 0;
     for header in good_headers() {
@@ -305,7 +304,7 @@ fn bad_headers() -> Vec<Vec<u8>> {
 /// Proxies that send a header slowly or never finish it: connections are closed at the timeout, not earlier. Returns their number.
 fn headers_without_an_end(server: SocketAddr) -> u64 {
     let beginning = |bytes: &[u8], slowly| (bytes.to_vec(), slowly);
-    // Longest accepted header.
+    // Length of the longest header that is accepted.
     let longest = [SIGNATURE, &[0x21, 0x11, 0x0F, 0xF0]].concat();
     let headers = [
         beginning(b"", false),
@@ -343,8 +342,8 @@ fn headers_without_an_end(server: SocketAddr) -> u64 {
 
 const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
-/// Answers of the name server, and the fate of new clients. An invalid or empty answer changes nothing; a valid one is applied, whatever
-/// its addresses. The forwarder listens on the target's ports on 127.0.0.1.
+/// Answers of the name server, and what happens to new clients. An invalid or empty answer changes nothing; a valid one is applied,
+/// whatever its addresses. The forwarder listens on the target's ports on 127.0.0.1.
 const LIES: [(&str, Fate); 8] = [
     ("the truth", Fate::Served),
     ("no such name", Fate::Served),
@@ -373,7 +372,7 @@ fn the_name_server_gives_wrong_answers() {
             }
         }
         let server = need!(NameServer::start());
-        // The target has neither the address to which 0.0.0.0 leads nor the forwarder's own.
+        // The target's address is neither the one to which 0.0.0.0 connects nor the forwarder's own.
         let target = Target::on(TARGET.into());
         let forwarder = Forwarder::to_name(Wanted::default(), target, "target.faults.test");
         let row = Row::new(
@@ -393,7 +392,7 @@ fn the_name_server_gives_wrong_answers() {
                 |rule: &str| sum("turnpike_forward_ended_total", &format!("{rule},reason=\"connect_failed\""));
             for (lie, (said, fate)) in LIES.iter().enumerate().skip(1) {
                 server.say(lie);
-                // Queries for both families, and one more round.
+                // Waits for the queries for both families, and for one more round.
                 is_asked(or_thorough(4, 8));
                 within(SOON, said, || talks::newcomer(forwarder.tcp) == *fate);
                 let (kept, before) = (forwarder.kept(), RULES.map(begun));
@@ -402,7 +401,6 @@ fn the_name_server_gives_wrong_answers() {
                 assert_eq!(fates, [*fate; 5], "new TCP clients, answer: {said}");
                 let by_udp = talks::newcomer_of_udp(forwarder.udp, 100);
                 assert_eq!(by_udp == Fate::Served, *fate == Fate::Served, "{said}: {by_udp:?}");
-                // The client's datagrams reached the target.
                 match fate {
                     Fate::Served => within(SOON, said, || told("cannot resolve") > 0),
                     _ => within(SOON, said, || {

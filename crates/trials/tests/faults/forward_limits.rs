@@ -1,4 +1,4 @@
-//! Exhausted memory, ports or log space for `turnpike forward`; forwards.rs covers descriptors.
+//! `turnpike forward` runs out of memory, ports or log space; forwards.rs covers descriptors.
 
 use std::{
     io::{Read as _, Write as _},
@@ -31,7 +31,8 @@ fn no_memory_is_left_to_a_forwarder() {
     );
     let mut killed = false;
     let seen = forwarder.row(row, |forwarder, row| {
-        let limited = Group::of_process(forwarder.pid()).expect("this worked before the row");
+        let limited =
+            Group::of_process(forwarder.pid()).expect("this worked when it was checked before the row");
         limited.to(limited.used() + (2 << 20)).expect("memory can be limited");
         let opened: Vec<TcpStream> = (0..1000)
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
@@ -47,7 +48,7 @@ fn no_memory_is_left_to_a_forwarder() {
             "OOM kill, then restart".to_owned()
         } else {
             format!(
-                "it kept running with {} more connections; the limit was hit {} times",
+                "the forwarder kept running with {} more connections; the limit was hit {} times",
                 opened.len(),
                 limited.refusals()
             )
@@ -103,8 +104,7 @@ fn no_port_is_left_to_a_forwarder() {
     );
 }
 
-/// Four clients take the last ports towards the UDP target; asserts that the dropped datagrams of `clients`
-/// further clients are counted.
+/// Four clients take the last ports towards the UDP target; asserts that the dropped datagrams of `clients` additional clients are counted.
 fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
     let refused =
         || forwarder.metrics().sum("turnpike_forward_ended_total", r#"rule="u",reason="connect_failed""#);

@@ -111,7 +111,7 @@ fn links_of_a_forwarder_lose_much() {
         |links, forwarder, row| {
             let mut served = 0;
             let lost = link_faults::lose(links, 30, || {
-                // Only while clients wait, because a connection in TCP back-off doubles its wait each time.
+                // Packets are lost only while clients wait, because a connection in TCP back-off doubles its timeout each time.
                 thread::scope(|scope| {
                     let come = || talks::newcomer(forwarder.tcp) == Fate::Served;
                     let newcomers: Vec<_> = (0..8).map(|_| scope.spawn(come)).collect();

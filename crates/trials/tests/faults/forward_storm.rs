@@ -43,7 +43,7 @@ struct Storm {
     udp: SocketAddr,
     clients: u32,
     ends: AtomicBool,
-    /// 0, and 1 after the first process has exited.
+    /// Number of the current process: 0, or 1 after the first process has exited.
     process: AtomicU64,
     streams: Kind,
     datagrams: Kind,
@@ -88,7 +88,8 @@ impl Storm {
     }
 
     fn talk(&self, mut stream: &TcpStream, number: u64) {
-        // A client that connects to the second process knows that the first one has exited.
+        // A client can connect to the second process only after the first one has exited, so this is the process that serves the
+        // connection.
         let (process, mut position) = (self.process.load(Relaxed), 0);
         while !self.ends.load(Relaxed) {
             let piece: Vec<u8> = (position..).take(PIECE).map(|at| foretold(number, at)).collect();
@@ -118,8 +119,7 @@ impl Storm {
         let socket = client_of(self.udp);
         thread::sleep(self.place(number));
         let number = u64::from(number) << 32;
-        // The position at which the second process was first seen, and the processes that have served the
-        // client.
+        // Position of the first datagram sent to the second process, and the processes that have served the client.
         let (mut position, mut found, mut served) = (0, None, [false; 2]);
         while !self.ends.load(Relaxed) {
             let due = Instant::now() + TURN;

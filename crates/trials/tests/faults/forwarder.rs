@@ -94,7 +94,7 @@ impl Forwarder {
         self.program.signal("HUP");
     }
 
-    /// Returns true if the rules of that turn are in use, from the unused rule's listener and target.
+    /// Returns true if the listener and target of the unused rule show that the rules of that turn are in use.
     pub(super) fn has_rules_of(&self, turn: u32) -> bool {
         let (listener, target) = other(self.tcp, turn);
         let leads_there = format!("rule=\"other\",target=\"{target}\"");

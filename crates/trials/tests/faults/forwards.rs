@@ -60,7 +60,7 @@ fn a_forwarder_is_reloaded_again_and_again() {
             forwarder.metrics().sum("turnpike_config_reloads_total", &of_it)
         });
         assert_eq!(failed, 0, "reloads were refused");
-        // Two signals during a reload count as one.
+        // Two signals during a reload lead to only one more reload.
         let (asked, most) = (u64::from(last), loaded * 4 >= u64::from(last) * 3);
         assert!(most && loaded <= asked, "{loaded} of {asked} reloads were done");
         row.note(format!("{loaded} of {asked} reloads done; the last rules are in use"));
@@ -94,8 +94,8 @@ fn a_worker_of_a_forwarder_stalls() {
     let seen = forwarder.row(row, |forwarder, _| {
         let says =
             |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
-        let frozen =
-            Frozen::thread(worker(forwarder.pid(), "forward-0")).expect("this worked before the row");
+        let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0"))
+            .expect("this worked when it was checked before the row");
         within(SOON, "the watchdog reports the stall", || says(forwarder, "a worker has been stuck"));
         thread::sleep(Duration::from_millis(500));
         drop(frozen);
@@ -107,7 +107,7 @@ fn a_worker_of_a_forwarder_stalls() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_descriptor_is_left_to_a_forwarder() {
-    // Two descriptors per connection, one per session.
+    // A connection needs two descriptors, a session one.
     let forwarder = Forwarder::local(few_descriptors(Wanted::default(), 150));
     let row = Row::new(
         "no_descriptor_is_left_to_a_forwarder",

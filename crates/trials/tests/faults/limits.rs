@@ -1,4 +1,4 @@
-//! Exhausted descriptors, relay ports, memory or disk space.
+//! The server runs out of descriptors, relay ports, memory or disk space.
 
 use std::{fs, io::Write as _, net::TcpStream, path::PathBuf, process::Command, thread, time::Duration};
 
@@ -16,13 +16,13 @@ fn newcomers(server: &Server, clients: &str) -> Finished {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_relay_port_is_left() {
-    // Twice as many as the clients need, because freed ports are quarantined for a while.
+    // Twice as many ports as the clients need, because freed ports are quarantined for a while.
     let wanted =
         Wanted::flags(&["--workers", "2", "--relay-ports", or_thorough("47000-47019", "47000-47063")]);
     let mut server = Server::start(wanted);
     let crowd = Crowd::of(&server);
     let mut row = Row::new("no_relay_port_is_left", "all relay ports used; more clients arrive");
-    // Newly connected clients may leave before their allocation succeeds.
+    // Clients that have just connected may leave before their allocation succeeds.
     row.leaves_sessions = true;
     let seen = row.run(&mut server, crowd, |server, row| {
         for _ in 0..or_thorough(1, 5) {
@@ -97,7 +97,8 @@ fn no_memory_is_left() {
     let mut row = Row::new("no_memory_is_left", "memory limited to current use; 1,000 more clients arrive");
     row.leaves_sessions = true;
     row.run(&mut server, crowd, |server, row| {
-        let limited = Group::of_process(server.pid()).expect("this worked before the row");
+        let limited =
+            Group::of_process(server.pid()).expect("this worked when it was checked before the row");
         let used = limited.used();
         limited.to(used + (2 << 20)).expect("memory can be limited");
         let run = newcomers(server, "1000");
@@ -122,7 +123,6 @@ fn no_room_is_left_on_the_disk() {
     Disk::alone(turnpike_testkit::this_test!(), full_disk);
 }
 
-/// A 2 MiB disk for the log.
 pub(super) struct Disk {
     dir: Dir,
     filler: Option<fs::File>,
@@ -138,7 +138,6 @@ impl Disk {
         });
     }
 
-    /// Redirects the log of a program to the disk.
     pub(super) fn has_the_log_of(&self, mut wanted: Wanted) -> Wanted {
         let script = format!("exec \"$0\" \"$@\" 2>>{}", self.log().display());
         wanted.entry = ["sh", "-c", &script].map(str::to_owned).to_vec();
@@ -169,7 +168,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The mount namespace ends with this process; other writers exit soon.
+        // The mount namespace ends with this process, and with other processes that write to the disk, which exit soon.
         let _ = Program::run(Command::new("umount").arg("-l").arg(self.dir.path()));
     }
 }

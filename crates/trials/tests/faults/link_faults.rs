@@ -1,5 +1,5 @@
 //! Faults of the two links (`c` to clients, `p` to peers or targets): link down, no address, small MTU, full queue, loss, and a firewall
-//! whose table is full.
+//! whose connection table is full.
 
 use std::{thread, time::Duration};
 

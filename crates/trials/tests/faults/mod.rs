@@ -1,4 +1,4 @@
-//! Faults under load: clients on calls, and one fault. Each test records the clients' losses and warnings in the log, requires full
+//! Faults under load: clients on calls, and one fault. Each test records the clients' losses and the warnings in the log, requires full
 //! recovery, and is a row in docs/dev/reliability.md. `cargo xtask faults` runs all of them in sequence with more clients and the release
 //! build; the long ones run only there.
 

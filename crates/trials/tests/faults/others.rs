@@ -87,8 +87,8 @@ fn reloaded_under_tcp_tls_and_dtls() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Runs a fault on a server with the kernel path; `test` is the calling test's full name. Clients reconnect after `patience` seconds of
-/// silence. The kernel must have relayed most datagrams.
+/// Runs a fault on a server with the kernel path; `test` is the calling test's full name. Clients reconnect after `patience` seconds
+/// without data. The kernel must have relayed most datagrams.
 fn in_the_kernel(
     test: &str,
     what: &'static str,
@@ -126,7 +126,6 @@ fn goes_across(server: &Server, clients: u64) {
     within(SOON, "the kernel relays", || server.across() > before + 50 * clients);
 }
 
-/// Asserts that the kernel relayed most datagrams, including those of earlier processes.
 fn most_goes_across(server: &Server, row: &mut Row) {
     let relayed = server.metrics().sum("turnpike_relayed_datagrams_total", "");
     let across = server.across();
@@ -214,8 +213,8 @@ fn killed_with_the_kernel_path() {
         |links, server, row| {
             let flows = flows(server);
             server.kill();
-            // If an eBPF program were still attached, clients would keep receiving data; otherwise the kernel occasionally sends ICMP
-            // errors.
+            // If an eBPF program were still attached, clients would keep receiving data; otherwise they receive only an occasional ICMP
+            // error from the kernel.
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_millis(500)));
             assert!(sent < all / 10, "{sent} of {all} packets were sent to clients");
             server.again();
@@ -243,20 +242,24 @@ fn a_worker_stalls_with_the_kernel_path() {
         (watched(Wanted::flags(&["--workers", "1"])), "60"),
         |links, server, row| {
             let flows = flows(server);
-            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("this worked before the row");
+            let frozen = Frozen::thread(worker(server.pid(), "relay-0"))
+                .expect("this worked when it was checked before the row");
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_secs(3)));
             assert!(
                 server.lines().iter().any(|line| line.contains(WATCHED)),
                 "the watchdog reports the stall"
             );
             drop(frozen);
-            // Not all, because bursts and the datagrams after them wait for the worker.
+            // Not all packets, because bursts and the datagrams after them wait for the worker.
             assert!(all > 0 && sent > all / 2, "{sent} of {all} packets were sent to clients");
             row.note(format!("{sent} packets sent to clients in the meantime (expected {all})"));
         },
         |seen| {
             assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
-            assert!(seen["pause_ms_p50"].as_f64() < Some(1_500.0), "half of the clients noticed: {seen}");
+            assert!(
+                seen["pause_ms_p50"].as_f64() < Some(1_500.0),
+                "at least half of the clients noticed the stall: {seen}"
+            );
         },
     );
 }

@@ -132,7 +132,6 @@ impl Shared {
     fn carry_down(&self, way: &Arc<Way>) {
         let mut buffer = [0; 65_535];
         let back = |bytes: &[u8]| self.front.send_to(bytes, way.client);
-        // Until another path has replaced this one.
         while !self.ends.load(Relaxed)
             && self.ways().get(&way.client).is_some_and(|own| Arc::ptr_eq(own, way))
         {
@@ -167,7 +166,7 @@ impl Shared {
         if share == 0 {
             return false;
         }
-        // Linear congruential generator; two threads may get the same value.
+        // Linear congruential generator; two threads may get the same value, which does no harm.
         let next = self
             .chance
             .load(Relaxed)

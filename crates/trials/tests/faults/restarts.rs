@@ -99,7 +99,7 @@ impl Storm {
         assert_eq!(
             server.answers("other", &(asked - 1).to_string()),
             Some(401),
-            "the last configuration but one is no longer in use"
+            "the configuration before the last one is no longer in use"
         );
         row.note(format!("{loaded} of {asked} reloads done, none refused; the last configuration is in use"));
     }
@@ -109,7 +109,6 @@ impl Storm {
         while !is_over.load(Relaxed) {
             if storms.load(Relaxed) {
                 turns += 1;
-                // Replaces the file atomically.
                 let next = self.dir.file("next.toml", changing(turns));
                 fs::rename(next, &self.file).expect("both files are in one directory");
                 let kill = Command::new("sh").args(["-c", &format!("kill -HUP {pid}")]).status();
@@ -165,20 +164,22 @@ fn reloaded_again_and_again() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Kills a server with many clients that send little and reconnect within a second. `meet` inspects the server once all are served again.
+/// Kills a server that has many clients, which send little and reconnect within a second. `meet` inspects the server once all of them are
+/// served again.
 pub(super) fn all_return(
     mut row: Row,
     server: &mut Server,
     (clients, peer): (u64, &str),
     meet: impl FnOnce(&Server, &mut Row),
 ) {
-    /// Maximum time in seconds within which the clients come back; beyond it the row is void.
+    /// Maximum time in seconds within which the clients must have noticed the loss; otherwise the row is void.
     const AT_ONCE: f64 = 1.0;
     const NOT_AT_ONCE: f64 = 3.0;
     const OLDEST: Duration = Duration::from_millis(100);
     let dir = Dir::new();
-    // Three datagrams in two seconds: all clients notice the loss within 0.7 s of each other. More traffic would measure the generator. The
-    // peer learns the client's address from its first datagram, which must arrive before the client times out.
+    // Three datagrams in two seconds: all clients notice the loss within 0.7 s of each other. With more traffic, the test would measure the
+    // generator rather than the server. The peer learns the client's address from its first datagram, which must arrive before the client
+    // times out.
     let profile = dir.file(
         "thin.toml",
         "[[stream]]\nname = \"down\"\ndirection = \"to-client\"\nrate = 1.5\nsize = 100\n\
@@ -219,9 +220,9 @@ pub(super) fn all_return(
     assert_eq!((&seen["clients_silent"], &seen["transport"]), (&0.into(), &"udp".into()), "{}", run.output());
     as_before(|| server.kept(), before, Duration::from_secs(30));
     let gave_up = seen["lost_within_ms"].as_f64().expect("the result has the field") / 1_000.0;
-    assert!(gave_up <= NOT_AT_ONCE, "the clients came back within {gave_up:.1} s: {}", run.output());
+    assert!(gave_up <= NOT_AT_ONCE, "the clients gave up within {gave_up:.1} s: {}", run.output());
     if gave_up > AT_ONCE {
-        row.void(format!("the clients came back within {gave_up:.2} s, not {AT_ONCE} s"));
+        row.void(format!("the clients gave up within {gave_up:.2} s, not {AT_ONCE} s"));
     }
     row.note(format!(
         "all {clients} clients gave up within {gave_up:.2} s; the last request came after {asked:.2} s, its allocation after \

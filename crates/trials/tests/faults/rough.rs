@@ -11,7 +11,7 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
     let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
     let path = Path::to(server.address);
     let mut row = Row::new(name, what);
-    // A client that loses the response to its final Refresh may not retry.
+    // A client may not retry if the response to its final Refresh is lost.
     row.leaves_sessions = true;
     let crowd = Crowd::at(path.address, "127.0.0.1:0", "5");
     row.run(&mut server, crowd, |_, row| {
@@ -23,9 +23,10 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
         // A generator gives up after ten seconds without a response, which may happen by chance; users retry.
         let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("new clients connect");
         let [passed, worsened] = [path.passed() - before.0, path.worsened() - before.1];
-        // Close to the configured probability, over thousands of datagrams.
+        // The share of affected datagrams is close to the configured probability, over thousands of
+        // datagrams.
         let most = u64::from(lost + doubled + late) * passed / 100;
-        assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed}");
+        assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed} datagrams were affected");
         row.note(format!(
             "{worsened} of {passed} datagrams affected; four new calls succeeded at attempt {tries}"
         ));

@@ -13,7 +13,7 @@ pub(super) struct Row {
     notes: Vec<String>,
     limits: Vec<Value>,
     void: Vec<String>,
-    /// Clients may leave sessions behind, which expire.
+    /// Sessions that clients leave behind expire after a while.
     pub(super) leaves_sessions: bool,
 }
 
@@ -25,7 +25,6 @@ pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duratio
 }
 
 impl Row {
-    /// `name` is the test's name, `what` describes the fault.
     pub(super) fn new(name: &'static str, what: &'static str) -> Self {
         Self { name, what, notes: Vec::new(), limits: Vec::new(), void: Vec::new(), leaves_sessions: false }
     }
@@ -39,7 +38,7 @@ impl Row {
         self.limits.push(json!({ "what": what, "value": value, "most": most }));
     }
 
-    /// Marks the figures as invalid; the row must be repeated on an idle machine.
+    /// Marks the figures as invalid, so that the row must be repeated on an idle machine.
     pub(super) fn void(&mut self, why: String) {
         self.void.push(why);
     }
@@ -51,7 +50,7 @@ impl Row {
         mut crowd: Crowd,
         fault: impl FnOnce(&mut Server, &mut Self),
     ) -> Value {
-        // The baseline includes resources that the server keeps after the first clients.
+        // The baseline is measured after the first clients, because the server keeps some of the resources that they used.
         crowd.begin(server);
         crowd.end();
         within(Duration::from_secs(90), "the test run has ended", || server.allocations() == 0);
@@ -61,7 +60,7 @@ impl Row {
         let (said, counted) = (server.lines().len(), drops(&server.metrics()));
         fault(server, &mut self);
         crowd.flows();
-        // Time for a few clients whose silence the sum would not show.
+        // Gives single clients time to recover, because their gaps are not visible in the totals.
         std::thread::sleep(or_thorough(Duration::ZERO, Duration::from_millis(2_500)));
         let seen = crowd.end();
         let new = drops(&server.metrics()).into_iter().filter_map(|(series, count)| {
@@ -95,7 +94,7 @@ impl Row {
             "log": log, "before": told(before), "after": told(after),
         });
         let mut line = format!("{}: lost {} of {}", self.what, row["lost"], row["sent"]);
-        let _ = write!(line, "; longest silence {} ms; came back {}", row["pause_ms_max"], row["returns"]);
+        let _ = write!(line, "; longest gap {} ms; reconnects {}", row["pause_ms_max"], row["returns"]);
         println!("{line}\n  {}", row["log"]);
         self.write(row);
     }
@@ -145,9 +144,8 @@ pub(super) fn complaints(lines: &[String]) -> Vec<String> {
         let Some((_, words)) = [" WARN ", " ERROR "].iter().find_map(|level| line.split_once(level)) else {
             continue;
         };
-        // Text after the module name.
         let words = words.split_once(": ").map_or(words, |(_, words)| words).trim();
-        // Logged at every startup on a machine with few descriptors.
+        // Logged at every startup if the machine allows few descriptors.
         if words.starts_with("the limit of open files is") {
             continue;
         }

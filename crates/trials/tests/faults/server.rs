@@ -21,11 +21,11 @@ use turnpike_trials::{
 
 #[derive(Clone, Default)]
 pub(crate) struct Wanted {
-    /// Words before the command line; the process that they start becomes the server.
+    /// Words before the command line; the process that they start must exec the server.
     pub(crate) entry: Vec<String>,
     pub(crate) environment: Vec<(&'static str, String)>,
     pub(crate) flags: Vec<String>,
-    /// Realm, user and peers come from a file instead of flags.
+    /// Realm, user and peers are in a file instead of flags.
     pub(crate) by_file: bool,
     pub(crate) rule: String,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Server {
     pub(crate) upgraded: Upgraded,
 }
 
-/// Resources that must not depend on clients that are gone.
+/// Resources that must not remain in use for clients that have left.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     pub(crate) sessions: u64,
@@ -130,7 +130,6 @@ impl Server {
         eventually("the admin interface answers", || self.metrics_now())
     }
 
-    /// Like `metrics`, but `None` if the server does not answer.
     pub(super) fn metrics_now(&self) -> Option<Metrics> {
         let (status, text) = get_unix(&self.admin(), "/metrics").ok()?;
         (status == 200).then(|| Metrics::new(text))
@@ -144,7 +143,7 @@ impl Server {
         self.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"")
     }
 
-    /// Datagrams relayed in the kernel; up to a second old.
+    /// Datagrams relayed in the kernel; the count may be up to a second old.
     pub(super) fn across(&self) -> u64 {
         self.metrics().sum("turnpike_kernel_datagrams_total", "")
     }

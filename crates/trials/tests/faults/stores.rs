@@ -57,7 +57,7 @@ impl World {
     }
 }
 
-/// Makes the store fail repeatedly; compares the allocation latency of `known` with and without the fault.
+/// Makes the store fail repeatedly; compares the allocation latency of the user `known` with and without the fault.
 fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) {
     let world = need!(World::new(&["known", "stranger"]));
     let mut server = Server::start(Wanted::flags(&["--workers", "2", "--store", &world.url()]));
@@ -104,7 +104,7 @@ fn settled(server: &Server) {
     });
 }
 
-/// Result and latency of a request with an unknown, new name.
+/// Result and latency of a request with a new, unknown name.
 fn look_up(server: &Server) -> (Option<u16>, Duration) {
     static NAMES: AtomicU64 = AtomicU64::new(0);
     ask(server, &format!("nobody{}", NAMES.fetch_add(1, Ordering::Relaxed)))
@@ -144,7 +144,7 @@ fn the_store_is_slow() {
             let (mut soonest, mut latest) = (Duration::MAX, Duration::ZERO);
             let turns = allocations_under(server, "known:pw", settled, |server, on| {
                 if on {
-                    // Opens all connections, used in turn, and prepares the statement on each.
+                    // Connections are used in turn, so this opens all of them and prepares the statement on each.
                     (0..2 * CONNECTIONS).for_each(|_| assert_eq!(look_up(server).0, Some(401)));
                 }
                 world.proxy.delay(if on { SLOWER / 2 } else { Duration::ZERO });
@@ -255,7 +255,6 @@ fn the_store_returns_wrong_rows() {
         for (odd, stranger) in ODD_RULES.into_iter().zip(strangers) {
             odd_rule(&world, server, odd, stranger);
         }
-        // If there is no invalid rule, it is applied.
         world.sql(NOBODY_NEW[0]);
         within(SOON, "new clients are refused", || server.answers("one", "pw") == Some(508));
         world.sql(NOBODY_NEW[1]);

@@ -22,7 +22,7 @@ const PIECE: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(10);
 const WINDOW: Duration = Duration::from_millis(500);
-/// Minimum that a served client receives in a window: a quarter of its stream bytes, half of its datagrams.
+/// Minimum that a client receives in a window while it is served: a quarter of its stream bytes, half of its datagrams.
 const FAIR: [u64; 2] = [50 * PIECE as u64 / 4, 50 / 2];
 
 /// After this message the target keeps the connection open.
@@ -124,15 +124,12 @@ fn many_may_wait(ip: IpAddr) -> std::io::Result<socket2::Socket> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// The echo came back.
     Served,
-    /// The connection ended, or ICMP reported an error.
     Refused,
-    /// No reply for some seconds.
     Unheard,
 }
 
-/// Fate of a new TCP connection, within [`ENOUGH`].
+/// Outcome of a new TCP connection within [`ENOUGH`].
 pub(super) fn newcomer(server: SocketAddr) -> Fate {
     let end = Instant::now() + ENOUGH;
     let stream = match TcpStream::connect_timeout(&server, ENOUGH) {
@@ -145,7 +142,7 @@ pub(super) fn newcomer(server: SocketAddr) -> Fate {
     Fate::told(asked.and_then(|()| (&stream).read_exact(&mut [0; GREETING.len()])))
 }
 
-/// Fate of a new UDP client that sends two datagrams of `len` bytes a second.
+/// Outcome for a new UDP client that sends two datagrams of `len` bytes per second.
 pub(super) fn newcomer_of_udp(server: SocketAddr, len: usize) -> Fate {
     let socket = client_of(server);
     socket.set_read_timeout(Some(ENOUGH / 12)).expect("the timeout is not zero");
@@ -201,7 +198,7 @@ fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>
         if let Some(heard) = heard.take() {
             heard();
         }
-        // One byte more, to tell apart a longer message.
+        // One byte more, so that a longer message is detected.
         let more = (HOLD.len() + 1 - beginning.len()).min(len);
         beginning.extend_from_slice(&buffer[..more]);
         stream.write_all(&buffer[..len])?;
@@ -211,7 +208,7 @@ fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>
 #[derive(Default)]
 struct Seen {
     ends: AtomicBool,
-    /// Stream bytes that came back correctly.
+    /// Stream bytes that were echoed correctly.
     right: AtomicU64,
     wrong: AtomicU64,
     /// Correct stream bytes and datagrams, by client number.
@@ -241,7 +238,6 @@ impl Talks {
             threads.push(thread::spawn(move || {
                 let mut connection = number;
                 while !own.ends.load(Relaxed) {
-                    // Each connection has a byte sequence of its own.
                     connection += clients;
                     own.stream(tcp, connection, &own.served[place][0]);
                 }
@@ -294,7 +290,7 @@ impl Talks {
         assert_eq!(
             (wrong, strange),
             (0, 0),
-            "wrong bytes and unexpected datagrams; {right} bytes were right"
+            "wrong bytes and unexpected datagrams; {right} bytes were correct"
         );
         json!({
             "sent": sent, "lost": sent - received, "duplicated": doubled, "reordered": reordered,

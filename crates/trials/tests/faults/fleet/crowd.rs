@@ -1,5 +1,5 @@
-//! Clients over UDP, TCP and TLS through the balancer, each with a username of its own. A client that gets no data for a while creates a
-//! new allocation through the balancer.
+//! Clients over UDP, TCP and TLS through the balancer, each with a username of its own. A client that receives no data for a while creates
+//! a new allocation through the balancer.
 
 use serde_json::Value;
 
@@ -49,7 +49,6 @@ impl Seen {
         self.result[name].as_f64().map_or(0, |value| value as u64)
     }
 
-    /// Time in seconds, from a value in milliseconds.
     pub(super) fn seconds(&self, name: &str) -> f64 {
         self.result[name].as_f64().unwrap_or_default() / 1e3
     }

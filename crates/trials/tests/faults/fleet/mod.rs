@@ -85,7 +85,6 @@ struct Outcome {
     row: Row,
     seen: Vec<Seen>,
     before: [u64; NODES],
-    /// Percentage of allocations on each node afterwards, and new clients per node.
     shares: [u64; NODES],
     newcomers: [u64; NODES],
     most_in_a_second: u64,
@@ -112,8 +111,8 @@ impl Outcome {
         crowd.flows();
         let most_in_a_second = watch.most_in_a_second();
 
-        // New users, not cached by any node. They start once all nodes see each other again; earlier, two nodes might redirect a client to
-        // each other.
+        // New users, which no node has cached. They start once all nodes see each other again; earlier, two nodes might redirect a client
+        // to each other.
         thread::sleep(Duration::from_secs(3));
         let begin = Instant::now();
         let more = Crowd::more(&world.network, "new");
@@ -128,7 +127,7 @@ impl Outcome {
         let most_of_one_user = world.greedy.most();
         let now_alone = world.times_alone();
         let alone = array::from_fn(|node| now_alone[node] > times_alone[node]);
-        // Allocations abandoned while their node was unreachable expire later.
+        // Allocations that clients gave up while their node was unreachable expire later.
         let kept: u64 = seen.iter().map(|seen| seen.count("allocations_lost")).sum();
         within(SOON, "no allocation is left", || {
             world.all_allocations().iter().sum::<u64>() <= kept + NODES as u64
@@ -188,7 +187,7 @@ impl Outcome {
                 assert_eq!(of_others, 0, "clients that kept their allocation lost datagrams");
             }
         }
-        // On a busy machine, other nodes may also lose the store.
+        // On a busy machine, other nodes may also lose contact with the store.
         let is_right =
             |node: usize| self.alone[node] == alone[node] || self.alone[node] && or_thorough(true, false);
         assert!(
@@ -200,8 +199,8 @@ impl Outcome {
     }
 }
 
-/// Maximum excess of a quota in percent when all nodes get a burst at the same time: `turnpike_fleet::lease` bounds it by half of the
-/// limit.
+/// Maximum percentage by which a quota may be exceeded when all nodes get a burst at the same time: `turnpike_fleet::lease` bounds it by
+/// half of the limit.
 const MOST_BEYOND: f64 = 50.0;
 
 fn a_while() {
@@ -209,7 +208,7 @@ fn a_while() {
 }
 
 fn are_alone(world: &World, alone: [bool; NODES]) {
-    within(SOON, &format!("these nodes are alone: {alone:?}"), || {
+    within(SOON, &format!("these nodes report that they are alone: {alone:?}"), || {
         let now: [bool; NODES] = array::from_fn(|node| world.is_alone(node));
         now == alone
     });
@@ -330,7 +329,7 @@ fn the_store_is_killed_and_comes_back_empty() {
             let (before, emptied) = (world.books(), world.times_emptied());
             assert!(before.is_whole && before.ring > 0, "{before:?}");
             world.redis.kill();
-            // Keeps nodes from writing before the store is inspected.
+            // Keeps the nodes from writing to the store before it is inspected.
             world.store.refuse(true);
             // Removes a snapshot that Redis may have saved on its own.
             let _ = fs::remove_file(world.redis.dir.join("dump.rdb"));
@@ -351,7 +350,7 @@ fn the_store_is_killed_and_comes_back_empty() {
             let again = world.times_emptied();
             assert!(
                 (0..NODES).all(|node| again[node] > emptied[node]),
-                "not all nodes have noticed that the store was emptied: {emptied:?}, {again:?}"
+                "not all nodes have noticed that the store was emptied: {emptied:?} before, {again:?} after"
             );
             let now = world.books();
             row.note(format!(
@@ -463,7 +462,7 @@ fn drained_and_uncordoned() {
             assert_eq!(late[0].count("lost"), 0, "clients that connected during the drain lost datagrams");
             let told = late[0].count("redirects");
             row.note(format!("{} newcomers during the drain, {told} redirected", newcomers()));
-            // Because of load, a client is redirected only once; a drained node always redirects.
+            // Nodes redirect a client only once because of load, but a drained node always does.
             let answers = [ask(BROKEN, KNOWN), ask(BROKEN, KNOWN)];
             assert_eq!(answers, [Some(300); 2], "a drained node always redirects");
             asked(world, "uncordon");

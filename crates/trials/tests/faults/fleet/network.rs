@@ -59,7 +59,7 @@ impl Network {
         run("ip", &["addr", "add", &format!("{STORES}/32"), "dev", "lo"]);
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("the namespace belongs to this test");
         let clients = linked("c", "c", 0);
-        // The router maps a port to a dead node for some minutes; with many ports, few clients get one.
+        // The router keeps mapping a source port to a dead node for some minutes; with many ports, few clients use such a port.
         clients.inside(&["sh", "-c", "echo 1024 65535 >/proc/sys/net/ipv4/ip_local_port_range"]);
         as_many(&clients);
         let nodes = std::array::from_fn(|node| linked(&device(node), "n", number(node)));
@@ -201,7 +201,7 @@ fn answers(node: usize) -> bool {
         .and_then(|()| socket.send(&stun::plain_message(stun::kind::BINDING, &[])));
     socket.set_read_timeout(Some(Duration::from_millis(150))).expect("the timeout is not zero");
     let answered = asked.is_ok() && socket.recv(&mut [0; 512]).is_ok();
-    // Keeps the interval, whether the request is refused immediately or times out.
+    // Keeps the interval constant, whether the request is refused immediately or times out.
     if !answered {
         thread::sleep(Duration::from_millis(50));
     }

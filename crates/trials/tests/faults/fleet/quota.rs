@@ -114,7 +114,7 @@ impl Shared {
                     }
                 }
                 Ok(answer) => {
-                    // A stale nonce is renewed; redirects lead to a node that is already in use.
+                    // A stale nonce is replaced; redirects are not followed, because they lead to nodes that are already in use.
                     if answer.error() != Some(438) {
                         spare = Some((socket, challenge));
                     }

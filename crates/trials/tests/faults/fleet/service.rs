@@ -19,7 +19,6 @@ use turnpike_trials::{
 pub(super) const PASSWORD: &str = "pw";
 const SECRET: &str = "of this fleet, and of at least 32 characters";
 
-/// Maximum allocations of one user in the fleet.
 pub(super) fn quota() -> u32 {
     or_thorough(60, 300)
 }
@@ -43,9 +42,7 @@ pub(super) struct Books {
     pub(super) era: u64,
     /// True if the store contains the state of all nodes.
     pub(super) is_whole: bool,
-    /// Version of the keys for nonces and tickets.
     pub(super) ring: u64,
-    /// Nodes with a heartbeat and a self-description.
     pub(super) nodes: u64,
     pub(super) cards: u64,
     /// Allocation counts: total, of the realm (the same number), and of the users in descending order.
@@ -119,13 +116,13 @@ impl World {
         get_unix(&self.nodes[node].admin(), "/readyz").ok()
     }
 
-    /// Allocations at a node, excluding the quota user's; 0 if the node is down.
+    /// Allocations on a node, excluding the quota user's; 0 if the node is down.
     pub(super) fn allocations(&self, node: usize) -> u64 {
         let all = self.metrics(node).map_or(0, |metrics| metrics.sum("turnpike_allocations", ""));
         all.saturating_sub(self.greedy.count_at(node) as u64)
     }
 
-    /// Allocations at all nodes, excluding the quota user's.
+    /// Allocations on each node, excluding the quota user's.
     pub(super) fn all_allocations(&self) -> [u64; NODES] {
         array::from_fn(|node| self.allocations(node))
     }
@@ -146,7 +143,7 @@ impl World {
         self.times_said(&["the fleet store was emptied", "the fleet store has lost this node's data"])
     }
 
-    /// Number of log lines of each node that contain one of these texts.
+    /// For each node, the number of its log lines that contain one of these texts.
     fn times_said(&self, words: &[&str]) -> [usize; NODES] {
         array::from_fn(|node| {
             let lines = self.nodes[node].lines();
@@ -173,7 +170,7 @@ impl World {
         self.others_know(node, "draining", 1)
     }
 
-    /// Returns true if all nodes except `but` see this many nodes in this state.
+    /// Returns true if all nodes except `but` report this many nodes in this state.
     fn others_know(&self, but: usize, state: &str, count: u64) -> bool {
         let label = format!("state=\"{state}\"");
         let knows = |node| {
@@ -189,7 +186,7 @@ impl World {
     pub(super) fn books(&self) -> Books {
         let numbers = |words: &str| -> Vec<u64> {
             let said = self.redis.say(words);
-            // Lines of a multi-line reply that begin like this are lengths.
+            // Lines with these prefixes are lengths in a multi-line reply.
             let values = said.lines().filter(|line| !line.starts_with(['*', '$']));
             values.filter_map(|line| line.trim_start_matches(':').parse().ok()).collect()
         };

@@ -13,10 +13,9 @@ use turnpike_trials::SOON;
 
 pub(super) const KNOWN: &str = "known0";
 pub(super) const STRANGER: &str = "stranger0";
-/// Users who have never connected before.
 pub(super) const STRANGERS: u32 = 8;
 
-/// Error code of an Allocate at a node, or `None` if it succeeds.
+/// Error code of an Allocate sent to a node, or `None` if it succeeds.
 pub(super) fn ask(node: usize, user: &str) -> Option<u16> {
     let client = stun::Client::from(balancer_of(node).into(), node_address(node));
     let (_, _, challenge) = client.challenge();
@@ -28,7 +27,7 @@ pub(super) fn ask(node: usize, user: &str) -> Option<u16> {
 }
 
 fn give_back(client: &stun::Client, user: &str, mut challenge: stun::Challenge) {
-    // Repeats once for a stale nonce.
+    // Repeats the request once if the nonce is stale.
     for _ in 0..2 {
         let credentials = (user, PASSWORD, &challenge);
         client.send_raw(&stun::signed_request(REFRESH, &[(LIFETIME, &[0; 4])], credentials));
@@ -42,8 +41,7 @@ fn give_back(client: &stun::Client, user: &str, mut challenge: stun::Challenge) 
     panic!("the nonce of {user} is stale again");
 }
 
-/// Waits until a user gets an allocation from a node; until then, redirects and the codes in `meanwhile` are
-/// accepted.
+/// Waits until a user gets an allocation on a node; until then, redirects and the codes in `meanwhile` are accepted.
 pub(super) fn is_served(node: usize, user: &str, meanwhile: &[u16]) {
     within(SOON, &format!("node {node} serves {user}"), || match ask(node, user) {
         None => true,
