@@ -37,7 +37,8 @@ pub trait CertificateJudge: Debug + Send + Sync {
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error>;
 }
 
-/// Verifier with a pluggable judge. In any case the handshake must be signed with the certificate's key.
+/// Verifier whose decision about a certificate is pluggable. In any case, the handshake must be signed with
+/// the certificate's key.
 #[derive(Debug)]
 pub struct Verifier {
     judge: Arc<dyn CertificateJudge>,
@@ -91,7 +92,6 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// `--insecure`: accepts any certificate.
 #[derive(Clone, Copy, Debug)]
 pub struct AnyCertificate;
 
@@ -133,7 +133,7 @@ impl CertificateJudge for Authorities {
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error> {
         let ShownCertificate { leaf, intermediates, name, ocsp, now } = *shown;
         let judged = self.inner.verify_server_cert(leaf, intermediates, name, ocsp, now).map(drop);
-        // A self-signed certificate of `openssl req -x509` is its own CA, which webpki rejects as a server
+        // A self-signed certificate from `openssl req -x509` is its own CA, which webpki rejects as a server
         // certificate.
         let outside = matches!(
             judged,
@@ -159,7 +159,7 @@ pub fn explain(error: &Error) -> String {
         C::Expired | C::ExpiredContext { .. } => "has expired".to_owned(),
         C::NotValidYet | C::NotValidYetContext { .. } => "is not valid yet".to_owned(),
         C::UnknownIssuer => "was issued by an authority that this machine does not trust".to_owned(),
-        C::NotValidForName => "is for another name".to_owned(),
+        C::NotValidForName => "is for a different name".to_owned(),
         C::NotValidForNameContext { expected, presented } => {
             format!("is for {}, not for {}", listed(presented), expected.to_str())
         }
@@ -179,7 +179,7 @@ fn listed(presented: &[String]) -> String {
         let ip = within(text, "IpAddress(", ")")
             .map(|ip| ip.parse().map_or(ip, |ip: std::net::IpAddr| ip.to_string()));
         let name = within(text, "DnsName(\"", "\")").or(ip)?;
-        // Already escaped by rustls.
+        // rustls has already escaped the name.
         Some(escape::line(&name).to_string())
     };
     let mut names: Vec<_> = presented.iter().filter_map(name).collect();

@@ -30,10 +30,10 @@ struct DatagramEnd {
 const ALL_BUFFERS: usize = 128 << 20;
 
 impl Datagrams {
-    /// Poll token of the shared socket.
     pub const SHARED: u64 = 1 << 33;
 
-    /// Creates an empty set. `clients` is the number over all threads, which share the buffer memory.
+    /// Creates an empty set. `clients` is the total number of clients in all threads, which share the buffer
+    /// memory.
     pub fn new(datapath: Datapath, clients: usize) -> Self {
         let buffer = (ALL_BUFFERS / clients.max(1)).clamp(256 << 10, 8 << 20);
         Self {
@@ -52,7 +52,7 @@ impl Datagrams {
         }
     }
 
-    /// Opens a socket connected to this server; its index is its token.
+    /// Opens a socket connected to this server; the index is also the poller token.
     pub fn add(&mut self, server: SocketAddr, poller: &Poller) -> io::Result<()> {
         let id = self.open(server, poller, self.ids.len(), 0)?;
         self.ids.push(id);
@@ -61,7 +61,7 @@ impl Datagrams {
 
     /// Adds a client of the shared socket; its local address must follow the previous client's.
     pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
-        // Check the address early, because a later send would fail with just EINVAL.
+        // Check the address now, because a send would later fail with a mere EINVAL.
         drop(std::net::UdpSocket::bind((own, 0))?);
         let id = match self.ids.first() {
             Some(id) => *id,
@@ -80,7 +80,6 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Opens an unconnected socket bound to this address.
     pub fn listen(&mut self, address: SocketAddr, poller: &Poller, token: u64) -> io::Result<SocketAddr> {
         let socket = UdpSocket::bind(address, &self.options)?;
         poller.add(&socket, token)?;
@@ -89,8 +88,8 @@ impl Datagrams {
         Ok(address)
     }
 
-    /// Replaces a socket, for which nothing may be queued. A shared socket stays; its client switches to the
-    /// server.
+    /// Replaces a socket; the queue must contain nothing for it. A shared socket stays open, and its client
+    /// switches to `server`.
     pub fn reopen(&mut self, index: usize, server: SocketAddr, poller: &Poller, port: u16) -> io::Result<()> {
         if let Some(end) = self.ends.get_mut(index) {
             end.server = server;
@@ -150,7 +149,7 @@ impl Datagrams {
         dropped
     }
 
-    /// Calls `each` with `None` before each batch. Returns true on an ICMP port unreachable.
+    /// Calls `each` with `None` before each batch. Returns true if an ICMP port unreachable was received.
     pub fn receive(
         &mut self,
         index: usize,
@@ -180,12 +179,12 @@ impl Datagrams {
         errors: &mut ErrorCounts,
         mut each: impl FnMut(Option<(&[u8], &Buffer<'_>)>),
     ) -> bool {
-        /// Maximum receive calls before it is time for other sockets and for sending.
+        /// Maximum number of receive calls before other sockets, and sending, get a turn.
         const CALLS: usize = 4;
         let mut unreachable = false;
         let Some(socket) = self.ids.get(index).and_then(|id| self.sockets.get(*id)) else { return false };
         for _ in 0..CALLS {
-            // Queued datagrams are in `tx`, never in this arena.
+            // Queued datagrams are in `tx`, not in this arena.
             self.rx.reset();
             let received = match self.rx.recv(socket) {
                 Ok(received) => received,

@@ -10,9 +10,9 @@ use rustls::pki_types::ServerName;
 
 use crate::{InvalidSetting, Security, explain};
 
-/// Larger than any record that dimpl creates from one TURN message.
+/// Buffer size, larger than any record that dimpl creates from one TURN message.
 const LARGEST: usize = 1 << 16;
-/// Conservative path MTU. Only handshake messages are fragmented to it.
+/// Conservative path MTU. Only handshake messages are fragmented to fit.
 const MTU: usize = 1_200;
 
 #[derive(Clone)]

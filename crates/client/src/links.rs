@@ -1,9 +1,9 @@
 //! The connections of one thread: TCP, TLS or DTLS, opened when there is data to send.
 //!
 //! ```text
-//! push_with ─▶ out ──flush──▶ [TLS records | DTLS records] ──▶ kernel      what the kernel does not take waits, bounded
-//! kernel ─▶ [TLS | DTLS] ─▶ scratch ─▶ whole messages ─▶ caller            a part of one waits in `partial`
-//! ```
+//! push_with ─▶ out ──flush──▶ [TLS records | DTLS records] ──▶ kernel      data that the kernel does not
+//! accept waits, bounded kernel ─▶ [TLS | DTLS] ─▶ scratch ─▶ whole messages ─▶ caller            a partial
+//! one waits in `partial` ```
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use crate::{
     sockets::{connect, connect_udp, quiet, refusal},
 };
 
-/// Beyond this, a message counts as not sent, as with a full socket buffer.
+/// Maximum bytes waiting to be sent. Beyond this, a message counts as not sent, as with a full socket buffer.
 const MAX_WAITING: usize = 256 << 10;
 const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
 const CALLS: usize = 4;
@@ -32,7 +32,7 @@ const CALLS: usize = 4;
 pub enum Framing {
     #[default]
     Turn,
-    /// Raw bytes of a peer, cut into chunks of this length (RFC 6062: no framing after a ConnectionBind).
+    /// A peer's raw bytes, split into chunks of this length (RFC 6062: no framing after a ConnectionBind).
     Fixed(usize),
 }
 
@@ -54,14 +54,14 @@ pub struct LinkSettings<'a> {
     pub transport: ClientTransport,
     pub security: Option<&'a Security>,
     pub patience: Duration,
-    /// Closes with a reset, which leaves no port in TIME_WAIT.
+    /// True to close connections with a reset, which leaves no port in TIME_WAIT.
     pub abortive: bool,
 }
 
 /// Connections by index, which is also their poller token.
 pub struct ServerLinks {
     server: SocketAddr,
-    /// Server and certificate name of links that were redirected.
+    /// Server and certificate name of each redirected link.
     elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
     kind: LinkKind,
     links: Vec<ClientLink>,
@@ -125,7 +125,6 @@ impl AsFd for LinkChannel {
 }
 
 impl ServerLinks {
-    /// Creates `count` unopened links.
     pub fn new(settings: &LinkSettings<'_>, count: usize) -> Result<Self, InvalidSetting> {
         let kind = match (settings.transport, settings.security) {
             (ClientTransport::Tls, Some(security)) => LinkKind::Tls(security.clone()),
@@ -143,7 +142,8 @@ impl ServerLinks {
             queued: 0,
             dropped: 0,
             abortive: settings.abortive,
-            // Shorter than any timeout of a reply, because a failure here is more specific.
+            // Shorter than any timeout for a response, so that the error from here is reported, which is more
+            // specific.
             patience: settings.patience.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,
@@ -232,7 +232,7 @@ impl ServerLinks {
         match old.channel {
             Some(LinkChannel::Dtls(socket, mut association)) => {
                 association.close();
-                // The close_notify is best effort.
+                // Sending the close_notify is best effort.
                 let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
             }
             Some(LinkChannel::Tcp(stream) | LinkChannel::Tls(stream, _)) if self.abortive => {
@@ -403,8 +403,8 @@ impl ServerLinks {
                     for end in link.ends.drain(..) {
                         association.send(&link.out[start..end])?;
                         start = end;
-                        // Flushed one by one, because dimpl puts several records into one datagram, and
-                        // coturn 4.6 reads only the first of them.
+                        // Messages are flushed one by one, because dimpl would put several records into one
+                        // datagram, of which coturn 4.6 reads only the first.
                         let dropped = &mut self.dropped;
                         association
                             .drain(|packet| *dropped += u64::from(socket.send(packet).is_err()), |_| {})?;
@@ -432,7 +432,7 @@ impl ServerLinks {
         each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<(), String> {
         let link = &mut self.links[index];
-        // `each` cannot close the channel during this, because it has no access to the links.
+        // `each` cannot close the channel in the meantime, because it has no access to the links.
         let Some(mut channel) = link.channel.take() else { return Ok(()) };
         let scratch = &mut self.scratch;
         let read = match &mut channel {
@@ -493,15 +493,15 @@ impl ClientLink {
         self.since.is_some_and(|since| now.saturating_duration_since(since) > patience)
     }
 
-    /// Verb phrase for a server that has not answered while the link was opening.
+    /// Verb phrase for a server that has not responded while the link was being opened.
     fn silence(&self) -> Option<&'static str> {
         match (self.state, &self.channel) {
-            (LinkState::Connecting, _) => Some("does not answer the TCP handshake"),
+            (LinkState::Connecting, _) => Some("does not respond to the TCP handshake"),
             (LinkState::Handshaking, Some(LinkChannel::Dtls(..))) => {
-                Some("does not answer the DTLS handshake")
+                Some("does not respond to the DTLS handshake")
             }
             (LinkState::Handshaking, _) => {
-                Some("accepts the connection but does not answer the TLS handshake")
+                Some("accepts the connection but does not respond to the TLS handshake")
             }
             _ => None,
         }
@@ -581,7 +581,7 @@ impl ClientLink {
         scratch: &mut [u8],
         each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<Read, String> {
-        // rustls reads 4 KiB at a time.
+        // More calls than for TCP, because rustls reads only 4 KiB at a time.
         for _ in 0..CALLS * 8 {
             match tls.read_tls(stream) {
                 Ok(0) => return Ok(Read::Ended),

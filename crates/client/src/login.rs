@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use crate::InvalidSetting;
 
-/// Digits of a Unix time in seconds, since 2001.
+/// Number of digits of a Unix time in seconds (since 2001).
 const TIME_DIGITS: usize = 10;
 
 #[derive(Clone, PartialEq, Eq)]
@@ -17,13 +17,13 @@ pub struct Login {
 impl FromStr for Login {
     type Err = InvalidSetting;
 
-    /// The name ends at the first colon. That of a time-limited credential ends at the last colon, because
-    /// its password is base64.
+    /// The name ends at the first colon. The name of a time-limited credential ends at the last colon, since
+    /// its base64 password contains none.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let refused = |what: &str| Err(InvalidSetting(format!("{what}: expected NAME:PASSWORD")));
         let split = if is_time_limited(text) { text.rsplit_once(':') } else { text.split_once(':') };
         match split {
-            None => refused("there is no colon and thus no password"),
+            None => refused("there is no colon, so no password was given"),
             Some(("", _)) => refused("the name before the colon is empty"),
             Some((_, "")) => refused("the password after the colon is empty"),
             Some((name, password)) => Ok(Self { name: name.to_owned(), password: password.to_owned() }),

@@ -23,10 +23,10 @@ use crate::{
 };
 
 const ALPN_TURN: &[u8] = b"stun.turn";
-/// Sessions kept per server for resumption: the maximum number of clients handshaking at once.
+/// Number of sessions kept per server for resumption: the maximum number of clients in a handshake at the
+/// same time.
 const SESSIONS: usize = 10_000;
 
-/// TLS options on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TlsOptions {
@@ -62,7 +62,7 @@ pub struct Security {
 }
 
 impl Security {
-    /// Reads the CA certificates. `host` is the server's name as given, unless that is an address.
+    /// Reads the CA certificates. `host` is the server's name as given, unless it is an address.
     pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
         let judge: Arc<dyn CertificateJudge> =
             if options.insecure { Arc::new(AnyCertificate) } else { Arc::new(Authorities::new(options)?) };
@@ -113,8 +113,8 @@ fn server_name(
     })
 }
 
-/// Session cache. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the rustls cache
-/// keeps eight per server: clients that connect in parallel would rarely find one.
+/// Session cache. A TLS 1.3 ticket should be used for only one connection (RFC 8446 appendix C.4), and
+/// rustls's own cache keeps only eight per server, so clients that connect in parallel would rarely find one.
 struct SessionCache {
     others: ClientSessionMemoryCache,
     tickets: Mutex<HashMap<ServerName<'static>, VecDeque<Tls13ClientSessionValue>>>,

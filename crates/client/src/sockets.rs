@@ -22,7 +22,7 @@ pub fn connect(server: SocketAddr) -> io::Result<TcpStream> {
 pub(crate) fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
     const BUFFER: usize = 1 << 20;
     let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-    // The kernel caps both sizes.
+    // The kernel limits both sizes, so errors do not matter.
     let _ = socket.set_recv_buffer_size(BUFFER);
     let _ = socket.set_send_buffer_size(BUFFER);
     socket.connect(&server.into())?;

@@ -9,7 +9,6 @@ pub enum ClientTransport {
     Udp,
     Tcp,
     Tls,
-    /// DTLS over UDP (RFC 7350).
     Dtls,
 }
 
@@ -36,7 +35,8 @@ fn in_words(names: &[&str]) -> String {
 impl ClientTransport {
     pub const ALL: [Self; 4] = [Self::Udp, Self::Tcp, Self::Tls, Self::Dtls];
 
-    /// Reliable and ordered, so requests are not retransmitted (RFC 8489 section 6.2.2).
+    /// True if the transport is reliable and ordered, so that requests are not retransmitted (RFC 8489
+    /// section 6.2.2).
     pub fn is_stream(self) -> bool {
         matches!(self, Self::Tcp | Self::Tls)
     }

@@ -14,7 +14,7 @@ use crate::{InvalidSetting, transport::ClientTransport};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerUri {
     pub scheme: Scheme,
-    /// Host name or address, IPv6 without brackets.
+    /// Host name or address; an IPv6 address has no brackets.
     pub host: String,
     pub port: Option<u16>,
     /// True for `?transport=tcp`, false for `?transport=udp`.
@@ -64,7 +64,7 @@ impl ServerUri {
         self.port.unwrap_or_else(|| transport.default_port())
     }
 
-    /// May block on DNS. Fails if the name has no address.
+    /// Resolves the host, possibly blocking on DNS. Fails if the name has no address.
     pub fn resolve(&self, transport: ClientTransport) -> io::Result<Vec<SocketAddr>> {
         let found: Vec<_> = (self.host.as_str(), self.port_for(transport)).to_socket_addrs()?.collect();
         if found.is_empty() {
@@ -169,7 +169,7 @@ fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidSetting> {
     Ok((None, text))
 }
 
-/// Accepts zones too, such as `fe80::1%eth0` (RFC 4007 section 11).
+/// Also accepts zones, such as `fe80::1%eth0` (RFC 4007 section 11).
 fn is_ipv6(text: &str) -> bool {
     text.parse::<Ipv6Addr>().is_ok() || split_zone(text).is_some()
 }

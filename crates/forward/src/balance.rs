@@ -1,19 +1,20 @@
-//! Pure selection functions by weight and load. The caller decides which targets are eligible (health, weight
-//! 0, already tried).
+//! Pure functions that select a target by weight and load. The caller decides which targets are
+//! eligible (health, weight 0, already tried).
 
 use std::net::IpAddr;
 
 pub(crate) trait Weighed {
-    /// 1 or more.
+    /// Never 0.
     fn weight(&self) -> u64;
     fn active(&self) -> u64;
     /// Number derived only from the target's address ([`key`]).
     fn key(&self) -> u64;
 }
 
-/// Weighted round robin: as `turn` counts up, each target gets exactly its weight within every run whose
-/// length is the sum of all weights (divided by their common factor). Steps near the golden section of the
-/// run, coprime to its length, spread the turns of a heavy target.
+/// Weighted round robin: a run consists of as many turns as the sum of all weights (divided by
+/// their common factor), and each target gets exactly its weight in every run. The step between
+/// turns is coprime to the length of the run and close to its golden section, which spreads the
+/// turns of a heavy target.
 pub(crate) fn in_turn<'a, T: Weighed + 'a>(
     turn: u64,
     each: impl Iterator<Item = &'a T> + Clone,
@@ -33,7 +34,7 @@ pub(crate) fn in_turn<'a, T: Weighed + 'a>(
         at -= share(one);
         last = Some(one);
     }
-    // There are fewer than just counted: another worker found one to be down.
+    // Another worker has marked a target as down since they were counted.
     last
 }
 
@@ -49,10 +50,11 @@ pub(crate) fn least_busy<'a, T: Weighed + 'a>(
     in_turn(turn, each.clone().filter(|one| !less(lowest, load(one)))).or_else(|| in_turn(turn, each))
 }
 
-/// Rendezvous hashing: each target draws a number for the client, and the best one wins. Removing a target
-/// moves only its own clients, each to its second best; a new target takes its share from all. The number is
-/// exponentially distributed with the weight as its rate, so targets win in proportion to weight.  There is
-/// no seed: equal addresses give the same choice on every worker, after a restart and on every machine.
+/// Rendezvous hashing: each target gets a number derived from its key and the client, and the best
+/// number wins. If a target is removed, only its own clients move, each to its second-best target;
+/// a new target takes its share from all others. The number is exponentially distributed with the
+/// weight as its rate, so targets win in proportion to weight.  There is no seed: equal addresses
+/// give the same choice on every worker, after a restart and on every machine.
 pub(crate) fn by_source<'a, T: Weighed + 'a>(
     client: IpAddr,
     each: impl Iterator<Item = &'a T>,
@@ -95,7 +97,7 @@ fn absorb(state: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Near 0.618 of the run and coprime to it.
+/// Step between turns: about 0.618 of the run, and coprime to it.
 fn step(run: u64) -> u64 {
     let golden = run * 618 / 1000;
     let is_good = |step: &u64| (1..=run).contains(step) && greatest_common_divisor(*step, run) == 1;
@@ -221,7 +223,7 @@ mod tests {
             let run: u64 = weights.iter().sum();
             for (got, weight) in got.iter().zip(&weights) {
                 let least = turns / run * weight;
-                prop_assert!((least..=least + weight).contains(got), "{got} of {turns} with {weight} of {run}");
+                prop_assert!((least..=least + weight).contains(got), "{got} of {turns} turns, weight {weight} of {run}");
             }
         }
 
@@ -255,7 +257,7 @@ mod tests {
     fn sources_are_spread_by_weight() {
         let all = all(&[1, 2, 5]);
         let mut got = [0_u32; 3];
-        // Adjacent addresses, like clients of one network.
+        // Adjacent addresses, like clients on one network.
         for number in 0..8000 {
             got[place(&all, by_source(client(0x0A01_0000 + number), all.iter()).unwrap())] += 1;
         }

@@ -1,16 +1,17 @@
-//! Pauses for a worker that only moves bulk data in small pieces, so that the next wake-up moves more at
-//! once.
+//! Pauses for a worker that only moves bulk data in small pieces, so that the next wake-up moves
+//! more data.
 //!
 //! Each piece costs a wake-up, a few system calls, and a wake-up of its reader. A core that keeps up with its
-//! streams often sees only 64 KiB at a time. The pause works like interrupt moderation of a network card. It
-//! does not apply to interactive traffic, slow streams, or cores that are busy enough to see large pieces.
+//! streams often sees only 64 KiB at a time. The pause works like a network card's interrupt
+//! moderation. It does not apply to interactive traffic, slow streams, or cores that are busy
+//! enough to see large pieces.
 
 use std::time::Duration;
 
-/// Length of a pause. At 2 GB/s, 600 kB arrive in this time over all streams, far less than fits into their
-/// receive buffers.
+/// Length of a pause. At a total of 2 GB/s, 600 kB arrive in this time, far less than fits into the
+/// streams' receive buffers.
 pub(crate) const REST: Duration = Duration::from_micros(300);
-/// Milliseconds without pauses after other work.
+/// Pauses are suspended for this many milliseconds after other work.
 const ALERT_MS: u64 = 10;
 /// Number of consecutive lean wake-ups, each within [`GAP_MS`] of the previous one, that indicate a fast
 /// stream.
@@ -19,7 +20,7 @@ const GAP_MS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeUp {
-    /// Splices that moved little.
+    /// Splices that moved little data.
     pub(crate) lean: u32,
     /// Reads into the buffer, new connections, datagrams and commands.
     pub(crate) other: u32,

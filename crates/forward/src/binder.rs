@@ -1,4 +1,4 @@
-//! Active rules, and rules that wait to be bound. Owned by the control thread.
+//! Active rules, and rules waiting to be bound. Owned by the control thread.
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -19,8 +19,8 @@ use crate::{
     upgrade::Matched,
 };
 
-/// Maximum time for which a start or reload waits for the addresses of named listeners; the second, shorter
-/// one applies with [`Settings::keep_going`].
+/// Maximum time for which a start or reload waits for the addresses of named listeners. The second,
+/// shorter limit applies with [`Settings::keep_going`].
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -29,7 +29,7 @@ pub(crate) struct Rules {
     pub(crate) active: Vec<Active>,
     pub(crate) next_key: u32,
     pub(crate) loaded: Loaded,
-    /// Rules that could not be bound, with [`Settings::keep_going`].
+    /// Rules that could not be bound; they wait only if [`Settings::keep_going`] is set.
     pub(crate) waiting: Vec<Waiting>,
     /// Last known addresses of named listeners.
     pub(crate) names: HashMap<String, ZonedIp>,
@@ -44,7 +44,6 @@ pub(crate) struct Active {
 }
 
 pub(crate) struct Waiting {
-    /// The rule as configured.
     pub(crate) rule: Rule,
     pub(crate) error: String,
     /// Name in `listen`, resolved while the rule waits.
@@ -63,9 +62,9 @@ impl Waiting {
     }
 }
 
-/// Replaces names in `listen` by addresses, and waits for them. A rule whose name never had an address keeps
-/// the name. Hold the returned names until the rules are bound, or the resolver drops them and looks them up
-/// again.
+/// Replaces names in `listen` with addresses, for which it waits. A rule whose name has never had
+/// an address keeps the name. The caller must hold the returned names until the rules are bound;
+/// otherwise, the resolver drops them and looks them up again.
 pub(crate) fn resolved(
     rules: &[Rule],
     resolver: &Resolver,
@@ -105,10 +104,9 @@ fn with_address(rule: &Rule, address: Option<ZonedIp>) -> Rule {
     }
 }
 
-/// Rules added by a start or reload, with bound listeners.
+/// Rules added at startup or by a reload, with bound listeners.
 pub(crate) struct NewRules {
     pub(crate) active: Vec<Active>,
-    /// The part of each worker.
     pub(crate) of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
     pub(crate) failed: Vec<StartError>,
     pub(crate) waiting: Vec<Waiting>,
@@ -121,12 +119,12 @@ pub(crate) struct Binder<'a> {
     pub(crate) workers: usize,
     pub(crate) key: u32,
     pub(crate) held: Held,
-    /// Listeners of another process.
+    /// Listeners taken over from another process.
     pub(crate) matched: Matched,
 }
 
 impl Binder<'_> {
-    /// Binds rules given as configured and as [`resolved`].
+    /// Binds rules, each given both as configured and as [`resolved`].
     pub(crate) fn bind<'r>(
         &mut self,
         rules: impl Iterator<Item = (&'r Rule, &'r Rule)>,

@@ -1,9 +1,9 @@
 //! Datagrams over a TCP stream, for rules between UDP and TCP.
 //!
 //! ```text
-//! plain    datagram ─▶ one write        one read ─▶ one datagram        (like oxidinetd; TCP may join or split them)
-//! framed   │ length, 2 bytes big endian │ datagram │ length │ datagram │ …          (boundaries survive)
-//! ```
+//! plain    datagram ─▶ one write        one read ─▶ one datagram        (like oxidinetd; TCP may
+//! join or split them) framed   │ length, 2 bytes big endian │ datagram │ length │ datagram │ …    
+//! (boundaries survive) ```
 //!
 //! Data for a slow reader waits in a bounded queue. If the queue is full, whole datagrams are dropped and
 //! counted, so a stream never contains half a frame.
@@ -21,15 +21,15 @@ use turnpike_net::{Interest, Poller, TcpSocket};
 pub(crate) const MAX_DATAGRAM: usize = 65_507;
 /// Bytes per read of a framed stream; a plain read is limited to one datagram.
 pub(crate) const SCRATCH: usize = 1 << 16;
-/// Queue limit per stream in bytes. The rest of a partly written datagram may exceed it.
+/// Queue limit per stream in bytes. May be exceeded by the rest of a partly written datagram.
 const QUEUE: usize = 128 << 10;
 /// Maximum frames per sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
 const RUN: usize = 64;
 /// Maximum reads per stream in one turn, for fairness.
 const READS: usize = 4;
-/// Maximum buffer kept after an incomplete frame, in bytes.
+/// Maximum capacity in bytes that the buffer for an incomplete frame keeps afterwards.
 const KEEP: usize = 4096;
-/// Bytes of the length field.
+/// Length of the length field in bytes.
 const PREFIX: usize = 2;
 
 /// Non-blocking TCP connection that carries datagrams.
@@ -37,7 +37,7 @@ const PREFIX: usize = 2;
 pub(crate) struct Stream {
     socket: TcpSocket,
     framed: bool,
-    /// Start of the connect; more precise than the milliseconds of a tick.
+    /// Time at which the connect started; more precise than the milliseconds of a tick.
     pub(crate) begun: Instant,
     pub(crate) connecting: bool,
     /// The peer has sent FIN.
@@ -48,7 +48,7 @@ pub(crate) struct Stream {
     queue: VecDeque<u8>,
 }
 
-/// State of a stream for another process, without its socket.
+/// State of a stream that is passed to another process, without its socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Held {
     connecting: bool,
@@ -61,18 +61,17 @@ pub(crate) struct Held {
 pub(crate) struct Sent {
     /// Sent or queued.
     pub(crate) datagrams: u64,
-    /// Of these, without length fields.
+    /// Their payload in bytes, without length fields.
     pub(crate) bytes: u64,
-    /// Dropped because of a full queue.
+    /// Datagrams dropped because the queue was full.
     pub(crate) dropped: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Turn {
-    /// Payload without length fields.
+    /// Payload in bytes, without length fields.
     pub(crate) bytes: u64,
     pub(crate) datagrams: u64,
-    /// Frames dropped because they are too long for a datagram.
     pub(crate) too_long: u64,
     pub(crate) closed: bool,
 }
@@ -140,7 +139,8 @@ impl Stream {
         }
     }
 
-    /// True once connected; the event may belong to a previous socket. Returns the error of a failed connect.
+    /// Returns true once connected, false if the event belongs to a previous socket, or the error
+    /// of a failed connect.
     pub(crate) fn finish_connecting(&mut self) -> io::Result<bool> {
         self.socket.take_error()?;
         self.connecting = self.socket.peer_addr().is_err();
@@ -177,7 +177,7 @@ impl Stream {
             self.queue.drain(..sent);
         }
         if self.queue.is_empty() {
-            // Free the memory, since there may be thousands of idle streams.
+            // Free the memory: there may be thousands of idle streams.
             self.queue = VecDeque::new();
         }
         Ok(())
@@ -256,7 +256,7 @@ impl Stream {
     }
 }
 
-/// Bytes written; 0 if the socket is full.
+/// Number of bytes written; 0 if the socket's buffer is full.
 fn written(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
@@ -362,7 +362,7 @@ mod tests {
             bytes[..4].copy_from_slice(&number.to_be_bytes());
             bytes
         };
-        // More than fits into both socket buffers and the queue: loopback autotunes to 6 MiB.
+        // More than both socket buffers and the queue can hold: loopback buffers autotune to 6 MiB.
         let mut dropped = 0;
         for number in 0..20_000 {
             dropped += stream.send([&datagram(number)[..]].into_iter()).unwrap().dropped;

@@ -3,7 +3,8 @@
 //! listeners ([`crate::here`]) are recorded by local address, so that the rule at the other end knows how
 //! many rules its client has passed.
 //!
-//! This code runs only at the start and end of connections, and only those to our own listeners take a lock.
+//! This code runs only when connections start and end, and only connections to our own listeners
+//! take a lock.
 
 use std::{
     io,
@@ -26,7 +27,7 @@ const MOST_HOPS: u8 = 8;
 #[derive(Default)]
 pub struct Circles {
     links: Mutex<Links>,
-    /// Size of `links`, readable without the lock.
+    /// Number of entries in `links`, readable without the lock.
     count: AtomicUsize,
 }
 
@@ -34,10 +35,10 @@ pub struct Circles {
 type Links = HashMap<End, Known>;
 type End = (Transport, SocketAddr);
 
-/// Connections with the same local address; they may have different targets.
+/// Connections that share a local address; they may have different targets.
 struct Known {
     links: u32,
-    /// Maximum number of rules passed by one of them.
+    /// Highest number of rules that a client of any of them has passed.
     hops: u8,
 }
 
@@ -48,7 +49,8 @@ pub struct Link {
 }
 
 impl Circles {
-    /// Number of rules that a client has passed; [`EndReason::Circle`] beyond the limit.
+    /// Returns the number of rules that a client has passed, or [`EndReason::Circle`] if it exceeds
+    /// the limit.
     pub(crate) fn hops(&self, transport: Transport, client: SocketAddr) -> Result<u8, EndReason> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(0);
@@ -151,7 +153,7 @@ mod tests {
                 .connect(3, || {
                     let socket = TcpSocket::connect(target, &ConnectOptions::default());
                     let acceptor = scope.spawn(hops);
-                    // Long enough for a wrong answer.
+                    // Long enough for a wrong result to appear.
                     thread::sleep(Duration::from_millis(50));
                     assert!(!acceptor.is_finished(), "the acceptor did not wait");
                     socket

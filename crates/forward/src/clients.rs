@@ -1,5 +1,5 @@
-//! Limits per client of a rule: concurrent connections, and new ones per second. Checked by all workers when
-//! a connection or session begins and ends, never per packet.
+//! Limits per client of a rule: concurrent connections, and new ones per second. All workers check
+//! and update them when a connection or session begins and ends, never per packet.
 
 use std::{
     hash::BuildHasher as _,
@@ -12,9 +12,10 @@ use hashbrown::{HashMap, hash_map::Entry};
 
 use crate::{EndReason, Limits};
 
-/// Enough that workers rarely contend.
+/// Enough shards that workers rarely contend for one.
 const SHARDS: usize = 16;
-/// Maximum clients without connections remembered per shard for their rate: 65,536 per rule, about 3 MB.
+/// Maximum number of clients without connections whose rate is remembered, per shard: 65,536 per
+/// rule, about 3 MB.
 const QUIET: usize = 4096;
 const SECOND_US: u64 = 1_000_000;
 
@@ -33,7 +34,7 @@ struct Shard {
     quiet: usize,
 }
 
-/// Client with connections, now or within the last second.
+/// Client that has connections or had some within the last second.
 #[derive(Default)]
 struct Client {
     open: u32,
@@ -57,7 +58,8 @@ impl Clients {
     }
 
     /// Counts a connection of a client at time `now` in milliseconds, or returns the limit that it exceeds.
-    /// The connections of one second may arrive in a burst; refused connections are not counted.
+    /// All connections allowed per second may arrive in a burst; refused connections are not
+    /// counted.
     pub(crate) fn enter(&self, client: IpAddr, now: u64) -> Result<(), EndReason> {
         let now = now.saturating_mul(1000);
         let key = network(client);
@@ -139,8 +141,9 @@ impl Clients {
 }
 
 impl Shard {
-    /// Removes clients whose second is over and, if thousands remain, all those without connections: forged
-    /// sources can fill the table, but must not lock out others.
+    /// Removes clients without connections whose second is over; if thousands remain, removes all
+    /// clients without connections, because forged sources must not fill the table and lock out
+    /// others.
     fn forget(&mut self, now: u64) {
         self.clients.retain(|_, client| client.open > 0 || client.rested > now);
         self.quiet = self.clients.values().filter(|client| client.open == 0).count();
@@ -151,7 +154,8 @@ impl Shard {
     }
 }
 
-/// Reduces an IPv6 address to its /64, because one customer has 2^64 addresses. IPv4 is mapped to IPv6.
+/// Reduces an IPv6 address to its /64, because one customer typically has 2^64 addresses. IPv4 is
+/// mapped to IPv6.
 fn network(client: IpAddr) -> u128 {
     match client.to_canonical() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),

@@ -19,8 +19,9 @@ impl Common {
         self.access.admits(client) && rule.access.admits(client)
     }
 
-    /// [`Common::admits`] for any client. A client of a Unix socket has no address and is controlled by file
-    /// permissions; only a rule with an `allow` list for clients behind proxies refuses it.
+    /// Like [`Common::admits`], but for any client. A client of a Unix socket has no address and is
+    /// controlled by file permissions; only a rule with an `allow` list for clients behind proxies refuses
+    /// it.
     pub(crate) fn admits_from(&self, rule: &Rule, client: &Address) -> bool {
         client.ip().map_or(rule.access.allow.is_empty(), |client| self.admits(rule, client))
     }

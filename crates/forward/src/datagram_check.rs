@@ -1,8 +1,8 @@
 //! Health check of a UDP target: a datagram, sent a few times, and the reply.
 //!
-//! Without a question, a silent target counts as healthy: most services ignore an empty datagram, while a
-//! machine with a closed port sends an ICMP error (RFC 1122 section 4.1.3.1). With a question, only an answer
-//! means healthy.
+//! If no request is configured, a target that does not respond counts as healthy: most services ignore an
+//! empty datagram, while a machine with a closed port sends an ICMP error (RFC 1122 section 4.1.3.1). If one
+//! is configured, only a response means healthy.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use crate::{Rule, udp::outgoing};
 /// Datagrams per check: losing one in a hundred must not take a target down.
 pub(crate) const TRIES: u64 = 3;
 
-/// Maximum answer length, and maximum length of an expected prefix.
+/// Maximum length of a response and of an expected prefix.
 const ANSWER: usize = 2048;
 
 pub(crate) struct DatagramCheck {
@@ -33,8 +33,8 @@ impl DatagramCheck {
         Ok(check)
     }
 
-    /// Handles a try that got no answer: sends the next datagram and returns `None`, or returns the result
-    /// after [`TRIES`].
+    /// Handles an attempt that got no response: sends the next datagram and returns `None`, or
+    /// returns the result after [`TRIES`] attempts.
     pub(crate) fn go_on(&mut self, rule: &Rule) -> Option<bool> {
         if self.tries == TRIES {
             return Some(rule.health_question.is_none());
@@ -62,7 +62,7 @@ impl DatagramCheck {
     fn ask(&mut self, rule: &Rule) -> io::Result<()> {
         self.tries += 1;
         let payload = rule.health_question.as_ref().map_or(&[][..], |question| &question.send);
-        // A target that expects PROXY headers gets one without a client.
+        // A target that expects PROXY headers gets one that names no client.
         let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
         self.socket.send(&[&header, payload].concat()).map(drop)
     }

@@ -1,5 +1,5 @@
 //! Detects a port used only by a draining forwarder: its remaining sockets are connected to clients, and none
-//! is listening. The kernel's table of UDP sockets shows the difference (proc(5), /proc/net/udp).
+//! is listening. The kernel's table of UDP sockets shows this (proc(5), /proc/net/udp).
 
 use procfs::net::{UdpState, udp, udp6};
 
@@ -20,11 +20,11 @@ mod tests {
     fn port_is_left_if_its_sockets_are_connected_and_not_if_one_listens() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
-        assert!(!is_left(port), "the socket listens");
+        assert!(!is_left(port), "the socket is listening");
         socket.connect("127.0.0.1:9").unwrap();
         assert!(is_left(port));
         let v6 = UdpSocket::bind(("::1", port));
-        assert!(v6.is_err() || !is_left(port), "one of the two listens");
+        assert!(v6.is_err() || !is_left(port), "one of the two sockets is listening");
         drop((socket, v6));
         assert!(!is_left(port), "the port is free");
     }

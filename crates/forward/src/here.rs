@@ -1,5 +1,5 @@
-//! Detects targets that are listeners of this process. A name may resolve to this machine. Then each
-//! connection to the target would arrive as another client, until descriptors run out.
+//! Detects targets that are listeners of this process. A name may resolve to this machine. Each
+//! connection to the target would then come back as a new client, until file descriptors run out.
 
 use std::{
     io,
@@ -14,12 +14,12 @@ use turnpike_rules::{hears, reached};
 
 use crate::{Address, Bind, binder::Active, listen::Kind, state::RuleState};
 
-/// Milliseconds for which an address counts as ours after a client has used it; later it may belong to
-/// another machine.
+/// Milliseconds for which an address counts as ours after a client has connected to it; after that,
+/// it may belong to another machine.
 const ASKED_MS: u64 = 10_000;
-/// Milliseconds for which the kernel's answer about a local address is cached.
+/// Milliseconds for which it is cached whether an address is local.
 const LOCAL_MS: u64 = 1000;
-/// Maximum number of cached addresses of each kind.
+/// Maximum number of cached addresses in each list.
 const MOST: usize = 64;
 
 /// Listeners of the active rules, replaced as a whole by a reload.
@@ -59,23 +59,26 @@ impl Listening {
     }
 }
 
-/// Local addresses known to a worker. Used only when connections and sessions begin, and only ports of
-/// [`Listening`] cost more than a table lookup.
+/// Local addresses known to a worker. Used only when connections and sessions begin. Only a target with a
+/// port in [`Listening`] costs more than a table lookup.
 #[derive(Default)]
 pub(crate) struct Here {
-    /// Addresses to which clients of wildcard listeners have recently connected, with the time.
+    /// Addresses to which clients of wildcard listeners have recently connected, each with the
+    /// time.
     asked: Vec<(IpAddr, u64)>,
-    /// Cached answers of the kernel with their time; the addresses have a zone but no port.
+    /// Addresses with a zone but no port, whether the kernel considers them local, and the time of each
+    /// check.
     local: Vec<(SocketAddr, bool, u64)>,
 }
 
 impl Here {
     /// True if `target` is a listener of this process. `asked` is the address that the client used.
     ///
-    /// Returns `HostUnreachable` for a loop that nothing else would stop: to the rule's own listener or, for
-    /// datagrams with the client's address, which hide the rules passed, to any listener. A wildcard rule
-    /// connects to one of its own addresses once, sees itself arrive as a client, and refuses from then on.
-    /// Until then, something else such as IPVS may serve the address.
+    /// Returns `HostUnreachable` for a loop that nothing else would stop: if the target is the
+    /// rule's own listener or, with `transparent` UDP, any listener, because datagrams with the
+    /// client's address do not show how many rules they have passed. A wildcard rule may connect to
+    /// one of its own addresses once: then it sees itself as a client, and refuses that target.
+    /// Before that, something else such as IPVS may serve the address.
     pub(crate) fn approach(
         &mut self,
         listening: &Listening,
@@ -117,7 +120,6 @@ impl Here {
         Ok(true)
     }
 
-    /// Records the address that a client used, and removes old addresses.
     fn learn(&mut self, asked: Option<IpAddr>, now: u64) {
         self.asked.retain(|(known, since)| Some(*known) != asked && now.saturating_sub(*since) < ASKED_MS);
         if let Some(asked) = asked {
@@ -147,11 +149,12 @@ fn own_listener() -> io::Error {
     io::Error::new(io::ErrorKind::HostUnreachable, "the target is the rule's own listener")
 }
 
-/// Asks the kernel with connect(2) on a UDP socket, which sends nothing. bind(2) alone accepts any address
-/// with net.ipv4.ip_nonlocal_bind.
+/// Asks the kernel with connect(2) on a UDP socket, which sends nothing. bind(2) alone would accept any
+/// address if net.ipv4.ip_nonlocal_bind is set.
 fn reaches_itself(target: SocketAddr) -> bool {
     match canonical_ip(target.ip()) {
-        // A local IPv4 address can be used as the source, although the route to it may choose another one.
+        // A local IPv4 address is set as the source explicitly, because the kernel may choose a different one
+        // for the route.
         IpAddr::V4(ip) => {
             let socket = UdpSocket::bind((ip, 0));
             socket.and_then(|socket| socket.connect((ip, target.port()))).is_ok()
@@ -246,10 +249,10 @@ mod tests {
     fn wildcard_listener_is_its_own_target_at_addresses_used_recently() {
         let mut rule = OneRule::new(at_port_80(Ipv4Addr::UNSPECIFIED));
         assert!(rule.is_refused(at(HERE, 80), HERE, 0));
-        // The rule learns from its own connection.
+        // The rule learns its address from its own connection.
         assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, 0));
         assert!(rule.is_refused(at(ALSO_HERE, 80), ALSO_HERE, 1));
-        // This also applies to a name with both addresses.
+        // A name that has both addresses is also refused.
         assert!(rule.is_refused(at(HERE, 80), ALSO_HERE, 2));
         assert!(rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 1));
         assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 2));

@@ -1,5 +1,5 @@
-//! Kernel programs that rules need. They are loaded for the first rule that asks for them, at startup or by a
-//! reload, and kept until the process exits.
+//! eBPF programs that rules need. They are loaded for the first rule that needs them, at startup
+//! or by a reload, and stay loaded until the process exits.
 
 use std::{ops::RangeInclusive, os::fd::OwnedFd, sync::Arc};
 
@@ -8,9 +8,10 @@ use turnpike_rules::CopyMode;
 
 use crate::{Protocol, Settings, StartError, state::RuleState};
 
-/// Maximum number of kernel-forwarded connections per worker; any others stay in user space.
+/// Maximum number of kernel-forwarded connections per worker; additional connections stay in user
+/// space.
 const MOST_PAIRS: usize = 16_384;
-/// Maximum number of listeners, over all rules and workers, that the kernel program can distinguish.
+/// Maximum number of listeners of all rules and workers that the eBPF program can distinguish.
 const MOST_LISTENERS: u32 = 65_536;
 
 #[derive(Default)]
@@ -31,9 +32,9 @@ pub(crate) struct Parts {
 }
 
 impl Loaded {
-    /// Loads the programs that these rules need and that are not loaded yet, for each worker. The flow
-    /// program is not attached while the process `before` has its own on the interfaces. On error nothing has
-    /// changed.
+    /// Loads, for each worker, the programs that these rules need and that are not loaded yet. The
+    /// flow program is not attached as long as the previous process (`before`) has its own attached
+    /// to the interfaces. On error, nothing changes.
     pub(crate) fn provide<'a>(
         &mut self,
         settings: &Settings,

@@ -33,8 +33,8 @@ pub mod upgrade;
 mod worker;
 mod worker_context;
 
-// Types shared between threads are imported from `crate::sync`, which the crate `interleave` replaces to try
-// every interleaving.
+// Types shared between threads are imported from `crate::sync`. The crate `interleave` replaces
+// this module to try every interleaving.
 use std::sync;
 
 pub use runtime::{

@@ -1,4 +1,5 @@
-//! Binds the ports of rules on the control thread, so that errors name the rule before anything is served.
+//! Binds the ports of rules on the control thread, so that errors are reported with the rule before
+//! any client is served.
 
 use std::{
     io,
@@ -16,14 +17,15 @@ use crate::{
 
 /// Sockets of a rule for one worker.
 pub(crate) enum Bound {
-    /// With the offset of the port in the rule's range.
+    /// Listeners, each with the offset of its port in the rule's range.
     Tcp(Vec<(u16, Tcp)>),
     Udp(Listeners),
 }
 
 pub(crate) enum Tcp {
     Fresh(Acceptor),
-    /// The worker takes the listener from a rule that the same command removes, so no waiting client is lost.
+    /// The worker reuses the listener of a rule that the same command removes, so no waiting client
+    /// is lost.
     Inherited(Address),
 }
 
@@ -43,7 +45,8 @@ impl Acceptor {
         }
     }
 
-    /// Accepts a connection; `None` if none is waiting. The client of a Unix socket gets the listener's name.
+    /// Accepts a connection; returns `None` if none is waiting. The client of a Unix socket gets the
+    /// listener's name.
     pub(crate) fn accept(&self) -> io::Result<Option<(TcpSocket, Address)>> {
         match self {
             Self::Tcp(listener) => {
@@ -60,7 +63,7 @@ impl Acceptor {
         }
     }
 
-    /// Sets the options that accepted sockets inherit to those of a new rule.
+    /// Applies a new rule's options to the listener; accepted sockets inherit them.
     pub(crate) fn set_inherited(&self, rule: &Rule) {
         if let Self::Tcp(listener) = self {
             // If this fails, accepted sockets keep the options of the old rule.
@@ -78,8 +81,8 @@ impl AsFd for Acceptor {
     }
 }
 
-/// Takes over a rule's listeners from another process, per worker in the order of its range. The file of a
-/// Unix socket still belongs to the old process.
+/// Takes over a rule's listeners from another process, for each worker in the order of the rule's
+/// range. The file of a Unix socket still belongs to the old process.
 pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Result<BoundRule> {
     let mut all = Vec::with_capacity(of_workers.len());
     let mut addresses = Vec::new();
@@ -103,7 +106,7 @@ pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Resul
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held(pub(crate) Vec<(Kind, Address)>);
 
-/// Transport of a port, and the engine that listens on it.
+/// Transport protocol of a port, and the engine that listens on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Tcp,
@@ -136,17 +139,16 @@ impl Held {
         found.map(|at| self.0.swap_remove(at)).is_some()
     }
 
-    /// Returns true if this process has the port. The address does not matter, because a wildcard overlaps
-    /// with all others.
+    /// Returns true if this process already listens on the port. The address does not matter,
+    /// because a wildcard overlaps with all others.
     fn occupies(&self, kind: Kind, port: u16) -> bool {
         self.0.iter().any(|(held, at)| held.is_udp() == kind.is_udp() && !at.is_unix() && at.port() == port)
     }
 }
 
-/// Addresses of a rule, its socket file, and its sockets per worker.
 pub(crate) type BoundRule = (Vec<Address>, Option<SocketFile>, Vec<Bound>);
 
-/// Binds every port of a rule for every worker, or uses `passed` sockets.
+/// Binds every port of a rule for every worker, unless `passed` has a socket for it.
 pub(crate) fn bind(
     rule: &Rule,
     workers: usize,
@@ -187,7 +189,7 @@ pub(crate) fn bind(
     Ok((addresses, None, all))
 }
 
-/// Workers share one socket: Unix sockets do not support SO_REUSEPORT.
+/// Binds one socket that all workers share, because Unix sockets do not support SO_REUSEPORT.
 fn bind_unix(rule: &Rule, name: &UnixName, workers: usize, held: &mut Held) -> Result<BoundRule, StartError> {
     let address = Address::Unix(name.clone());
     if held.claim(Kind::Tcp, &address) {
@@ -239,7 +241,7 @@ fn bind_tcp(
     Ok((addresses, sockets.into_iter().map(Bound::Tcp).collect()))
 }
 
-/// Checks that the port is free, and returns the address (port 0 is resolved).
+/// Checks that the port is free, and returns the address; port 0 is resolved to the kernel's choice.
 fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -> io::Result<SocketAddr> {
     match passed.probe(kind.speaks(), address, &tcp_options(rule, false)) {
         // The previous process is draining. SO_REUSEPORT requires the same user.
@@ -254,7 +256,8 @@ fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -
     }
 }
 
-/// Error with advice, which is about the service manager's sockets if any have this address.
+/// Error with advice. If the service manager passed sockets for this address, the advice is about
+/// them.
 fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: io::Error) -> StartError {
     match passed.remedy(Kind::of(rule.protocol).speaks(), address, source.kind()) {
         Some(remedy) => {

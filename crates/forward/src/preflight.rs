@@ -1,5 +1,6 @@
-//! Tests the options of a rule's outgoing sockets before binding listeners: another machine's source address
-//! or a missing privilege would otherwise be noticed only when connections fail.
+//! Tests the options of a rule's outgoing sockets before binding listeners. Otherwise, a source
+//! address that this machine does not have, or a missing privilege, would be noticed only when
+//! connections fail.
 
 use std::io;
 
@@ -24,7 +25,7 @@ pub(crate) fn check(rule: &Rule) -> Result<(), StartError> {
         source,
         remedy,
     };
-    // A UDP socket for any protocol: the options are the same, and no packet is sent.
+    // UDP whatever the rule's protocol: the options are the same, and no packet is sent.
     let socket = Socket::new(if v6 { Domain::IPV6 } else { Domain::IPV4 }, Type::DGRAM, None)
         .map_err(|error| refuse("at all".to_owned(), error, "raise the limit of open files (ulimit -n)"))?;
     if let Some(device) = device {

@@ -1,5 +1,5 @@
-//! Byte rates: a token bucket per direction of a rule, shared by the workers, and one per direction of a
-//! connection.
+//! Bandwidth limits: one token bucket for each direction of a rule, shared by the workers, and one
+//! for each direction of a connection.
 //!
 //! Times are milliseconds of the workers' common clock.
 
@@ -11,17 +11,19 @@ use crate::{
     },
 };
 
-/// Indices of the directions: from clients to targets, and back.
+/// Indices of the directions: from clients to targets, and from targets to clients.
 pub(crate) const UP: usize = 0;
 pub(crate) const DOWN: usize = 1;
 
-/// Capacity of a bucket in milliseconds of its rate; compensates for a delayed worker.
+/// Capacity of a bucket, as milliseconds at its rate: a worker that runs late can catch up this
+/// much.
 const BURST_MS: u64 = 100;
-/// Minimum capacity in bytes: more than the payload of a segment.
+/// Minimum capacity in bytes: larger than the payload of one segment.
 const LEAST_BURST: u64 = 2048;
-/// Tokens per byte, so that one millisecond of any integer rate is an integer.
+/// Tokens per byte: at any integer rate, each millisecond yields an integer number of tokens.
 const BYTE: i64 = 1000;
-/// Minimum bytes per turn in the queue, so that hundreds of connections do not move one byte at a time.
+/// Minimum number of bytes per turn in the queue, so that hundreds of waiting connections do not
+/// each move one byte at a time.
 const LEAST_SHARE: u64 = 512;
 
 #[derive(Debug)]
@@ -51,7 +53,7 @@ impl Bucket {
         let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
     }
 
-    /// Takes up to `want` bytes; 0 if empty.
+    /// Takes up to `want` bytes; returns 0 if the bucket is empty.
     fn take(&self, want: u64, now: u64) -> u64 {
         self.refill(now);
         let want = i64::try_from(want).unwrap_or(i64::MAX);
@@ -72,8 +74,8 @@ impl Bucket {
         self.tokens.load(Relaxed) >= BYTE
     }
 
-    /// Charges a whole datagram. The bucket may go into debt, so that a datagram larger than its capacity can
-    /// pass.
+    /// Charges a whole datagram. The balance may become negative, so that a datagram larger than
+    /// the bucket can pass.
     fn spend(&self, bytes: u64) {
         self.tokens.fetch_sub(i64::try_from(bytes).unwrap_or(0).saturating_mul(BYTE), Relaxed);
     }
@@ -83,7 +85,7 @@ impl Bucket {
 pub(crate) struct Rates {
     rule: Option<[Bucket; 2]>,
     per_connection: Option<u64>,
-    /// Flows waiting for the rule's tokens, over all workers.
+    /// Number of flows of all workers that are waiting for the rule's tokens.
     waiting: [AtomicUsize; 2],
 }
 
@@ -101,7 +103,7 @@ impl Rates {
     }
 }
 
-/// Allowance of one connection or session.
+/// Bandwidth limits as they apply to one connection or session.
 #[derive(Debug)]
 pub(crate) struct Pace {
     rates: Arc<Rates>,
@@ -122,7 +124,7 @@ impl Pace {
         self.own.iter().chain(self.rates.rule.iter()).map(move |buckets| &buckets[way])
     }
 
-    /// Takes up to `want` bytes; give unused ones back.
+    /// Takes up to `want` bytes. The caller gives unused bytes back.
     pub(crate) fn take(&self, way: usize, want: u64, now: u64) -> u64 {
         let mut granted = want;
         for bucket in self.buckets(way) {
@@ -213,7 +215,7 @@ mod tests {
 
     #[test]
     fn bucket_yields_exactly_its_rate_after_the_burst() {
-        // Not an integer number of bytes per millisecond.
+        // These rates are not an integer number of bytes per millisecond.
         for rate in [1001, 30_303, 10_000_000_007] {
             let bucket = Bucket::new(rate);
             let burst = bucket.take(u64::MAX, 1);

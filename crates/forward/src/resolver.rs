@@ -1,5 +1,5 @@
-//! Resolves host names on separate threads, since getaddrinfo(3) blocks, and resolves them again when an
-//! answer is old.
+//! Resolves host names on separate threads, since getaddrinfo(3) blocks, and refreshes the results
+//! periodically.
 
 use std::{
     collections::HashMap,
@@ -18,15 +18,16 @@ use crate::{
     },
 };
 
-/// Maximum number of concurrent lookups, so that a name server that does not answer blocks only these.
+/// Maximum number of concurrent lookups, so that a name server that does not respond blocks only
+/// this many threads.
 const IN_FLIGHT: usize = 8;
 /// Retry interval after a failed lookup, unless the normal interval is shorter.
 const RETRY: Duration = Duration::from_secs(5);
 /// Minimum interval between lookups.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Maximum number of addresses used per name, since its owner must not control the number of sockets and
-/// metric series.
+/// Maximum number of addresses used per name, because the name's owner must not control the number of sockets
+/// and metric series.
 pub(crate) const MOST_ADDRESSES: usize = 16;
 
 pub(crate) struct Name {
@@ -38,7 +39,7 @@ pub(crate) struct Name {
 
 #[derive(Default)]
 struct Answer {
-    /// Addresses of the last good answer; empty if there was none.
+    /// Addresses from the last successful lookup; empty if none has succeeded.
     addresses: Vec<ZonedIp>,
     /// Error of the last lookup, if it failed.
     error: Option<String>,
@@ -50,7 +51,7 @@ impl Name {
         Self { host: host.to_owned(), any_route, answer, version }
     }
 
-    /// Changes with the addresses; 0 until the first lookup has ended.
+    /// Changes whenever the addresses change; 0 until the first lookup has ended.
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
     }
@@ -79,7 +80,7 @@ impl Name {
         let is_new = match found {
             Err(error) => {
                 if !failed_before {
-                    tracing::warn!(name = self.host, %error, "cannot resolve; keeping the last answer, retrying");
+                    tracing::warn!(name = self.host, %error, "cannot resolve; keeping the last known addresses, retrying");
                 }
                 answer.error = Some(error.to_string());
                 false
@@ -90,12 +91,12 @@ impl Name {
             }
         };
         if is_new || self.version() == 0 {
-            // Wraps to 0 only after 4,000 years, with an answer every 30 seconds.
+            // Wraps to 0 only after 4,000 years, with one response every 30 seconds.
             self.version.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Replaces the addresses of the last answer; true if they differ.
+    /// Replaces the addresses with those found; returns true if they differ.
     fn take(&self, addresses: &mut Vec<ZonedIp>, found: Vec<ZonedIp>, failed_before: bool) -> bool {
         let all = found.len();
         let found = if self.any_route { found } else { reachable(found) };
@@ -115,26 +116,30 @@ impl Name {
     }
 }
 
-/// Merges a new answer. Known addresses keep their place: name servers shuffle the order, but that must not
-/// change the preference.
+/// Merges a new response. Known addresses keep their positions: name servers shuffle addresses, but
+/// that must not change the order of preference.
 fn settled(before: &[ZonedIp], found: &[ZonedIp]) -> Vec<ZonedIp> {
     let stay = before.iter().filter(|ip| found.contains(ip));
     let come = found.iter().filter(|ip| !before.contains(ip));
     stay.chain(come).take(MOST_ADDRESSES).copied().collect()
 }
 
-/// Removes addresses that no host can have. Blocklists answer with the unspecified address, which connect(2)
-/// treats as this machine.
+/// Removes addresses that no host can have. DNS blocklists respond with the unspecified address,
+/// which connect(2) treats as this machine.
 fn of_hosts(mut found: Vec<ZonedIp>) -> io::Result<Vec<ZonedIp>> {
     found.retain(|address| match address.ip().to_canonical() {
         IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast(),
         IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast(),
     });
-    if found.is_empty() { Err(io::Error::other("the answer has no address of a host")) } else { Ok(found) }
+    if found.is_empty() {
+        Err(io::Error::other("the answer contains no usable host address"))
+    } else {
+        Ok(found)
+    }
 }
 
-/// Addresses with a route, or all if none has one: on a machine without IPv6 half of the addresses of most
-/// names are unreachable.
+/// Keeps the addresses with a route, or all if none has one: on a machine without IPv6, many names
+/// have addresses that cannot be reached.
 fn reachable(found: Vec<ZonedIp>) -> Vec<ZonedIp> {
     let routed: Vec<ZonedIp> = found.iter().copied().filter(|ip| has_route(*ip)).collect();
     if routed.is_empty() { found } else { routed }
@@ -149,10 +154,10 @@ fn has_route(address: ZonedIp) -> bool {
     };
     let port = 9;
     let tried = UdpSocket::bind(SocketAddr::new(any, 0)).and_then(|socket| socket.connect(address.at(port)));
-    // Other errors, such as missing descriptors, prove nothing.
+    // Other errors, such as running out of file descriptors, prove nothing.
     !tried.is_err_and(|error| {
         matches!(error.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | Unsupported)
-            // EAFNOSUPPORT, which has no `ErrorKind`: the kernel runs without IPv6.
+            // EAFNOSUPPORT, which has no `ErrorKind`: IPv6 is disabled in the kernel.
             || error.raw_os_error() == Some(97)
     })
 }
@@ -165,7 +170,7 @@ struct Entry {
     in_flight: bool,
 }
 
-/// Host, and true if addresses without a route are included.
+/// Host name, and true if addresses without a route are included.
 type Key = (String, bool);
 type Names = Arc<Mutex<HashMap<Key, Entry>>>;
 
@@ -185,7 +190,7 @@ pub(crate) struct Resolver {
 }
 
 impl Resolver {
-    /// `lookup` resolves a name; `changed` is called from another thread after each answer.
+    /// `lookup` resolves a name; `changed` is called from another thread after each lookup.
     pub(crate) fn start(
         every: Duration,
         lookup: impl Fn(&str) -> io::Result<Vec<ZonedIp>> + Send + Sync + 'static,
@@ -206,8 +211,8 @@ impl Resolver {
         Ok(Self { names, inbox, thread: Some(thread) })
     }
 
-    /// Resolves a name from now on, for as long as the result is held. Addresses without a route are left out
-    /// unless `any_route`.
+    /// Keeps a name resolved for as long as the returned value is held. Addresses without a route
+    /// are left out unless `any_route`.
     pub(crate) fn name(&self, host: &str, any_route: bool) -> Arc<Name> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = names.entry((host.to_owned(), any_route)).or_insert_with(|| Entry {
@@ -277,7 +282,7 @@ impl Keeper {
     /// Starts lookups that are due; returns the time until the next one.
     fn start_due(&self, in_flight: &mut usize) -> Duration {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only the table refers to it: no rule uses it.
+        // Drops names that only this table still refers to: no rule uses them.
         names.retain(|_, entry| entry.in_flight || Arc::strong_count(&entry.name) > 1);
         let now = Instant::now();
         let mut next = Duration::from_secs(3600);
@@ -288,7 +293,7 @@ impl Keeper {
                 continue;
             }
             if *in_flight >= IN_FLIGHT {
-                // The next answer frees a slot and continues here.
+                // The next result frees a slot, and this function runs again.
                 continue;
             }
             if self.start_one(&entry.name) {
@@ -349,10 +354,11 @@ mod tests {
 
     #[test]
     fn unroutable_address_is_left_out_if_another_is_routable() {
-        // The discard prefix (RFC 6890), to which the kernel normally has no route.
+        // Discard prefix (RFC 6890), to which the kernel normally has no route.
         let nowhere: ZonedIp = "100::1".parse().unwrap();
         if has_route(nowhere) {
-            // A default IPv6 route covers everything; the rest of the behaviour can still be tested.
+            // A default IPv6 route covers even this prefix. In that case, only test that the
+            // address is kept.
             return assert_eq!(reachable(vec![nowhere]), [nowhere]);
         }
         let here: ZonedIp = "127.0.0.1".parse().unwrap();

@@ -27,19 +27,19 @@ use crate::{
     worker::{Change, Command, Snapshots, Worker},
 };
 
-/// Settings of all rules. `workers`, `datapath`, the kernel settings and `busy_poll` cannot be changed by a
+/// Settings for all rules. `workers`, `datapath`, the kernel settings and `busy_poll` cannot be changed by a
 /// reload.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Threads; at least 1.
+    /// Number of worker threads; at least 1.
     pub workers: usize,
     pub datapath: Datapath,
     /// Default of [`Rule::kernel`]: true if the kernel forwards single datagrams.
     pub kernel: bool,
-    /// Maximum number of kernel flows, two per session; further sessions stay in user space.
+    /// Maximum number of kernel flows, two per session; additional sessions stay in user space.
     pub max_kernel_flows: u32,
     pub kernel_hook: Hook,
-    /// Time for which a worker polls after its last work before it sleeps; with zero it sleeps immediately.
+    /// Time for which an idle worker polls before it sleeps; if zero, it sleeps immediately.
     pub busy_poll: Duration,
     /// Checked before each rule's own lists.
     pub access: Access,
@@ -48,9 +48,9 @@ pub struct Settings {
     pub resolve_every: Duration,
     /// Start even if some rules cannot be bound.
     pub keep_going: bool,
-    /// True while the program stops: a start or reload then no longer waits for names.
+    /// Set to true when the program stops: a start or reload in progress then no longer waits for names.
     pub stopping: Arc<AtomicBool>,
-    /// Listening sockets from the service manager; those with unused addresses are left alone.
+    /// Listening sockets from the service manager; those whose addresses no rule uses are left alone.
     pub passed: Arc<PassedSockets>,
 }
 
@@ -59,17 +59,16 @@ pub struct Settings {
 pub enum StartError {
     #[error("rule {rule}: cannot listen on {address}: {source}; {remedy}")]
     Listen { rule: String, address: Address, source: io::Error, remedy: &'static str },
-    /// The name in `listen` has no address.
+    /// The name in `listen` did not resolve to an address.
     #[error(
         "rule {rule}: cannot listen on {listener}: {error}; check the name, or set keep_going to start without this rule"
     )]
     Name { rule: String, listener: String, error: String },
-    /// The options of a rule's outgoing sockets do not work.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
     Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
-    /// The old process serves a rule that this one does not have.
+    /// The old process serves a rule that the new process does not have.
     #[error(
-        "the running process serves rule {rule} ({addresses}), which was removed here or has another protocol or port: reload the \
+        "the running process serves rule {rule} ({addresses}), which was removed here or has a different protocol or port: reload the \
          running process first (SIGHUP)"
     )]
     RuleGone { rule: String, addresses: String },
@@ -100,19 +99,17 @@ pub enum EndReason {
     ConnectFailed,
     /// Refused by allow and deny lists.
     Denied,
-    /// No data in the open direction for the half-close timeout.
     HalfClosed,
-    /// Refused by a limit on connections.
     Limit,
     /// Refused by [`crate::Limits::connections_per_client`]; counted, not reported.
     ClientLimit,
     /// Refused by [`crate::Limits::new_connections_per_client`]; counted, not reported.
     ClientRate,
-    /// UDP session evicted at a limit for a new one; it had been idle the longest.
+    /// UDP session evicted to make room for a new one at a limit; it had been idle the longest.
     Evicted,
-    /// Malformed or missing PROXY header from one of [`Rule::proxy_protocol_from`].
+    /// Malformed or missing PROXY header from a proxy in [`Rule::proxy_protocol_from`].
     BadProxyHeader,
-    /// PROXY header from another address.
+    /// PROXY header from an address that is not a trusted proxy.
     UntrustedProxy,
     /// The client came through a forwarding loop; counted, and logged once.
     Circle,
@@ -121,8 +118,8 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// True if it is only counted: neither clients beyond their limits nor a forwarding loop may fill the
-    /// log.
+    /// True if it is only counted, so that neither clients beyond their limits nor a forwarding loop can fill
+    /// the log.
     pub(crate) fn is_quiet(self) -> bool {
         matches!(self, Self::ClientLimit | Self::ClientRate | Self::Circle)
     }
@@ -133,7 +130,7 @@ impl EndReason {
 pub struct ConnectionReport {
     pub rule: RuleId,
     pub client: Address,
-    /// Target that was reached, if any; for UDP otherwise the last target tried.
+    /// Target that was reached, if any; for UDP, the last target tried if none was reached.
     pub target: Option<Address>,
     /// Bytes.
     pub to_target: u64,
@@ -148,12 +145,12 @@ pub trait ConnectionLog: Send + Sync {
     fn ended(&self, report: ConnectionReport);
 }
 
-/// Traffic forwarded by the kernel alone, to the target and to the client.
+/// Traffic that the kernel forwarded on its own, to the target and to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByKernel {
     /// UDP only.
     pub datagrams: [u64; 2],
-    /// UDP payload and TCP.
+    /// UDP payload and TCP data.
     pub bytes: [u64; 2],
 }
 
@@ -168,14 +165,14 @@ impl ByKernel {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RuleStanding {
     Listening,
-    /// Cannot be bound, for this reason; binding is retried ([`Settings::keep_going`]).
+    /// Could not be bound, for this reason; binding is retried ([`Settings::keep_going`]).
     Waiting(String),
-    /// Closed while its last connections end.
+    /// Removed, but some connections are still open.
     #[default]
     Closed,
 }
 
-/// Counters of a rule over all workers, at most 100 ms old; kernel counters may be one second older.
+/// Counters of a rule over all workers, at most 100 ms old; kernel counters may be up to one second older.
 #[derive(Clone, Debug, Default)]
 pub struct RuleSnapshot {
     pub standing: RuleStanding,
@@ -190,16 +187,16 @@ pub struct RuleSnapshot {
     pub to_client_datagrams: u64,
     /// TCP bytes that never entered user space.
     pub spliced_bytes: u64,
-    /// Part of the above that the kernel forwarded without waking a worker.
+    /// Part of these counts that the kernel forwarded without waking a worker.
     pub kernel: ByKernel,
     /// Datagrams dropped because of the session limit, a full queue or their length.
     pub dropped_datagrams: u64,
-    /// One per address of a target, including unused ones. A former address of a name stays until its last
-    /// connection ends.
+    /// One entry per address of a target, including unused addresses. A former address of a name stays until
+    /// its last connection ends.
     pub targets: Vec<TargetSnapshot>,
-    /// Datagrams dropped because of the byte rate of the rule or session.
+    /// Datagrams dropped because of the bandwidth limit of the rule or session.
     pub limited_datagrams: u64,
-    /// Times that a TCP connection paused reading because of a byte rate.
+    /// Number of times a TCP connection paused reading because of a bandwidth limit.
     pub pauses: u64,
 }
 
@@ -228,7 +225,7 @@ impl RuleSnapshot {
 
 const CHANGE: Duration = Duration::from_secs(10);
 
-/// Running forwarder. Dropping it stops the workers.
+/// A running forwarder. Dropping it stops the workers.
 pub struct Forwarder {
     pub(crate) workers: Workers<Command, Snapshots>,
     pub(crate) datapath: Datapath,
@@ -241,8 +238,8 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Binds all listeners and starts the workers. On error nothing stays open; with [`Settings::keep_going`]
-    /// the failed rules are returned instead.
+    /// Binds all listeners and starts the workers. On error, everything is closed again; with
+    /// [`Settings::keep_going`], rules that cannot be bound are returned instead.
     pub fn start(
         settings: &Settings,
         rules: &[Rule],
@@ -251,9 +248,9 @@ impl Forwarder {
         Self::begin(settings, rules, log, None)
     }
 
-    /// Like [`Forwarder::start`], but takes over the sockets and sessions of another process, and serves once
-    /// [`crate::upgrade`] completes. The data path and the number of workers must be the same. On error the
-    /// other process continues.
+    /// Like [`Forwarder::start`], but takes over the sockets and sessions of another process, and serves
+    /// clients once [`crate::upgrade`] completes. The data path and the number of workers must be the same.
+    /// On error, the other process continues.
     pub fn start_from_handover(
         settings: &Settings,
         rules: &[Rule],
@@ -299,7 +296,7 @@ impl Forwarder {
             rules: Mutex::new(Rules::default()),
         };
         let mut names = HashMap::new();
-        // Handed-over listeners are matched by address, so names must be resolved.
+        // Handed-over listeners are matched by address, so names must be resolved already.
         let may_come_later = settings.keep_going && !takes_over;
         let (resolved, _held) =
             binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later, &settings.stopping);
@@ -323,7 +320,7 @@ impl Forwarder {
             active.iter().find(|active| active.state.is_like(rule)).map(|active| active.state.key)
         };
         let keys: Vec<Option<u32>> = resolved.iter().map(key).collect();
-        // Every offered rule was taken over; otherwise the start would have failed.
+        // Every offered rule was taken over, or the start would have failed earlier.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting, names, drained: false });
         for mut worker in workers {
@@ -351,13 +348,14 @@ impl Forwarder {
 
     /// Applies new rules and resolves all names again. Connections of unchanged rules continue; those of
     /// removed and changed rules may finish, but their listeners close. If only targets change, listeners,
-    /// connections and sessions stay; a session leaves a target that was removed or has weight 0 once it is
-    /// silent. A TCP address shared by an old and a new rule is handed over, so no waiting client is lost.
+    /// connections and sessions stay; a session leaves a target that was removed or has weight 0 once the
+    /// target stops responding. If an old and a new rule share a TCP address, its listener is handed over, so
+    /// no waiting client is lost.
     ///
     /// On error the old rules stay active. With [`Settings::keep_going`], rules that cannot be bound are
-    /// returned and retried by [`Forwarder::retry`]; it is still an error if no rule would remain.
+    /// returned and retried by [`Forwarder::retry`]; it is still an error if no rule could be bound.
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
-        // Without the lock: name servers may be slow, and counters must remain readable.
+        // The lock is not held here: name servers may be slow, and counters must remain readable.
         let mut names = self.rules().names.clone();
         let (resolved, _held) =
             binder::resolved(rules, &self.resolver, &mut names, settings.keep_going, &settings.stopping);
@@ -458,7 +456,7 @@ impl Forwarder {
         let rules = self.rules();
         let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::with_capacity(rules.active.len());
         for Active { state, .. } in &rules.active {
-            // The current state comes first; the workers' snapshots only add counts.
+            // Start with the current state; the workers' snapshots only add counts.
             let targets = state.targets.current().iter().map(|member| member.describe()).collect();
             let standing = if rules.drained { RuleStanding::Closed } else { RuleStanding::Listening };
             all.push((state.rule.id.clone(), RuleSnapshot { standing, targets, ..RuleSnapshot::default() }));
@@ -477,7 +475,6 @@ impl Forwarder {
         all
     }
 
-    /// Kernel path, if a rule has asked for it.
     pub fn kernel(&self) -> Option<Arc<Kernel>> {
         self.rules().loaded.kernel().map(Arc::clone)
     }
@@ -488,11 +485,11 @@ impl Forwarder {
         let mut rules = self.rules();
         rules.waiting.clear();
         rules.drained = true;
-        // First, so that a successor may listen there.
+        // Remove the socket files first, so that a successor can listen there.
         rules.active.iter_mut().for_each(|active| active.file = None);
         drop(rules);
-        // In two steps, because while only some workers listen, the kernel distributes datagrams differently,
-        // and those of live sessions would reach other workers.
+        // Done in two steps: as long as only some workers listen, the kernel distributes datagrams
+        // differently, and those of live sessions would reach the wrong workers.
         self.tell_all(Command::Drain);
         self.tell_all(Command::Unlisten);
     }
@@ -500,7 +497,7 @@ impl Forwarder {
     /// Sends each worker a command and waits until all have replied.
     fn tell_all(&self, command: impl FnMut(mpsc::Sender<()>) -> Command) {
         if let Err(error) = self.workers.ask(CHANGE, "complete its command", command) {
-            tracing::error!("{error}: it is stuck or has ended");
+            tracing::error!("{error}: the worker is stuck or has ended");
         }
     }
 
@@ -513,7 +510,7 @@ impl Forwarder {
         self.workers.have_failed()
     }
 
-    /// False if a worker has taken no commands since the last call that returned true.
+    /// False if a worker has run no commands since the last call that returned true.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()

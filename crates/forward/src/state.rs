@@ -1,4 +1,4 @@
-//! State of a rule that workers share, and the counters of one worker.
+//! State of a rule that the workers share, and the counters of one worker for it.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -15,8 +15,8 @@ use crate::{
     rate::Rates, targets::Targets,
 };
 
-/// First and maximum time between sessions that test whether any target answers, in milliseconds. The time
-/// doubles with each test, because a client may send data that no target would answer.
+/// Initial and maximum interval in milliseconds between sessions that test whether any target responds. The
+/// interval doubles with each test, because a client may send data that no target would respond to.
 const FIRST_EXPLORE_MS: u64 = 2000;
 const LONGEST_EXPLORE_MS: u64 = 3_600_000;
 
@@ -24,7 +24,7 @@ const LONGEST_EXPLORE_MS: u64 = 3_600_000;
 pub(crate) struct RuleState {
     /// Unique within the forwarder; a changed rule gets a new key.
     pub(crate) key: u32,
-    /// Without its targets, which can change.
+    /// The rule as configured, without its targets, which can change.
     pub(crate) rule: Rule,
     pub(crate) targets: Targets,
     /// Options of outgoing sockets; with [`Rule::transparent`] the source is set per client.
@@ -32,17 +32,17 @@ pub(crate) struct RuleState {
     pub(crate) active: Gauge,
     pub(crate) clients: Option<Clients>,
     pub(crate) rates: Option<Arc<Rates>>,
-    /// The kernel forwards the rule's datagrams where possible.
+    /// True if the kernel forwards the rule's datagrams where possible.
     pub(crate) goes_across: bool,
-    /// The last attempt reached no target.
+    /// True if the last attempt reached no target.
     unreachable: AtomicBool,
-    /// Number of health changes of targets.
+    /// Number of changes to the health of targets.
     turns: AtomicU64,
     answers: AtomicBool,
-    /// Earliest time of the next test for answers, and the interval after it; milliseconds.
+    /// Earliest time of the next test whether targets respond, and the interval after it; milliseconds.
     explore_at: AtomicU64,
     explore_wait: AtomicU64,
-    /// A client was refused because of a forwarding loop.
+    /// True once a client has been refused because of a forwarding loop.
     in_circle: AtomicBool,
 }
 
@@ -87,12 +87,12 @@ impl RuleState {
         }
     }
 
-    /// True if targets are known to answer. Targets of one-way protocols such as syslog never do.
+    /// True if targets are known to respond. Targets of one-way protocols such as syslog never do.
     pub(crate) fn answers(&self) -> bool {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// True if a session may now test whether any target answers, while none has yet.
+    /// True if no target has responded yet and a session may now test whether any does.
     pub(crate) fn explores(&self, now: u64) -> bool {
         let (due, wait) =
             (self.explore_at.load(Ordering::Relaxed), self.explore_wait.load(Ordering::Relaxed));
@@ -107,8 +107,8 @@ impl RuleState {
         explores
     }
 
-    /// Number of rules of this process that a client has passed; [`EndReason::Circle`] beyond the limit,
-    /// which is logged once.
+    /// Returns the number of rules of this process that a client has passed. If it exceeds the limit, returns
+    /// [`EndReason::Circle`] and logs this once.
     pub(crate) fn hops(&self, circles: &Circles, client: SocketAddr) -> Result<u8, EndReason> {
         let hops = circles.hops(Kind::of(self.rule.protocol).speaks(), client);
         if hops.is_err() && !self.in_circle.swap(true, Ordering::Relaxed) {
@@ -125,12 +125,12 @@ impl RuleState {
         if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp }
     }
 
-    /// Records that no target was reachable; true if that is new.
+    /// Records that no target was reachable; returns true if one was reachable before.
     pub(crate) fn is_now_unreachable(&self) -> bool {
         !self.unreachable.swap(true, Ordering::Relaxed)
     }
 
-    /// Records that a target was reached; true if that is new.
+    /// Records that a target was reached; returns true if none was reachable before.
     pub(crate) fn is_reached_again(&self) -> bool {
         // Read first: all workers call this for each connection.
         self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)
@@ -141,7 +141,7 @@ fn without_targets(rule: Rule) -> Rule {
     Rule { targets: Vec::new(), balance: Balance::default(), ..rule }
 }
 
-/// Slot under the limits of the rule, the process and the client; freed on drop.
+/// Slot counted towards the limits of the rule, the process and the client; freed on drop.
 pub(crate) struct Place {
     rule: Arc<RuleState>,
     total: Arc<Gauge>,

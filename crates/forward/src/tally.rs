@@ -1,4 +1,4 @@
-//! Counters per target and address: plain integers of each worker, summed for snapshots.
+//! Counters per target address: each worker has its own plain integers, which snapshots add up.
 
 use std::{io, time::Duration};
 
@@ -6,7 +6,7 @@ use strum::{IntoStaticStr, VariantArray};
 
 use crate::{Address, Endpoint};
 
-/// Slot of a target's address in tables. `at` is reused once the old address has no connections; `serial` is
+/// Slot of a target address in tables. `at` is reused once the old address has no connections; `serial` is
 /// never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {
@@ -14,7 +14,8 @@ pub struct Slot {
     pub serial: u32,
 }
 
-/// Upper bounds of the connect time histogram, from a neighbour on the wire to the default connect timeout.
+/// Upper bounds of the connect time histogram, from that of a host on the same link to the default connect
+/// timeout.
 pub const CONNECT_BOUNDS: [Duration; 15] = {
     let micros = Duration::from_micros;
     [
@@ -42,7 +43,7 @@ pub const CONNECT_BOUNDS: [Duration; 15] = {
 pub enum Failure {
     /// RST, or ICMP port unreachable.
     Refused,
-    /// No answer within [`crate::Rule::connect_timeout`].
+    /// No response within [`crate::Rule::connect_timeout`].
     Timeout,
     /// No route: a local error, or an ICMP error.
     Unreachable,
@@ -64,16 +65,15 @@ impl Failure {
     }
 }
 
-/// Counters of an address of a target over all workers, at most 100 ms old.
+/// Counters of a target address over all workers, at most 100 ms old.
 #[derive(Clone, Debug)]
 pub struct TargetSnapshot {
-    /// As configured.
     pub target: Endpoint,
-    /// With the first port of its range.
+    /// Address with the first port of the target's range.
     pub address: Address,
-    /// Result of the last health check, connect or first answer.
+    /// State after the last health check, connect or first response.
     pub up: bool,
-    /// Since the address is known.
+    /// Counters since the address became known.
     pub counts: Tally,
 }
 
@@ -110,7 +110,6 @@ pub struct Tally {
     pub to_client_bytes: u64,
     /// Histogram over [`CONNECT_BOUNDS`]; the last bucket counts everything above.
     pub connect_times: [u64; CONNECT_BOUNDS.len() + 1],
-    /// Sum of connect times.
     pub connect_time: Duration,
 }
 
@@ -142,8 +141,8 @@ impl Tally {
 pub(crate) struct Tallies(Vec<Tally>);
 
 impl Tallies {
-    /// Counters of a slot, reset if the slot belonged to another address. For connections that start or stop
-    /// using a target.
+    /// Counters of a slot, reset if the slot belonged to another address. Used when a connection starts or
+    /// stops using a target.
     pub(crate) fn of(&mut self, slot: Slot) -> &mut Tally {
         let at = slot.at as usize;
         if self.0.len() <= at {

@@ -22,18 +22,18 @@ use crate::{
     tally::{Slot, Tallies, TargetSnapshot},
 };
 
-/// Milliseconds for which an unreachable member is not the first choice.
+/// Milliseconds for which other members are preferred to one that was unreachable.
 const SUSPECT_MS: u64 = 1000;
 
-/// Maximum number of former members shown: a name that changes all day must not fill the metrics while old
-/// connections remain.
+/// Maximum number of former members shown: a name whose addresses keep changing must not fill the metrics
+/// while old connections remain.
 const MOST_SHOWN_FORMER: usize = 64;
 
 /// All targets of a rule, shared by all workers. A reload can change them; sessions with a former target
 /// continue.
 pub(crate) struct Targets {
     members: RwLock<Members>,
-    /// Restricts targets to this address family.
+    /// Source address, if configured; restricts targets to its address family.
     source: Option<IpAddr>,
     /// Restricts targets to the client's address family.
     transparent: bool,
@@ -45,7 +45,7 @@ struct Configured {
     endpoint: Endpoint,
     /// `None` for a literal address.
     name: Option<Arc<Name>>,
-    /// Version of the answer on which the members are based.
+    /// Version of the name's addresses on which the members are based.
     seen: AtomicU32,
 }
 
@@ -53,9 +53,9 @@ struct Configured {
 struct Members {
     configured: Vec<Configured>,
     balance: Balance,
-    /// Ordered as in the configuration, then as in the name's answer.
+    /// Ordered as in the configuration; addresses of a name are in the order of [`Name::addresses`].
     current: Vec<Arc<Member>>,
-    /// Current members, and former ones with connections.
+    /// Current members, and former members that still have connections.
     slots: Slab<Arc<Member>>,
     next_serial: u32,
 }
@@ -68,11 +68,11 @@ pub(crate) struct Member {
     weight: AtomicU32,
     key: u64,
     active: AtomicU64,
-    /// Result of the health checks.
     healthy: AtomicBool,
-    /// Milliseconds since [`Targets::began`]; 0 if not suspected.
+    /// Time until which other members are preferred, in milliseconds since [`Targets::began`]; 0 if not
+    /// suspected.
     suspect_until: AtomicU64,
-    /// Last known state; for metrics.
+    /// Last known state, for metrics.
     up: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ enum Place {
     Unix(UnixName),
 }
 
-/// Counts as a connection of the member until dropped.
+/// Counts as a connection to the member until dropped.
 pub(crate) struct Seat {
     member: Arc<Member>,
     slot: Slot,
@@ -91,14 +91,13 @@ pub(crate) struct Seat {
 
 pub(crate) enum Pick {
     At(Seat, Address),
-    /// No member is left to try.
     NoTarget,
     /// An unresolved name may affect the choice.
     Pending,
 }
 
 impl Targets {
-    /// `name` resolves a host; the flag allows addresses without a route.
+    /// `name` resolves a host name; its flag allows addresses without a route.
     pub(crate) fn new(rule: &Rule, name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
         let targets = Self {
             members: RwLock::default(),
@@ -113,7 +112,7 @@ impl Targets {
 
     /// Applies the targets of `rule`, whose other settings are unchanged. Remaining members keep their state.
     pub(crate) fn change(&self, rule: &Rule, mut name: impl FnMut(&str, bool) -> Arc<Name>) {
-        // Another routing table may apply, so our own routes prove nothing.
+        // A different routing table may apply, so our own routes prove nothing.
         let any_route = rule.mark.is_some() || rule.device.is_some() || rule.transparent;
         let configured = rule.targets.iter().map(|endpoint| Configured {
             endpoint: endpoint.clone(),
@@ -143,8 +142,8 @@ impl Targets {
     }
 
     /// Selects a member for a client, excluding `tried`. `offset` is the listener's port minus the first of
-    /// its range. With `wait`, returns [`Pick::Pending`] if an unresolved name may change the choice. All
-    /// clients of a Unix socket count as one source.
+    /// its range. If `wait` is true, returns [`Pick::Pending`] if an unresolved name may change the choice.
+    /// All clients of a Unix socket count as one source.
     pub(crate) fn pick(&self, client: Option<IpAddr>, offset: u16, tried: &[Slot], wait: bool) -> Pick {
         let members = self.up_to_date();
         let client = client.map(|client| client.to_canonical());
@@ -212,7 +211,7 @@ impl Targets {
         member.suspect_until.store(self.now() + SUSPECT_MS, Ordering::Relaxed);
     }
 
-    /// True if a member fails its health checks while another one passes.
+    /// True if a member fails its health checks while another one passes them.
     pub(crate) fn is_down(&self, slot: Slot) -> bool {
         let members = self.read();
         let healthy = |member: &Arc<Member>| member.healthy.load(Ordering::Relaxed);
@@ -278,14 +277,15 @@ impl Targets {
 }
 
 impl Members {
-    /// Applies the current answers of names. Remaining members keep their state; one without an address gets
-    /// no new connections and is removed with its last one. Addresses whose family differs from that of
-    /// `source` are skipped.
+    /// Applies the current addresses of names. Remaining members keep their state; a member whose address is
+    /// gone gets no new connections and is removed once its last connection ends. Addresses whose family
+    /// differs from that of `source` are skipped.
     fn rebuild(&mut self, source: Option<IpAddr>) {
         let Self { configured, current, slots, next_serial, .. } = self;
         current.clear();
         for target in configured.iter() {
-            // Version first: an answer that arrives in between is read now and again next time.
+            // Read the version before the addresses: if they change in between, they are read again next
+            // time.
             let version = target.name.as_ref().map_or(0, |name| name.version());
             for place in target.places() {
                 if source.is_some_and(|source| place.is_foreign_to(source)) {
@@ -320,7 +320,7 @@ impl Members {
         });
     }
 
-    /// True if an unresolved name could change the choice, which is never so for a rotation.
+    /// True if an unresolved name could change the choice; never true for round robin.
     fn has_to_wait(&self, chosen: Option<&Member>) -> bool {
         let is_pending = |target: &Configured| {
             target.endpoint.weight > 0 && target.name.as_ref().is_some_and(|name| name.version() == 0)
@@ -386,7 +386,7 @@ impl Member {
         }
     }
 
-    /// Target of a client at this port offset of the listener.
+    /// Target address for a client that arrived at this port offset of the listener.
     pub(crate) fn address(&self, offset: u16) -> Address {
         let ip = match &self.place {
             Place::Ip(address) => *address,
@@ -397,7 +397,7 @@ impl Member {
         ip.at(port).into()
     }
 
-    /// Records a connection or an answer.
+    /// Records that the target accepted a connection or responded.
     pub(crate) fn answered(&self) {
         // Read first: all workers call this, and it rarely changes.
         if !self.up.load(Ordering::Relaxed) {
@@ -405,7 +405,7 @@ impl Member {
         }
     }
 
-    /// Records the result of a health check; true if it has changed.
+    /// Records the result of a health check; returns true if it has changed.
     pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
         self.up.store(healthy, Ordering::Relaxed);
         self.healthy.swap(healthy, Ordering::Relaxed) != healthy

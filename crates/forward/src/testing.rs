@@ -1,4 +1,4 @@
-//! Rule for unit tests.
+//! A rule for unit tests.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

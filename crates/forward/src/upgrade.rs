@@ -11,7 +11,7 @@
 //!                                                              attach_kernel         its program replaces the old one
 //! ```
 //!
-//! Until `forget` the old process keeps everything, and `resume` cancels the upgrade.
+//! Until `forget`, the old process keeps everything, and `resume` cancels the upgrade.
 
 use std::{
     io,
@@ -34,10 +34,10 @@ pub struct ForwarderOffer {
     pub workers: usize,
     /// Name of the data path, which determines how queued datagrams were coalesced.
     datapath: String,
-    /// Age of the clock to which the times of sessions refer.
+    /// Time since the start of the clock to which the times of sessions refer.
     age_ms: u64,
     rules: Vec<OfferedRule>,
-    /// Handed-over part of the kernel path; its descriptors come last.
+    /// Part of the kernel path that is handed over; its descriptors come last.
     #[serde(default, rename = "lent")]
     passed: Option<PassedKernel>,
 }
@@ -47,11 +47,11 @@ pub struct ForwarderOffer {
 struct OfferedRule {
     name: String,
     protocol: Protocol,
-    /// As configured; a port may be 0.
+    /// Addresses as configured; a port may be 0.
     addresses: Vec<String>,
 }
 
-/// Offer with its descriptors, for [`Forwarder::start_from_handover`].
+/// Offer and its descriptors, for [`Forwarder::start_from_handover`].
 #[derive(Debug)]
 pub struct ForwarderHandover {
     offer: ForwarderOffer,
@@ -61,9 +61,9 @@ pub struct ForwarderHandover {
 
 #[derive(Default)]
 pub(crate) struct Matched {
-    /// Index of our rule, per offered rule.
+    /// For each offered rule, the index of our rule.
     places: Vec<usize>,
-    /// Listeners per offered rule and worker, until taken.
+    /// Listeners for each offered rule and worker, until they are taken.
     listeners: Vec<Vec<Vec<OwnedFd>>>,
     channels: Vec<Channel>,
     kernel: Before,
@@ -110,7 +110,7 @@ impl ForwarderHandover {
         self.offer.began()
     }
 
-    /// Finds each offered rule among `rules`; an error names a missing one.
+    /// Finds each offered rule among `rules`; if one is missing, the error names it.
     pub(crate) fn matched(self, rules: &[Rule]) -> Result<Matched, StartError> {
         let Self { offer, descriptors } = self;
         let ours: Vec<OfferedRule> = rules.iter().map(OfferedRule::of).collect();
@@ -146,7 +146,7 @@ impl Matched {
         Some(std::mem::take(&mut self.listeners[at]))
     }
 
-    /// Key of each offered rule, from the keys of our rules; `None` if one could not be bound.
+    /// Key of each offered rule, from the keys of our rules; `None` if one of our rules could not be bound.
     pub(crate) fn keys(&self, keys: &[Option<u32>]) -> Option<Arc<[u32]>> {
         self.places.iter().map(|place| keys.get(*place).copied().flatten()).collect()
     }
@@ -161,8 +161,9 @@ impl Matched {
 }
 
 impl Forwarder {
-    /// Returns the offer for a new process; the listeners and the new process's ends of the workers'
-    /// channels; and our ends. Fails if a worker is stuck or has ended, or if descriptors run out.
+    /// Returns the offer, its descriptors (the listeners and the new process's ends of the workers'
+    /// channels), and our ends of the channels. Fails if a worker is stuck or has ended, or if descriptors
+    /// run out.
     pub fn offer(&self) -> io::Result<(ForwarderOffer, Vec<OwnedFd>, Vec<Channel>)> {
         let keys: Arc<[u32]> = self.rules().active.iter().map(|active| active.state.key).collect();
         let sockets = |answer| Command::ExportSockets(Arc::clone(&keys), answer);
@@ -199,7 +200,7 @@ impl Forwarder {
         self.workers.tell(|| Step::Resume.into());
     }
 
-    /// Drops the exported sessions once the new process serves clients. The rest continues
+    /// Drops the exported sessions once the new process serves clients. Other connections continue
     /// ([`Forwarder::active`]).
     pub fn forget(&self) {
         let mut rules = self.rules();
@@ -218,7 +219,7 @@ impl Forwarder {
         }
     }
 
-    /// New process: attaches its kernel program in place of the old one. On error user space continues to
+    /// New process: attaches its eBPF program in place of the old one. On error, user space continues to
     /// forward.
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = self.kernel() {

@@ -34,11 +34,10 @@ const RAISED: u64 = u64::MAX - 2;
 
 pub(crate) enum Command {
     Change(Box<Change>),
-    /// A name was resolved, or a rule's targets changed.
     TargetsChanged,
-    /// Accept nothing new.
+    /// Accept no new connections or sessions.
     Drain(mpsc::Sender<()>),
-    /// Close the listeners; only after [`Command::Drain`].
+    /// Close the listeners; sent only after [`Command::Drain`].
     Unlisten(mpsc::Sender<()>),
     /// Send the listeners of the rules with these keys, in the order of their ranges. [`Step::Export`] uses
     /// the same rules.
@@ -93,7 +92,7 @@ impl Worker {
             worker_rules: WorkerRules::new(Arc::clone(common)),
             gather: Batching::default(),
             handed_over: Arc::default(),
-            // Another process may have handed over such sessions.
+            // Another process may have handed over sessions with former targets.
             leave_at: Some(0),
         })
     }
@@ -103,7 +102,7 @@ impl Worker {
         self.worker_rules.common = Arc::clone(common);
     }
 
-    /// Takes kernel resources for the rules added next.
+    /// Takes the kernel resources that the rules added next need.
     pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
         let now = self.frame.now_ms();
         if let Some(flows) = flows {
@@ -117,7 +116,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Serves a rule; `inherited` contains the listeners of rules that the same command removed.
+    /// Starts serving a rule; `inherited` contains the listeners of rules that the same command removed.
     pub(crate) fn add_rule(
         &mut self,
         state: &Arc<RuleState>,
@@ -232,7 +231,7 @@ impl Worker {
     /// Runs pending commands; returns true to stop.
     fn run_commands(&mut self, now: u64) -> bool {
         while let Some(command) = self.frame.command() {
-            // Further commands wait for a new clock reading.
+            // Other commands wait until the clock has been read again.
             let ends_tick = matches!(command, Command::Upgrade(_));
             self.carry_out(command, now);
             if ends_tick {
@@ -323,7 +322,7 @@ impl Worker {
     }
 
     /// Ends sessions with unhealthy targets: the client's next datagram selects another one. UDP has no
-    /// connection that breaks, so the client would otherwise keep sending to a dead target.
+    /// connection that breaks, so the client would otherwise keep sending to a target that is down.
     fn leave_unhealthy(&mut self, now: u64) {
         let Some(engine) = &mut self.udp else { return };
         for state in self.worker_rules.turned() {
@@ -333,7 +332,8 @@ impl Worker {
         }
     }
 
-    /// Ends sessions with former targets, immediately or once they are silent. TCP connections continue.
+    /// Ends sessions with former targets, immediately or once the target has sent nothing for a while. TCP
+    /// connections continue.
     fn leave_former(&mut self, now: u64) {
         self.leave_at = None;
         let Some(engine) = &mut self.udp else { return };
@@ -352,7 +352,7 @@ impl Worker {
         }
     }
 
-    /// Time of the next work that no event announces.
+    /// Due time of the next work that no event announces.
     fn due(&self) -> Option<u64> {
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
         [udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()

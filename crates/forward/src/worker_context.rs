@@ -18,7 +18,6 @@ use crate::{
     udp::{Admission, Choice, RuleKey, WorkerContext},
 };
 
-/// Rules that the UDP engine of one worker serves.
 pub(crate) struct WorkerRules {
     pub(crate) common: Arc<Common>,
     rules: HashMap<RuleKey, Entry, foldhash::fast::RandomState>,
@@ -31,7 +30,7 @@ struct Entry {
     removed: bool,
     /// Last seen value of [`RuleState::health_turns`].
     turns: u64,
-    /// Another process has handed over a session whose target is missing here.
+    /// True if another process has handed over a session whose target does not exist here.
     has_orphans: bool,
 }
 
@@ -51,7 +50,7 @@ impl WorkerRules {
         self.rules.get(&key).map(|entry| &entry.state.targets)
     }
 
-    /// UDP rules whose targets have changed their health since the last call.
+    /// UDP rules for which the health of a target has changed since the last call.
     pub(crate) fn turned(&mut self) -> Vec<Arc<RuleState>> {
         let news = self.rules.values_mut().filter(|entry| entry.turns != entry.state.health_turns());
         let seen = news.map(|entry| {
@@ -61,21 +60,19 @@ impl WorkerRules {
         seen.filter(|state| state.rule.targets_speak_udp()).collect()
     }
 
-    /// Rules that may have sessions with former targets.
     pub(crate) fn with_former_targets(&mut self) -> Vec<Arc<RuleState>> {
         let rules = self.rules.values_mut().filter(|entry| !entry.removed);
         let former = rules.filter(|entry| entry.has_orphans || entry.state.targets.has_former());
         former.map(|entry| Arc::clone(&entry.state)).collect()
     }
 
-    /// Records that each session of this rule has a target.
     pub(crate) fn has_no_orphans(&mut self, key: RuleKey) {
         if let Some(entry) = self.rules.get_mut(&key) {
             entry.has_orphans = false;
         }
     }
 
-    /// Removes a rule after its last session. Call after the engine has removed it.
+    /// Removes a rule after its last session has ended. Call after the engine has removed the rule.
     pub(crate) fn remove(&mut self, key: RuleKey) {
         if let Some(entry) = self.rules.get_mut(&key) {
             entry.removed = true;
@@ -145,7 +142,7 @@ impl WorkerContext for WorkerRules {
         Some(Choice { target: seat.keep(), address })
     }
 
-    /// Skips unresolved names: a datagram cannot wait.
+    /// Skips unresolved names, because a datagram cannot wait for a lookup.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice> {
         match self.targets(rule)?.pick(Some(client.ip()), port, tried, false) {
             Pick::At(seat, Address::Ip(address)) => Some(Choice { target: seat.keep(), address }),

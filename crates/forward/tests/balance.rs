@@ -1,4 +1,4 @@
-//! Weights, stickiness by source and counters per target, with real sockets and several workers.
+//! Weights, source affinity and counters per target, with real sockets and several workers.
 
 use crate::prelude::*;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,6 @@ fn workers(workers: usize) -> Settings {
     Settings { workers, ..settings() }
 }
 
-/// Loopback address for client `number`.
 fn source(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 9, number)
 }
@@ -37,7 +36,7 @@ fn heard_from(source: Ipv4Addr, to: SocketAddr) -> u8 {
     read_exactly(&mut connect_from(source, to), 1)[0]
 }
 
-/// UDP server that answers every datagram with its name.
+/// UDP server that responds to every datagram with its name.
 fn udp_greeter(name: u8) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -117,7 +116,7 @@ fn client_gets_the_same_target_on_every_worker_port_and_start() {
     let rule = weighted(&targets, Balance::Source);
     let ask = |running: &Running| -> Vec<u8> {
         let address = running.address("r");
-        // Client ports differ per call, and therefore the workers.
+        // Each call uses a different client port, and therefore possibly a different worker.
         (1..40).map(|number| heard_from(source(number), address)).collect()
     };
     let running = Running::start_with(&workers(4), std::slice::from_ref(&rule));
@@ -180,7 +179,7 @@ fn clients_return_to_a_recovered_target_and_no_others_move() {
     let without = ask();
     assert!(without.contains(&b'b') && without.contains(&b'c'), "{without:?}");
     support::serve_greetings(TcpListener::bind(down).unwrap(), "a");
-    // For a second after a failure, other targets are preferred.
+    // Other targets are preferred for a second after a failure.
     let with = eventually("the recovered target", || Some(ask()).filter(|heard| heard.contains(&b'a')));
     for (without, with) in without.iter().zip(with) {
         assert!(with == b'a' || with == *without);
@@ -191,7 +190,7 @@ fn clients_return_to_a_recovered_target_and_no_others_move() {
 fn traffic_is_counted_per_target() {
     let (a, nobody) = (greeter("a"), free_address());
     let running = Running::start(&[weighted(&[(nobody, 1), (a, 1)], Balance::Failover)]);
-    // Both count as up before the first client.
+    // Both are considered up before the first client connects.
     assert!(target(&running, a).up && target(&running, nobody).up);
 
     let mut client = running.connect("r");
@@ -213,7 +212,7 @@ fn traffic_is_counted_per_target() {
     client.shutdown(std::net::Shutdown::Both).unwrap();
     eventually("the end of the connection", || target(&running, a).counts.open == 0);
 
-    // A single connection detects that the target is back.
+    // A single connection is enough to detect that the target is up again.
     support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
     eventually("the recovered target is up", || {
         let _ = running.connect("r").read(&mut [0]);
@@ -227,7 +226,7 @@ fn traffic_is_counted_per_udp_target() {
     let rule = Rule { protocol: Protocol::Udp, ..weighted(&[(a, 1), (nobody, 1)], Balance::Source) };
     let running = Running::start(&[rule]);
     let to = running.address("r");
-    // Each of the two gets some of these.
+    // Each of the two targets gets some of these clients.
     for number in 1..40 {
         UdpSocket::bind((source(number), 0)).unwrap().send_to(b"???", to).unwrap();
     }

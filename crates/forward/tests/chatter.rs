@@ -1,5 +1,5 @@
 //! `copy = "kernel"`: the kernel forwards interactive connections, user space takes them back for bulk data,
-//! and no byte is lost, however they end. `transfers` covers behaviour common to all copy modes.
+//! and no byte is lost, however they end. The module `transfers` covers behaviour common to all copy modes.
 
 use crate::prelude::*;
 
@@ -29,7 +29,6 @@ fn greet(client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     200
 }
 
-/// Transfers `total` bytes one way and checks each.
 fn transfer(mut from: TcpStream, to: &mut TcpStream, total: usize, seed: u64) {
     let writer = thread::spawn(move || {
         let mut at = 0;
@@ -44,8 +43,8 @@ fn transfer(mut from: TcpStream, to: &mut TcpStream, total: usize, seed: u64) {
     while at < total {
         let most = buffer.len().min(total - at);
         let got = to.read(&mut buffer[..most]).unwrap();
-        assert!(got > 0, "the stream ended after {at} of {total}");
-        assert!(buffer[..got] == pattern(at as u64, got, seed), "bytes differ after {at}");
+        assert!(got > 0, "the stream ended after {at} of {total} bytes");
+        assert!(buffer[..got] == pattern(at as u64, got, seed), "bytes differ after offset {at}");
         at += got;
     }
     writer.join().unwrap();
@@ -55,7 +54,7 @@ fn booked(running: &Running) -> RuleSnapshot {
     running.snapshot("r")
 }
 
-/// Waits until these bytes are counted, to the target and to the client.
+/// Waits until this many bytes are counted, to the target and to the client.
 fn counted(running: &Running, said: [u64; 2]) {
     eventually(&format!("{said:?} are counted"), || {
         [booked(running).to_target_bytes, booked(running).to_client_bytes] == said
@@ -125,7 +124,7 @@ fn bulk_returns_to_user_space_and_interactive_traffic_to_the_kernel() {
     }
 }
 
-/// The reader sends without reading; sockmap alone would accept everything sent to it.
+/// The stalled side sends but does not read; a plain sockmap would accept any amount of data for it.
 #[test]
 fn data_for_a_stalled_reader_is_bounded_and_arrives_later() {
     if !kernel_passes_on() {
@@ -146,7 +145,7 @@ fn data_for_a_stalled_reader_is_bounded_and_arrives_later() {
             }
             Err(error) => panic!("{error}"),
         }
-        // The server answers without reading, like interactive traffic.
+        // The server responds without reading, which makes the traffic look interactive.
         if sent % (1400 * 64) == 0 || refused > 0 {
             server.write_all(b"!").unwrap();
             pings += 1;
@@ -174,7 +173,7 @@ fn data_immediately_before_the_end_of_stream_arrives() {
         client.write_all(&pattern(0, asks, 6)).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         if number % 3 == 0 {
-            // The server answers without reading the question.
+            // The server responds without reading the request.
             server.write_all(&pattern(0, answers, 7)).unwrap();
             server.shutdown(Shutdown::Write).unwrap();
             assert!(read_all(&mut server) == pattern(0, asks, 6), "{number}");
@@ -259,7 +258,7 @@ fn kernel_forwarded_connection_is_not_idle() {
     }
     eventually("the kernel has forwarded them", || booked(&running).kernel.bytes[0] == before + 8);
     assert!(running.log.all().is_empty());
-    // Now it is idle, and both sides are reset.
+    // Then the connection becomes idle, and both sides are reset.
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(server.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
@@ -309,7 +308,7 @@ fn reset_is_passed_on_immediately_to_a_stalled_side() {
     assert!(taken > 0, "the first write failed");
     let error = loop {
         match server.read(&mut [0; 1 << 14]) {
-            Ok(0) => panic!("a clean end"),
+            Ok(0) => panic!("the stream ended without a reset"),
             Ok(_) => {}
             Err(error) => break error,
         }

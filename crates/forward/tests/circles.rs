@@ -11,7 +11,8 @@ use crate::{
 
 const HERE: [u8; 4] = [127, 0, 0, 1];
 
-/// Rule on one loopback address, or on all, that targets itself, on a port that is free for TCP and UDP.
+/// Rule that listens on one loopback address, or on all, and targets itself, with a port that is free for TCP
+/// and UDP.
 fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
     let port = eventually("a port that is free for both", || {
         let port = free_address().port();
@@ -36,7 +37,7 @@ fn rule_does_not_connect_to_its_own_listener() {
     eventually("the failures are counted", || failures(&running, own, Failure::Unreachable) == 3);
     assert_eq!(running.snapshot("r").accepted, 3, "one connection per client");
     drop(running);
-    // A second target is then used.
+    // If there is a second target, it is used.
     rule.targets.push(greeter("b").into());
     assert_eq!(greeting(&Running::start(&[rule])), "b");
 }
@@ -52,7 +53,7 @@ fn wildcard_rule_does_not_connect_to_itself_at_any_address() {
     }
     eventually("all are counted", || running.snapshot("r").accepted >= 10);
     eventually("all have ended", || running.forwarder.active() == 0);
-    // Each of the two addresses is tried once before it is known to be ours.
+    // Each of the two addresses is tried once before the rule knows that it is local.
     assert!(running.snapshot("r").accepted <= 12, "{:?}", running.snapshot("r"));
 }
 
@@ -78,7 +79,7 @@ fn udp_rule_has_no_session_with_itself() {
     }
 }
 
-/// Chain of rules, the last one leading to `target`; also returns the address of the first.
+/// Chain of rules, the last of which leads to `target`; also returns the address of the first one.
 pub(crate) fn chain(protocol: Protocol, length: usize, target: SocketAddr) -> (Vec<Rule>, SocketAddr) {
     let (mut rules, mut next): (Vec<Rule>, _) = (Vec::new(), target);
     for number in (0..length).rev() {
@@ -95,7 +96,6 @@ pub(crate) fn circles(running: &Running, id: &str) -> u64 {
     ended.iter().filter(|(reason, _)| *reason == EndReason::Circle).map(|(_, count)| count).sum()
 }
 
-/// Two rules that forward to each other.
 fn pair(protocol: Protocol) -> (Vec<Rule>, SocketAddr) {
     let (mut rules, first) = chain(protocol, 2, ([127, 0, 0, 1], 9).into());
     rules[1].targets = vec![first.into()];
@@ -110,7 +110,7 @@ fn accepted(running: &Running) -> u64 {
     ["0", "1"].into_iter().map(|id| running.snapshot(id).accepted).sum()
 }
 
-/// Client whose address transparent rules can use on this machine.
+/// Client whose address transparent rules can also bind on this machine.
 fn sharing_client() -> UdpSocket {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
     socket.set_reuse_port(true).unwrap();
@@ -158,7 +158,7 @@ fn transparent_rules_in_a_loop_send_nothing() {
 #[test]
 fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
-        // Datagrams to 10.8.0.1 are routed away and get no answer.
+        // Datagrams to 10.8.0.1 get no response.
         alone::run("ip", &["route", "add", "10.8.0.1", "dev", "lo"]);
         let ports = PortRange { first: 36000, last: 36011 };
         let (rule, _) = at_a_known_port(HERE, Protocol::Udp);
@@ -184,7 +184,7 @@ fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
 fn session_that_reconnects_is_a_hop_for_the_next_rule() {
     let (mut rules, first) = chain(Protocol::Tcp, 8, greeter("a"));
     let (across, listening) = at_a_known_port(HERE, Protocol::Udp);
-    // The first target is closed.
+    // The first target's port is closed.
     rules.push(Rule {
         id: RuleId("across".to_owned()),
         protocol: Protocol::UdpToTcp { framed: false },

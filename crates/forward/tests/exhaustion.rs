@@ -1,4 +1,4 @@
-//! Behaviour when no descriptors are left: accepting pauses and resumes, and nothing crashes.
+//! Behaviour when descriptors run out: accepting pauses and resumes, and nothing crashes.
 
 use crate::prelude::*;
 

@@ -10,7 +10,7 @@ fn five_thousand_idle_connections_cost_less_than_a_kilobyte_each() {
 }
 
 fn gather() {
-    // Per connection, one for the client, one for the server, and two for the forwarder.
+    // Descriptors per connection: one for the client, one for the server, and two for the forwarder.
     let limit = turnpike_net::rlimit::raise_open_files(4 * COUNT as u64 + 200);
     let count = COUNT.min((limit as usize - 200) / 4);
     let mut buffers = Vec::with_capacity(count);

@@ -74,7 +74,7 @@ fn with_keep_going_a_reload_uses_the_rules_that_can_be_bound() {
     let new = forwarder.listeners().into_iter().find(|(id, _)| id.0 == "new").expect("a listener").1;
     let new = support::socket_address(&new);
     assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
-    // The old rules stay if no new rule could be bound.
+    // The old rules stay active if no new rule could be bound.
     assert!(forwarder.reload(&settings, &[bad]).is_err());
     assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
     drop(taken);
@@ -104,7 +104,7 @@ fn reload_keeps_connections_and_applies_to_new_ones() {
     let mut open = ["kept", "changed", "gone"].map(|id| running.connect(id));
     open.iter_mut().for_each(|client| drop(read_exactly(client, 1)));
     let (changed_at, gone_at) = (running.address("changed"), running.address("gone"));
-    // Port 0 would be another port after each change.
+    // Port 0 would become a different port after each change.
     let changed = at(rule("changed", greeter("b")), changed_at);
     let rules = [kept, changed, rule("new", greeter("n"))];
     let kept_at = running.address("kept");
@@ -150,13 +150,14 @@ fn two_rules_cannot_take_over_the_same_port() {
 
 #[test]
 fn port_moves_from_one_address_to_the_wildcard_and_back() {
-    // A port that no other test uses as a client port on another address, which would block the wildcard.
+    // No other test may use this port as a client port on another address, because that would block the
+    // wildcard.
     let address = free_address();
     let running = Running::start(&[at(rule("r", greeter("a")), address)]);
     let mut wide = at(rule("r", greeter("b")), address);
     wide.bind = [0, 0, 0, 0].into();
     running.forwarder.reload(&settings(), &[wide]).unwrap();
-    // For a moment both listen, and clients in the queue of the one that closes are reset.
+    // For a moment both rules listen, and clients in the queue of the listener that closes are reset.
     eventually("the wildcard rule serves clients", || greeting_at(address) == Some(*b"b"));
     let narrow = [at(rule("r", greeter("c")), address)];
     running.forwarder.reload(&settings(), &narrow).unwrap();

@@ -82,7 +82,8 @@ fn new_connections_per_client_are_limited() {
     let running = Running::start(&[limited]);
     let comes = || !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty();
     assert!(comes());
-    // The machine decides how many fit into a second; unit tests cover the exact rate.
+    // The number of connections that fit into a second depends on the machine; unit tests cover the exact
+    // rate.
     eventually("two arrive within a second", || !comes());
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
     eventually("the refusal is counted", || refused(&running, EndReason::ClientRate) > 0);
@@ -112,7 +113,7 @@ fn limit_behind_a_proxy_applies_to_the_client_in_its_header() {
     let mut nobody: Vec<_> = (0..3).map(|_| running.connect("r")).collect();
     for stream in &mut nobody {
         stream.write_all(b"PROXY UNKNOWN\r\n").unwrap();
-        assert_eq!(read_exactly(stream, 1), b"a", "a header without a client");
+        assert_eq!(read_exactly(stream, 1), b"a", "a header that names no client");
     }
 }
 
@@ -200,7 +201,7 @@ fn idle_end_without_an_event_is_counted() {
         let (_stream, _datagrams) = if protocol == Protocol::Tcp {
             (Some(running.connect("r")), None)
         } else {
-            // The target receives it and does not answer.
+            // The target receives the datagram and does not respond.
             let target = UdpSocket::bind(target).unwrap();
             UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"once", address).unwrap();
             (None, Some(target))

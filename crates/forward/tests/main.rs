@@ -1,5 +1,5 @@
 //! Tests of the forwarder with real sockets: one module per behaviour, all in one program, which links
-//! faster. Tests that need a process of their own start one (`turnpike_testkit::alone`).
+//! faster. Tests that need their own process start one (`turnpike_testkit::alone`).
 #![forbid(unsafe_code)]
 #![cfg(test)]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]

@@ -6,7 +6,7 @@ use turnpike_testkit::alone;
 
 const HOSTS: &str = "/etc/hosts";
 
-/// Overwrites the file in place, because it is bind-mounted.
+/// Overwrites the file in place, because it is mounted with a bind mount.
 fn hosts(path: &Path, lines: &str) {
     fs::write(path, format!("127.0.0.1 localhost\n{lines}")).unwrap();
 }
@@ -17,7 +17,7 @@ fn named(id: &str, name: &str, port: u16) -> Rule {
     rule
 }
 
-/// Listeners on one port of two addresses.
+/// Listeners on the same port of two addresses.
 fn twins() -> (TcpListener, TcpListener, u16) {
     eventually("a port that is free on two addresses", || {
         let one = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -109,7 +109,7 @@ fn follow() {
     }
     assert_eq!(greeting(), Some(b'b'));
 
-    // One of two addresses is closed: each connection tries both.
+    // One of the two addresses does not accept connections, so each connection tries both.
     hosts(&path, "127.0.0.3 moving.test\n127.0.0.1 moving.test\n");
     eventually("the second address", || greeting().filter(|name| *name == b'a'));
     let down = |snapshot: &turnpike_forward::RuleSnapshot| {
@@ -124,7 +124,7 @@ fn follow() {
         assert_eq!(greeting(), Some(b'a'));
     }
 
-    // Both are served: TCP and UDP alternate, and the old connection continues.
+    // Both addresses are used: TCP and UDP alternate between them, and the old connection continues.
     hosts(&path, "127.0.0.1 moving.test\n127.0.0.2 moving.test\n");
     let both = |ask: &dyn Fn() -> Option<u8>| {
         let heard: Vec<_> = (0..10).map(|_| ask()).collect();
@@ -135,7 +135,7 @@ fn follow() {
     eventually("both addresses take turns (UDP)", || both(&|| ask_udp(running.address("datagrams"))));
     old.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut old, 10), b"still here");
-    // The worker's last publication may be older than the answer.
+    // The worker's last snapshot may be older than the lookup.
     let addresses = || {
         let snapshot = running.snapshot("r");
         let shown = snapshot.targets.iter().map(|target| target.address.ip().unwrap().to_string());
@@ -151,7 +151,7 @@ fn udp_session_leaves_a_former_address_of_its_name() {
     alone::in_namespaces(name, "m", &probe, leave);
 }
 
-/// UDP server that answers every datagram while the flag is set.
+/// UDP server that responds to every datagram while the flag is set.
 fn moody(address: &str, port: u16, answers: &Arc<AtomicBool>) -> bool {
     let Ok(socket) = UdpSocket::bind((address, port)) else { return false };
     let answers = Arc::clone(answers);
@@ -211,7 +211,7 @@ fn leave() {
     });
     hosts(&path, "127.0.0.2 moving.test\n");
     eventually("new clients use the new address", || hears(&client()).filter(|name| *name == b'b'));
-    // On a slow machine an answer may arrive too late, but none comes from another target.
+    // On a slow machine, a response may arrive too late, but none comes from another target.
     let heard: Vec<_> = (0..100)
         .filter_map(|_| {
             thread::sleep(Duration::from_millis(20));
@@ -235,7 +235,7 @@ fn silent_name_server_blocks_neither_counters_nor_keep_going() {
     alone::in_namespaces(name, "mn", &probe, hold_up);
 }
 
-/// Less than any wait for the name server, more than a busy machine needs.
+/// Shorter than any timeout for the name server, longer than a busy machine needs.
 const SOON: Duration = Duration::from_secs(5);
 
 fn hold_up() {

@@ -100,7 +100,6 @@ fn lists_apply_to_the_client_in_the_header() {
     assert_eq!(read_exactly(&mut client, 1), b"a");
 }
 
-/// Rule whose trusted proxies have other addresses.
 fn accepting_from_others(target: std::net::SocketAddr) -> Rule {
     let mut rule = rule("r", target);
     rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([192, 0, 2, 0].into(), 24)), Proxy::Unix];
@@ -125,7 +124,7 @@ fn header_from_an_untrusted_client_never_reaches_a_target() {
             let report = running.log.wait(1).remove(0);
             assert_eq!((report.reason, report.client), (EndReason::UntrustedProxy, own));
             assert_eq!((report.to_target, report.to_client), (0, 0));
-            // A write may have consumed the reset.
+            // An earlier write may already have reported the reset.
             let end = client.read(&mut [0]).map_err(|error| error.kind());
             assert!(end == Err(ErrorKind::ConnectionReset) || end == Ok(0) && !whole, "{end:?}");
             assert_eq!(read_all(&mut accept(&server)), b"", "{header:?}");

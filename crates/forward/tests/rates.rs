@@ -1,6 +1,6 @@
-//! Checks the upper bounds of byte rates per rule and per connection, for TCP and UDP, over the measured
-//! time. On a busy machine the tests take longer, and the bound rises accordingly. Unit tests cover the lower
-//! bound.
+//! Checks that bandwidth limits per rule and per connection are not exceeded over the measured time, for TCP
+//! and UDP. On a busy machine the tests take longer, and more bytes are allowed accordingly. Unit tests cover
+//! the lower bound.
 
 use crate::prelude::*;
 
@@ -16,7 +16,6 @@ fn limits(rule: Option<u64>, connection: Option<u64>) -> Limits {
     }
 }
 
-/// Writes until `stop`.
 fn flood(mut stream: TcpStream, stop: &Arc<AtomicBool>) {
     let stop = Arc::clone(stop);
     std::thread::spawn(move || {
@@ -41,7 +40,7 @@ fn now(counters: &[Arc<AtomicU64>]) -> Vec<u64> {
     counters.iter().map(|counter| counter.load(Ordering::SeqCst)).collect()
 }
 
-/// Waits until each counter has three bursts; returns the counters and the time since `began`.
+/// Waits until each counter has reached three bursts; returns the counters and the time since `began`.
 fn moved(counters: &[Arc<AtomicU64>], began: Instant) -> (Vec<u64>, Duration) {
     let all = eventually("three bursts have passed", || {
         Some(now(counters)).filter(|all| all.iter().all(|one| *one >= 3 * BURST))
@@ -95,7 +94,7 @@ fn connections_share_the_rate_of_a_rule_evenly_over_all_workers() {
     stop.store(true, Ordering::SeqCst);
 }
 
-/// All data and the end of stream arrive, although they exceed a burst many times.
+/// All data and the end of stream arrive, even if the transfer is many times larger than a burst.
 #[test]
 fn rate_limited_transfer_arrives_complete() {
     let (server, target) = listener();
@@ -117,7 +116,6 @@ fn rate_limited_transfer_arrives_complete() {
     writer.join().unwrap();
 }
 
-/// Connections that end while they wait must not block others.
 #[test]
 fn reset_of_waiting_connections_does_not_block_others() {
     let (server, target) = listener();

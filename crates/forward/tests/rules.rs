@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use turnpike_forward::RuleStanding;
 
-/// UDP server that answers each datagram with its name and the datagram. Runs until the process exits.
+/// UDP server that responds to each datagram with its name and the datagram. Runs until the process exits.
 fn udp_echo(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -191,7 +191,7 @@ fn stream_is_forwarded_over_udp_and_back() {
     assert_eq!(read_exactly(&mut client, 5), b"\0\x03ehi");
 }
 
-/// [`udp_echo`] that answers only while the flag is set.
+/// Like [`udp_echo`], but responds only while the flag is set.
 fn moody_echo(name: &'static str) -> (SocketAddr, Arc<AtomicBool>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let (address, answers) = (socket.local_addr().unwrap(), Arc::new(AtomicBool::new(true)));
@@ -231,7 +231,7 @@ fn udp_session_leaves_a_removed_target_once_it_is_silent() {
         assert_eq!(ask(&udp_client(address), b"2"), b"b2");
         eventually("the unanswered session ends", || running.log.all().len() == 1);
         assert_eq!(ask(&unanswered, b"2"), b"b2");
-        // Longer than a former target may be silent.
+        // Longer than the time after which a session leaves a silent former target.
         for _ in 0..70 {
             assert_eq!(ask(&answered, b"3"), b"a3", "an answered session stays");
             thread::sleep(Duration::from_millis(100));

@@ -9,7 +9,7 @@ use crate::support::{client, socket_address};
 
 const CLIENTS: usize = 4;
 
-/// Checks each report and keeps none, which would use memory too.
+/// Checks each report and discards it, because keeping reports would use memory.
 #[derive(Default)]
 struct Reports {
     good: AtomicUsize,
@@ -26,7 +26,7 @@ impl ConnectionLog for Reports {
     }
 }
 
-/// Answers each connection with sixteen copies of its data, and closes it.
+/// Responds on each connection with sixteen copies of its data, and closes it.
 fn serve(listener: &TcpListener, count: usize) {
     for _ in 0..count {
         let mut stream = accept(listener);

@@ -14,7 +14,7 @@ pub(crate) fn greeting(running: &Running) -> String {
     String::from_utf8(read_exactly(&mut running.connect("r"), 1)).unwrap()
 }
 
-/// Address that does not answer connects, because the queue of its listener is full.
+/// Address where connects time out, because the listener's queue is full.
 fn mute() -> (Vec<std::net::TcpStream>, TcpListener, SocketAddr) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -52,7 +52,6 @@ fn next_target_is_tried_after_an_unanswered_connect() {
     eventually("the timeout is counted", || failures(&running, mute, Failure::Timeout) == 1);
 }
 
-/// Number of failures of a target for this reason.
 pub(crate) fn failures(running: &Running, target: SocketAddr, why: Failure) -> u64 {
     let targets = running.snapshot("r").targets;
     let found = targets.iter().find(|known| known.address == target.into()).expect("a known target");
@@ -87,8 +86,8 @@ fn health_checks_divert_clients_from_a_dead_target_and_back() {
     let mut rule = between(&[first, greeter("b")], Balance::Failover);
     rule.health = Some(Duration::from_millis(200));
     let running = Running::start(&[rule]);
-    // No client has connected yet, so the health check must detect it. From then on no client is sent to the
-    // dead target.
+    // No client has connected yet, so the health check must detect it. After that, no client is sent to the
+    // target that is down.
     let is_up =
         || running.snapshot("r").targets.iter().any(|target| target.address == first.into() && target.up);
     eventually("the first target is unhealthy", || !is_up());
@@ -101,7 +100,7 @@ fn health_checks_divert_clients_from_a_dead_target_and_back() {
     eventually("the first target answers", || greeting(&running) == "a");
 }
 
-/// UDP target that answers `ping` with its name while `lives` is set, and nothing else.
+/// UDP target that responds to `ping` with its name while `lives` is set, and ignores everything else.
 fn named(name: &'static str, lives: Arc<AtomicBool>) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -116,7 +115,7 @@ fn named(name: &'static str, lives: Arc<AtomicBool>) -> SocketAddr {
     address
 }
 
-/// Name of the target that promptly answers a new client, if any.
+/// Name of the target that promptly responds to a new client, if any.
 fn who_answers(running: &Running) -> Option<String> {
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(running.address("r")).unwrap();
@@ -167,7 +166,7 @@ fn udp_session_leaves_a_target_that_fails_its_checks() {
     assert_eq!(reasons, [EndReason::TargetDown]);
 }
 
-/// Without checks, a target is retried a second after each failure, and each retry loses a client's datagram.
+/// Without checks, a target is retried a second after each failure, and each retry costs a client a datagram.
 #[test]
 fn health_check_detects_a_closed_udp_port() {
     let dead = free_address();
@@ -184,10 +183,10 @@ fn health_check_detects_a_closed_udp_port() {
         who_answers(&unchecked);
         failed(&unchecked) >= 3
     });
-    assert_eq!(failed(&checked), before, "a client was sent to the dead target");
+    assert_eq!(failed(&checked), before, "a client was sent to the target that is down");
 }
 
-/// Sends the greeting to each client that has sent `question`, or at once if that is empty.
+/// Sends the greeting to each client that has sent `question`, or immediately if `question` is empty.
 fn asked(question: &'static [u8], greeting: &Arc<std::sync::Mutex<&'static [u8]>>) -> SocketAddr {
     let (listener, address) = listener();
     let greeting = Arc::clone(greeting);
@@ -222,7 +221,7 @@ fn tcp_target_is_healthy_while_it_answers_as_expected() {
     }
 }
 
-/// Sends until an answer arrives.
+/// Sends datagrams until a response arrives.
 fn served(running: &Running) -> String {
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(running.address("r")).unwrap();

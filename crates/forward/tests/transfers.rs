@@ -1,4 +1,4 @@
-//! Transfers in every copy mode between slow and fast ends: every byte, FIN and RST arrives.
+//! Transfers in every copy mode between slow and fast endpoints: every byte, FIN and RST arrives.
 
 use crate::prelude::*;
 use crate::support::copy_modes;
@@ -48,7 +48,7 @@ fn receive(mut from: TcpStream, total: usize, seed: u64, slow: bool) {
         if got == 0 {
             break;
         }
-        assert!(buffer[..got] == pattern(at as u64, got, seed), "bytes differ after {at}");
+        assert!(buffer[..got] == pattern(at as u64, got, seed), "bytes differ after offset {at}");
         at += got;
         if slow {
             thread::sleep(Duration::from_micros(100));
@@ -76,7 +76,7 @@ fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
     assert_eq!(report.reason, EndReason::Finished);
     let all = total as u64 + said;
     assert_eq!((report.to_target, report.to_client), (all, all), "{copy:?}");
-    // Published together with the end of the connection.
+    // The counters are published together with the end of the connection.
     eventually("counters", || running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1);
     assert_eq!(running.snapshot("r").to_client_bytes, all);
     let spliced = running.snapshot("r").spliced_bytes;
@@ -124,18 +124,18 @@ fn auto_splices_bulk_and_buffers_interactive_traffic() {
     receive(server, total, 3, false);
     writer.join().unwrap();
     eventually("the counters", || running.snapshot("r").to_target_bytes == 6400 + total as u64);
-    // The share depends on the scheduler: if the reader keeps up, reads are small and use the buffer.
+    // The spliced share depends on the scheduler: if the reader keeps up, reads are small and use the buffer.
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }
 
-/// If much data arrives at once, the last part is moved in a turn without an event.
+/// If much data arrives together, the last part is moved in a turn without an event.
 #[test]
 fn last_bytes_are_counted_without_a_further_event() {
     for copy in copy_modes() {
         let Pair { running, client, mut server, said } = pair(copy);
         let total = 3 << 20;
         for round in 1..=20 {
-            // If nothing has been counted for this long, the first part is counted immediately and the rest
+            // After this much time without counting, the first part is counted immediately and the rest
             // later.
             thread::sleep(Duration::from_millis(110));
             let mut to = client.try_clone().unwrap();
@@ -256,7 +256,7 @@ fn reset_ends_both_sides_while_buffers_are_full() {
             let mut rest = vec![0; 1 << 16];
             let error = loop {
                 match stays.read(&mut rest) {
-                    Ok(0) => panic!("a clean end after a reset"),
+                    Ok(0) => panic!("the stream ended without a reset"),
                     Ok(_) => {}
                     Err(error) => break error,
                 }
@@ -268,7 +268,7 @@ fn reset_ends_both_sides_while_buffers_are_full() {
 
 #[test]
 fn reset_after_fin_is_detected() {
-    // FIN, then RST: the RST arrives at a side where nothing is left to read.
+    // FIN, then RST: when the RST arrives, that side has nothing left to read.
     let Pair { running, client, mut server, .. } = pair(CopyMode::Auto);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&mut server), b"");

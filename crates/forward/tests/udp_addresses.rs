@@ -1,4 +1,4 @@
-//! Source addresses of answers. The clients' sockets are connected and ignore other sources.
+//! Source addresses of responses. The clients' sockets are connected, so they ignore other sources.
 
 use crate::prelude::*;
 use std::net::IpAddr;

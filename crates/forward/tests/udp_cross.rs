@@ -79,7 +79,7 @@ fn udp_to_tcp_framed_keeps_boundaries_in_both_directions() {
         for (number, len) in sizes.into_iter().enumerate() {
             assert_eq!(read_frame(&mut stream), payload(3, number, len));
         }
-        // Split within the length field and within the datagram.
+        // The bytes are split within the length field and within the datagram.
         let mut bytes = Vec::new();
         for (number, len) in sizes.into_iter().enumerate() {
             bytes.extend(frame(&payload(4, number, len)));
@@ -195,8 +195,8 @@ fn worker_with_a_half_closed_client_sleeps() {
     stream.write_all(b"x").unwrap();
     assert_eq!(read(&mut stream, 1), b"x");
     stream.shutdown(Shutdown::Write).unwrap();
-    // Level-triggered epoll would report the end of stream forever. The next deadline is then that of the
-    // linger time.
+    // Level-triggered epoll would report the end of stream forever. After that, the next deadline is that of
+    // the linger time.
     eventually("the FIN", || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000));
     let calls = worker.ask(|engine, _| engine.rx_stats().calls);
     for _ in 0..100 {

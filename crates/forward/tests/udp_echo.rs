@@ -6,7 +6,7 @@ use crate::udp_common::rule;
 use turnpike_net::{Route, Rx, Sockets, Tx, UdpOptions};
 use turnpike_testkit::{alone::skip, loopback_keeps_super_packets};
 
-/// Empty, tiny, just below and above the MTU, and the UDP maximum.
+/// Datagram sizes: empty, tiny, just below and above the MTU, and the UDP maximum.
 const SIZES: [usize; 10] = [0, 1, 2, 120, 512, 1200, 1472, 1473, 9000, 65_507];
 
 #[test]
@@ -39,8 +39,8 @@ fn bursts_of_200_clients_return_to_their_senders_on_each_datapath() {
         let clients: Vec<UdpSocket> = (0..200).map(|_| client(at)).collect();
         for round in 0..10 {
             let sent = |who: usize| payload(who, round, 20 + (who * 7 + round * 13) % 400);
-            // Only as many datagrams in flight as certainly fit into the echo's receive buffer: 212,992
-            // bytes, of which the kernel charges 1,280 per datagram.
+            // Keep only as many datagrams in flight as certainly fit into the echo server's receive buffer:
+            // 212,992 bytes, of which the kernel charges 1,280 per datagram.
             for (lot, clients) in clients.chunks(50).enumerate() {
                 for (who, client) in clients.iter().enumerate() {
                     client.send(&sent(lot * 50 + who)).unwrap();
@@ -56,7 +56,7 @@ fn bursts_of_200_clients_return_to_their_senders_on_each_datapath() {
     }
 }
 
-/// Sends datagrams, those of equal size as one super-packet, and returns the received ones.
+/// Sends datagrams, those of equal size as one super-packet, and returns the echoes.
 fn burst(datapath: Datapath, sizes: &[usize]) -> (Vec<Vec<u8>>, turnpike_net::TxStats) {
     let target = UdpSocket::bind(LOCALHOST).unwrap();
     target.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();

@@ -1,4 +1,4 @@
-//! Behaviour of the UDP engine when no descriptors are left: listeners pause and resume, datagrams are
+//! Behaviour of the UDP engine when descriptors run out: listeners pause and resume, datagrams are
 //! dropped, and sessions continue.
 
 use crate::prelude::*;
@@ -59,7 +59,7 @@ fn stream(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Echo of one byte; `None` at the end.
+/// Echo of one byte; `None` at the end of the stream.
 fn echoed(stream: &mut TcpStream) -> Option<[u8; 1]> {
     let mut byte = [0];
     stream.write_all(b"x").ok()?;

@@ -1,4 +1,4 @@
-//! Ends of sessions: idle, evicted, refused, denied, removed.
+//! Sessions that end because they are idle, evicted, refused, denied or removed.
 
 use crate::prelude::*;
 
@@ -105,7 +105,7 @@ fn flood_of_new_clients_keeps_the_limit_and_separate_sockets() {
     });
     let sources: HashSet<SocketAddr> =
         (0..CLIENTS).map(|_| target.recv_from(&mut [0; 8]).unwrap().1).collect();
-    // The kernel may reuse a port once its first owner is gone, but not for most of them.
+    // The kernel may reuse a port once its first socket is closed, but it does so for few ports.
     assert!(sources.len() > CLIENTS * 3 / 4, "{} sources", sources.len());
     assert_eq!((worker.active(), worker.tx_stats().refused), (8, 0));
     assert_eq!(worker.reasons(), vec![EndReason::Evicted; CLIENTS - 8]);
@@ -206,8 +206,8 @@ fn drain_serves_old_sessions_and_accepts_no_new_ones() {
     assert_eq!((worker.active(), worker.reasons()), (1, vec![]));
 }
 
-/// For each protocol and family, on one address and on all: the next listener gets new clients, and the old
-/// one keeps its own.
+/// For each protocol and address family, on one address and on all: the next listener gets new clients, and
+/// the old one keeps serving its own.
 #[test]
 fn drained_port_keeps_old_clients_and_frees_the_listener() {
     for (listen, ask) in [

@@ -54,7 +54,7 @@ fn megabytes_and_half_close_pass_between_unix_and_tcp() {
             ..rule("tcp", ([127, 0, 0, 1], 1).into())
         };
         let running = Running::start(&[tcp]);
-        // Two forwarders in a row: Unix, TCP, Unix.
+        // Two forwarders in a chain: from Unix to TCP to Unix.
         let first = Running::start(&[Rule { copy, ..listening_at(&inside, running.address("tcp")) }]);
         let client = connect(&inside);
         let sent = support::pattern(0, 5_000_000, 3);

@@ -67,11 +67,11 @@ fn remembering() -> (SocketAddr, Arc<Mutex<HashSet<SocketAddr>>>) {
     (address, seen)
 }
 
-/// Datagrams in flight per client. Those of all clients together fit into the smallest default receive
-/// buffer, so a slow machine loses nothing.
+/// Datagrams in flight per client. Together, they fit into the smallest default receive buffer, so a slow
+/// machine loses nothing.
 const WINDOW: u64 = 16;
 
-/// Client that numbers its datagrams and checks that the answers arrive in order.
+/// Client that numbers its datagrams and checks that the responses arrive in order.
 struct Talk {
     stop: Arc<AtomicBool>,
     sender: thread::JoinHandle<u64>,
@@ -212,7 +212,7 @@ fn partial_frames_and_queued_data_are_handed_over() {
     asking.send(b"first").unwrap();
     let mut far = accept(&server);
     assert_eq!(read_exactly(&mut far, 7), b"\0\x05first");
-    // The target has sent half an answer and stops reading for a while.
+    // The target has sent half a response and stops reading for a while.
     far.write_all(b"\0\x06ans").unwrap();
     let full = [7; 40_000];
     let mut sent = 0;

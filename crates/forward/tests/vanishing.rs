@@ -7,10 +7,10 @@ use turnpike_testkit::alone;
 
 const TEST: &str = "vanishing::vanished_peer_is_detected_and_the_other_side_is_reset";
 
-/// Messages exchanged before a connection falls silent or a transfer begins.
+/// Number of messages exchanged before a connection becomes idle or a transfer begins.
 const WORDS: u64 = 10;
 
-/// Addresses of this namespace that are removed during a connection, so that packets to them get no answer.
+/// Addresses of this namespace that are removed during a connection, so that packets to them get no response.
 fn address(number: u8) -> String {
     format!("10.9.0.{number}")
 }
@@ -25,7 +25,6 @@ struct Pair {
     server: TcpStream,
 }
 
-/// Connection whose client is at address `number`.
 fn client_at(number: u8, running: &Running, id: &str, server: &TcpListener) -> Pair {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     let source: SocketAddr = format!("{}:0", address(number)).parse().unwrap();
@@ -65,11 +64,11 @@ fn transfer(mut from: TcpStream, to: &mut TcpStream) -> thread::JoinHandle<Error
 
 fn vanish() {
     for (name, value) in [
-        // Idle connection: probed after a second, ended after two more.
+        // An idle connection is probed after a second and ended after two more.
         ("tcp_keepalive_time", "1"),
         ("tcp_keepalive_intvl", "1"),
         ("tcp_keepalive_probes", "2"),
-        // Data in flight: ended after four tries.
+        // A connection with data in flight is ended after four attempts.
         ("tcp_retries2", "3"),
     ] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{name}"), value) {

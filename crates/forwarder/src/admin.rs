@@ -1,4 +1,4 @@
-//! View of a running forwarder for its admin interface.
+//! View of a running forwarder that its admin interface uses.
 
 use std::sync::{Arc, Weak};
 
@@ -12,7 +12,7 @@ use turnpike_process::{Control, MetricsPage};
 pub(crate) struct ForwarderAdmin {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,
-    /// Weak, so that its owner can stop the forwarder while requests run.
+    /// Weak reference, so that the owner can stop the forwarder while requests are running.
     pub(crate) forwarder: Weak<Forwarder>,
     pub(crate) shown: watch::Receiver<Arc<ForwardSettings>>,
 }

@@ -6,9 +6,9 @@
 //! client - - [20/Nov/2026:12:00:00 +0100] "GET /rinetd-services/LISTEN/PORT/TARGET/PORT/RESULT HTTP/1.0" 200 out - - - in
 //! ```
 //!
-//! Hosts and ports are those of the configuration, as in rinetd; if there are several targets, that of the
-//! one reached. Unlike rinetd's, the file has no "opened" lines and limits refusals as the log does. It
-//! contains every ended connection.
+//! As in rinetd, hosts and ports are those in the configuration; if a rule has several targets, the line
+//! shows the one reached. Unlike rinetd's file, it has no "opened" lines and limits the number of refusals as
+//! the log does, but it contains every connection that has ended.
 
 use std::{
     collections::HashMap,
@@ -28,9 +28,9 @@ pub(crate) struct ConnectionFile {
     file: File,
     format: LineFormat,
     rules: HashMap<String, Rule>,
-    /// An error has been logged; it is logged once.
+    /// True once an error has been logged, which happens only once.
     failed: bool,
-    /// The last line in the file is incomplete.
+    /// True if the last line in the file is incomplete.
     is_cut: bool,
 }
 
@@ -45,8 +45,8 @@ impl ConnectionFile {
         Ok(Self { file, format, rules, failed: false, is_cut: false })
     }
 
-    /// Appends one line per report in a single write; `lists` determine the reason for refusals. Returns the
-    /// number of lines not written.
+    /// Appends one line per report in a single write; `lists` determine the reasons for refusals. Returns the
+    /// number of lines that could not be written.
     pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &AccessLists) -> u64 {
         let mut text = String::new();
         let now = Zoned::now();
@@ -67,7 +67,7 @@ impl ConnectionFile {
         let rule = self.rules.get(&report.rule.0);
         let unknown = || ("?".to_owned(), 0);
         let (from_host, from_port) = rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
-        // If there are several targets, the configuration does not tell which one was used.
+        // If there are several targets, the one used is known only from the report.
         let (to_host, to_port) = match (rule.map(|rule| &rule.targets[..]), &report.target) {
             (Some([only]), _) if only.ports.first == only.ports.last => {
                 (only.host.to_string().trim_matches(['[', ']']).to_owned(), only.ports.first)
@@ -98,7 +98,7 @@ impl ConnectionFile {
 fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, Option<io::Error>) {
     let mut error = None;
     if *is_cut && !lines.is_empty() {
-        // The rest of that line is lost, and new lines must not be appended to it.
+        // The rest of that line is lost. End it, so that new lines are not appended to it.
         match file.write_all(b"\n") {
             Ok(()) => *is_cut = false,
             Err(why) => error = Some(why),
@@ -120,8 +120,8 @@ fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, O
     (u64::try_from(unwritten).unwrap_or(u64::MAX), error)
 }
 
-/// rinetd's terms: "local" is the target's side, "remote" the client's. If both sides closed normally, it is
-/// not known which was first; usually it was the client.
+/// rinetd's terms: "local" is the target's side, "remote" the client's. If both sides closed normally, the
+/// order is not known; usually the client closed first.
 fn result(report: &ConnectionReport, lists: &AccessLists) -> &'static str {
     match report.reason {
         EndReason::TargetReset | EndReason::TargetDown | EndReason::TargetGone => "done-local-closed",

@@ -29,7 +29,6 @@ pub(crate) struct ConnectionLogWriter {
 
 pub(crate) struct Records {
     pub(crate) lists: AccessLists,
-    /// File in rinetd's format.
     pub(crate) file: Option<ConnectionFile>,
 }
 
@@ -52,8 +51,8 @@ impl ConnectionLog for ConnectionLogger {
     }
 }
 
-/// Stands for all clients of Unix sockets, which have no IP address. TCP and UDP clients cannot have this
-/// address.
+/// Stands for all clients of Unix sockets, since they have no IP address. TCP and UDP clients cannot have
+/// this address.
 const BY_UNIX_SOCKET: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 struct ConnectionLogLimits {
@@ -70,9 +69,10 @@ struct Repetition {
 }
 
 impl ConnectionLogLimits {
-    /// Limit on ends of one client's connections: enough for a busy client, but not for a flood.
+    /// Limit on log lines about one client's ended connections: enough for a busy client, but not for a
+    /// flood.
     const EACH: Rate = Rate::new(2000, 10);
-    /// Limit on all ends; the burst equals the queue's capacity.
+    /// Limit on log lines about all ended connections; the burst equals the queue's capacity.
     const TOTAL: Rate = Rate::new(32_768, 1);
     const MOST: usize = 16_384;
     /// Interval between lines about an unreachable target.
@@ -90,7 +90,7 @@ impl ConnectionLogLimits {
         }
     }
 
-    /// Number of lines suppressed before this one, or `None` to drop it.
+    /// Number of lines suppressed before this one, or `None` to drop this line.
     fn admit(&mut self, now: Duration, report: &ConnectionReport) -> Option<u64> {
         let client = report.client.ip().unwrap_or(BY_UNIX_SOCKET);
         let mut suppressed = 0;
@@ -110,7 +110,7 @@ impl ConnectionLogLimits {
         admitted.then_some(suppressed)
     }
 
-    /// One line about an unreachable target immediately, then one per minute.
+    /// Admits the first line about an unreachable target immediately, then one per minute.
     fn admit_target(&mut self, target: (RuleId, Address), now: Duration) -> Option<u64> {
         if self.unreachable.len() >= Self::TARGETS && !self.unreachable.contains_key(&target) {
             self.unreachable.retain(|_, repetition| repetition.until > now);
@@ -142,8 +142,8 @@ impl ConnectionLogWriter {
                     if let Some(suppressed) = line {
                         write(report, suppressed, lists);
                     }
-                    // The file contains all of them, except those that unknown clients can cause without
-                    // limit.
+                    // The file contains all connections, except for reports that unknown clients can cause
+                    // without limit.
                     line.is_some() || Noise::of(report) == Noise::None
                 });
                 if let Some(file) = file {
@@ -164,9 +164,9 @@ impl ConnectionLogWriter {
 enum Noise {
     None,
     Refusal,
-    /// Evicted UDP session: with forged sources, one per datagram.
+    /// Evicted UDP session; with forged sources, every datagram may cause one.
     Eviction,
-    /// Session refused by its target: one per datagram while it is down.
+    /// Session refused by its target; as long as the target is down, every datagram causes one.
     Unreachable(Address),
 }
 
@@ -226,7 +226,7 @@ fn write_sums(summary: &LineSummary<IpAddr>) {
         tracing::info!(
             target: "turnpike::forward",
             client, connections = sum.count, to_target_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
-            "more connections ended than are logged one by one"
+            "too many connections ended to log each one"
         );
     }
 }
@@ -251,10 +251,10 @@ fn why(reason: EndReason) -> &'static str {
         EndReason::Denied => "denied",
         EndReason::HalfClosed => "half-closed for too long",
         EndReason::Limit => "too many connections",
-        EndReason::Evicted => "evicted as the longest idle at a limit",
+        EndReason::Evicted => "evicted at a limit as the longest idle session",
         EndReason::BadProxyHeader => "malformed or missing PROXY header",
         EndReason::UntrustedProxy => "PROXY header from an address not in proxy_protocol_from",
-        EndReason::Shutdown => "ended with its rule or with the forwarder",
+        EndReason::Shutdown => "the rule was removed or the forwarder stopped",
         _ => "ended",
     }
 }

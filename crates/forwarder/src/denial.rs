@@ -1,4 +1,4 @@
-//! Access list that denies a client, for the log and the connection file.
+//! Finds the access list that denies a client, for the log and the connection file.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -25,8 +25,8 @@ impl AccessLists {
         Self { global: settings.access.clone(), rules }
     }
 
-    /// First denial in the forwarder's order. `None` if these lists allow the client: they may be newer than
-    /// the denial.
+    /// First denial in the forwarder's order. Returns `None` if these lists allow the client, since they may
+    /// be newer than the denial.
     pub(crate) fn denial(&self, rule: &str, client: Option<IpAddr>) -> Option<AccessDenial<'_>> {
         let Some(client) = client else {
             // For a client without an address, the global lists are skipped, and no pattern matches.

@@ -1,4 +1,4 @@
-//! State of a forwarder passed to a new process: export and import.
+//! State of a forwarder that is passed to a new process: export and import.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -71,8 +71,8 @@ impl PreviousForwarder {
         Ok((Self { forwarder, workers, datapath, page }, passed))
     }
 
-    /// Number of workers and data path, which must stay the same: listeners are bound per worker, and waiting
-    /// packets depend on the data path.
+    /// Number of workers and data path, which must stay the same: each worker has its own listeners, and how
+    /// waiting packets were coalesced depends on the data path.
     pub(crate) fn kept(&self) -> (usize, Datapath) {
         (self.workers, self.datapath)
     }

@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// A histogram has three series names, but only one name in the documentation.
+    /// Name of a sample in the documentation, where a histogram's three series share one name.
     fn of_histogram(sample: &str) -> &str {
         let suffixes = ["_seconds_bucket", "_seconds_sum", "_seconds_count"];
         let found = suffixes.iter().find(|suffix| sample.ends_with(**suffix));

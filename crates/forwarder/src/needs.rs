@@ -11,7 +11,6 @@ use turnpike_forward::CopyMode;
 use turnpike_forward::{Bind, Protocol, Rule};
 use turnpike_process::sandbox::{Needs, directory_of};
 
-/// Socket buffer of listeners, in bytes.
 const BUFFER: usize = 4 << 20;
 
 pub(crate) fn forwarder_needs(sources: &ForwardSources, loaded: &ForwardLoaded) -> Needs {
@@ -29,7 +28,7 @@ pub(crate) fn forwarder_needs(sources: &ForwardSources, loaded: &ForwardLoaded) 
     needs.with_directories()
 }
 
-/// Privileges for the rules alone, which a reload can change.
+/// Privileges needed only for the rules, which a reload can change.
 pub(crate) fn rule_privileges(settings: &ForwardSettings) -> CapabilitySet {
     let is_in_kernel = |rule: &Rule| {
         rule.kernel == Some(true) || rule.protocol == Protocol::Tcp && rule.copy == CopyMode::Kernel

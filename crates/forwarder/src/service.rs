@@ -38,7 +38,7 @@ use crate::{
     needs::{forwarder_needs, rule_privileges},
 };
 
-/// Forwards until a signal or an administrator ends it.
+/// Runs the forwarder until a signal or an administrator stops it.
 pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(PortForwarder::NAME, |previous| {
@@ -66,22 +66,21 @@ struct StartState {
 
 struct PortForwarder {
     sources: ForwardSources,
-    /// Settings at startup, for keys that a reload cannot change.
+    /// Settings at startup, used for keys that a reload cannot change.
     started: ForwardSettings,
     settings: ForwardSettings,
     shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
-    /// The interfaces of the kernel path have been logged.
     has_logged_kernel: bool,
-    /// Kept while listeners may still be bound.
+    /// Passed sockets, kept as long as listeners may still be bound.
     passed: Arc<PassedSockets>,
     stop: Arc<Stop>,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
     page: Arc<Serving>,
     metrics: MetricsPage,
-    /// Dropped after the forwarder.
+    /// Must be dropped after the forwarder.
     pid_file: PidFile,
 }
 
@@ -121,7 +120,7 @@ impl PortForwarder {
         let is_attached = previous.is_none();
         take_over(previous, control, &forwarder, &settings, datapath)?;
         let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
-            // Not fatal: clients are already served.
+            // Not fatal, because clients are already being served.
             Err(error) if !is_first => {
                 tracing::warn!("{error}");
                 PidFile::NONE
@@ -180,7 +179,7 @@ impl PortForwarder {
         let records = open_records(&new)?;
         let runtime = self.for_runtime(&new);
         let (forwarder, rules) = (Arc::clone(&self.forwarder), new.rules.clone());
-        // Blocks on name lookups.
+        // A reload blocks on name lookups.
         let reload = tokio::task::spawn_blocking(move || forwarder.reload(&runtime, &rules));
         let failed = reload.await.map_err(io::Error::other).map_err(StartError::from)??;
         reloaded.warnings.extend(log_left_out(&failed));
@@ -192,10 +191,10 @@ impl PortForwarder {
         {
             warn(&mut reloaded, error.to_string());
         }
-        // Reopened even without changes, because log rotation moves the old file away.
+        // The file is reopened even if nothing has changed, because log rotation moves the old file away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
-            // Remove the old file first: the new name may lead to the same file.
+            // Remove the old file first, because the new path may lead to the same file.
             self.pid_file = PidFile::NONE;
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,
@@ -244,7 +243,7 @@ impl Service for PortForwarder {
 
     fn drain(&mut self, deadline: Duration) {
         self.forwarder.drain();
-        // Duplicates of listeners, which would keep them open.
+        // Drop the duplicates of listeners, which would keep them open.
         self.passed = Arc::default();
         let deadline_s = deadline.as_secs();
         tracing::info!(connections = self.open(), deadline_s, "draining: no new connections");
@@ -285,7 +284,7 @@ impl Service for PortForwarder {
         tracing::info!(
             connections = self.open(),
             deadline_s,
-            "handed over to the new process; TCP connections stay here until they end"
+            "handed over to the new process; TCP connections stay in this process until they end"
         );
     }
 
@@ -365,7 +364,7 @@ fn for_runtime(
     }
 }
 
-/// True if a rule listens on this address, or on a name that may resolve to it.
+/// True if a rule listens on this address or on a name that may resolve to it.
 fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
     rules.iter().any(|rule| {
         transport_of(rule) == transport
@@ -436,7 +435,7 @@ fn log_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], 
 }
 
 /// A connection has two sockets and, during bulk transfer, two pipes from a pool; few connections are in bulk
-/// transfer at once.
+/// transfer at the same time.
 fn raise_open_files(settings: &ForwardSettings, workers: usize) {
     let ports: usize =
         settings.rules.iter().map(|rule| usize::from(rule.ports.last - rule.ports.first) + 1).sum();

@@ -5,9 +5,9 @@
 //! cargo build --release && cargo run --release -p turnpike-load --example uclient -- target/release/turnpike [ROUNDS]
 //! ```
 //!
-//! Both use 200 clients over channels on loopback, in alternating runs with a fresh server each, because
-//! uclient leaves its allocations behind. Prints the CPU time of the whole process, startup and allocations
-//! included, per returned message.
+//! Both use 200 clients over channels on loopback. Runs alternate, each with a fresh server, because uclient
+//! leaves its allocations behind. Prints the CPU time of the whole process per returned message, including
+//! startup and allocations.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::print_stdout,

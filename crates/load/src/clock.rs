@@ -19,7 +19,7 @@ impl Clock {
     }
 }
 
-/// Saturates after 584 years.
+/// Nanoseconds of a duration; saturates after 584 years.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -34,7 +34,7 @@ pub enum LoadError {
     #[error("--datapath kernel is not available: {0}")]
     Kernel(#[from] OffloadError),
     #[error(
-        "--datapath kernel: no Ethernet interface is up and has an address; choose another data path, such as auto"
+        "--datapath kernel: no Ethernet interface is up and has an address; choose a different data path, such as auto"
     )]
     NoEthernet,
     #[error(
@@ -77,7 +77,7 @@ pub enum LoadError {
     #[error("{transport} {server}: {what}{}", link_hint(*transport, *during_setup, what))]
     Link { transport: ClientTransport, server: SocketAddr, what: String, during_setup: bool },
     #[error(
-        "{transport} {server} does not answer {request} ({ready} of {clients} clients were ready); check its address, its listeners and firewalls on the path"
+        "{transport} {server} does not respond to {request} ({ready} of {clients} clients were ready); check its address, its listeners and firewalls on the path"
     )]
     NoAnswer {
         transport: ClientTransport,
@@ -94,7 +94,7 @@ pub enum LoadError {
          see its log. Make a new token with `turnpike credentials --token-key`"
     )]
     AccessToken { server: SocketAddr, kid: String, realm: String },
-    #[error("{server} asks for a credential in realm {realm:?}: give one with --user NAME:PASSWORD")]
+    #[error("{server} requires a credential in realm {realm:?}: give one with --user NAME:PASSWORD")]
     CredentialsNeeded { server: SocketAddr, realm: String },
     #[error("{server} refused {request} of client {client}: {code} {}{}", name(reason).cut(127), hint(*code))]
     Refused { server: SocketAddr, request: Request, client: usize, code: u16, reason: String },
@@ -207,7 +207,7 @@ fn hint(code: u16) -> &'static str {
         437 => {
             "; allocations of an earlier run still exist on this port and on the ones tried after it: wait until they expire"
         }
-        440 | 443 => "; server and peer have different address families",
+        440 | 443 => "; the server and the peer have different address families",
         486 => "; the user's allocation quota is used up: raise it on the server or use fewer clients",
         508 => {
             "; the server's port range, file descriptors or total allocations are exhausted, or it is shutting down; or its relay \

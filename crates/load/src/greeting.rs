@@ -13,17 +13,21 @@
 //!
 //! | mode | then |
 //! | --- | --- |
-//! | 1 `sink` | The client sends the pattern. The server answers with 24-byte records: about one every 50 ms while data arrives, and a final one at most 50 ms after the last byte. The client closes when a record equals the number of bytes sent. Flags: 1 compare with the pattern, 2 discard in the kernel (MSG_TRUNC). |
-//! | 2 `source` | After the client's first byte the server sends the pattern, in writes of `a` bytes. After the second byte it stops, appends one record, and closes. |
-//! | 3 `exchange` | Each `a` bytes from the client are answered by `b` bytes, until the client closes. |
-//! | 4 `connect` | Like `exchange`, but without acknowledgement and for one response only; then the server closes (flag 4: the client closes). |
+//! | 1 `sink` | The client sends the pattern. The server responds with 24-byte records: about one every 50 ms
+//! while data arrives, and a final one at most 50 ms after the last byte. The client closes when a record
+//! equals the number of bytes sent. Flags: 1 compare with the pattern, 2 discard in the kernel (MSG_TRUNC). |
+//! | 2 `source` | After the client's first byte, the server sends the pattern, in writes of `a` bytes. After
+//! the second byte, it stops, appends one record, and closes the connection. | | 3 `exchange` | For every `a`
+//! bytes from the client, the server sends `b` bytes, until the client closes. | | 4 `connect` | Like
+//! `exchange`, but without an acknowledgement and for a single response; then the server closes (flag 4: the
+//! client closes). |
 //!
 //! Record: payload bytes so far (u64), nanoseconds since the greeting (u64), bytes that differ from the
 //! pattern (u64). Records are in-band, and neither side relies on half-closing, because several forwarders do
 //! not pass it on.
 //!
-//! On a connection that starts with anything else, everything is echoed (RFC 862), as other load generators
-//! expect.
+//! On a connection that starts with anything else, the server echoes all data (RFC 862), as other load
+//! generators expect.
 
 use std::time::Duration;
 
@@ -39,7 +43,7 @@ const VERSION: u8 = 1;
 pub(crate) enum StreamMode {
     Sink {
         verify: bool,
-        /// Discards in the kernel instead of copying to user space.
+        /// True to discard data in the kernel instead of copying it to user space.
         discard: bool,
     },
     /// The server sends bytes in writes of `block`, 1 to [`MAX_SIZE`].
@@ -85,7 +89,7 @@ impl StreamMode {
         let mut bytes = [0; GREETING_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..7].copy_from_slice(&[VERSION, mode, flags]);
-        // A size beyond u32 becomes a size that the server rejects.
+        // A size that does not fit into a u32 becomes one that the server rejects.
         bytes[8..12].copy_from_slice(&u32::try_from(a).unwrap_or(u32::MAX).to_be_bytes());
         bytes[12..].copy_from_slice(&u32::try_from(b).unwrap_or(u32::MAX).to_be_bytes());
         bytes

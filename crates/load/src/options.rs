@@ -14,7 +14,6 @@ use turnpike_wire::address::{ZonedIp, socket_address};
 
 use crate::{reflect::DEFAULT_PORT, traffic::echo::EchoPlan};
 
-/// Duration, threads and output of a run.
 #[derive(Clone, Debug, Args)]
 pub struct RunOptions {
     /// Measured time in seconds, above 0
@@ -72,10 +71,10 @@ pub fn parse<A: Args>(flags: &str) -> Result<A, clap::Error> {
 }
 
 pub(crate) fn defaults<A: Args>(server: SocketAddr) -> A {
-    parse(&server.to_string()).unwrap_or_else(|error| unreachable!("an address is enough: {error}"))
+    parse(&server.to_string()).unwrap_or_else(|error| unreachable!("an address alone is valid: {error}"))
 }
 
-/// Parses seconds; fails beyond a year.
+/// Parses a number of seconds; at most a year.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     const MOST: u64 = 365 * 86_400;
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;

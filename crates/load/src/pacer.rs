@@ -24,7 +24,7 @@ impl Pacer {
         self.index += 1;
     }
 
-    /// Drops everything due before `ns`.
+    /// Skips all bursts due before `ns`.
     #[expect(clippy::cast_possible_truncation, reason = "exact up to 2^53 ns, 104 days")]
     pub(crate) fn skip_to(&mut self, ns: u64) {
         if self.due() < ns {

@@ -1,13 +1,15 @@
-//! Stream content, known at every offset, so that a receiver detects lost, duplicated and misplaced bytes.
+//! Stream content that is known at every offset, so that a receiver can detect lost, duplicated and misplaced
+//! bytes.
 
 use std::sync::LazyLock;
 
-/// A prime: no buffer, pipe or page size is a multiple of it, so a displaced block never matches.
+/// Length after which the pattern repeats. It is a prime, and no buffer, pipe or page size is a multiple of
+/// it, so a displaced block never matches.
 const PERIOD: usize = 65_521;
 pub(crate) const LONGEST: usize = 1 << 20;
 
 static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    // xorshift (Marsaglia): no two neighbouring windows are alike, and every build produces the same bytes.
+    // xorshift (Marsaglia): no two neighbouring sections are alike, and every build produces the same bytes.
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut period = Vec::with_capacity(PERIOD);
     period.resize_with(PERIOD, || {

@@ -6,12 +6,12 @@
 //! ```
 
 pub const HEADER_LEN: usize = 24;
-/// "TPKE", followed by room for the flow.
+/// "TPKE", followed by four bytes for the flow number.
 const MAGIC: u64 = 0x5450_4B45 << 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadStamp {
-    /// Flow number within the run: the client's, or with a profile the stream's.
+    /// Flow number within the run: that of the client or, with a profile, of the stream.
     pub(crate) flow: u32,
     pub(crate) sequence: u64,
     /// Due time in nanoseconds on the run's clock.
@@ -21,7 +21,7 @@ pub(crate) struct PayloadStamp {
 impl PayloadStamp {
     #[inline]
     pub(crate) fn write(self, out: &mut [u8]) {
-        // Whole words: slice copies cost a function call each.
+        // Writes whole words, because each slice copy would cost a function call.
         if let ([first, second, third, ..], _) = out.as_chunks_mut::<8>() {
             *first = (MAGIC | u64::from(self.flow)).to_be_bytes();
             *second = self.sequence.to_be_bytes();
@@ -29,7 +29,7 @@ impl PayloadStamp {
         }
     }
 
-    /// Parses the header; `None` for payloads of other programs.
+    /// Parses the header; returns `None` for other programs' payloads.
     #[inline]
     pub(crate) fn read(payload: &[u8]) -> Option<Self> {
         let ([first, second, third, ..], _) = payload.as_chunks::<8>() else { return None };

@@ -17,9 +17,9 @@ pub enum RunPhase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountKind {
-    /// Datagrams or requests that get one reply each; missing replies are losses.
+    /// Datagrams or requests that each get one reply; a missing reply counts as a loss.
     Answered,
-    /// Messages that mostly get no reply.
+    /// Messages, most of which get no reply.
     OneWay,
     /// Bytes of streams, which have no round trip.
     Bytes,
@@ -30,21 +30,21 @@ pub struct ProgressInterval {
     pub phase: RunPhase,
     pub elapsed: Duration,
     pub length: Duration,
-    /// Messages, or bytes with [`CountKind::Bytes`].
+    /// Number of messages; with [`CountKind::Bytes`], of bytes.
     pub sent: u64,
     pub received: u64,
-    /// Messages that were not answered, although a later one was.
+    /// Messages that got no reply although a later one did.
     pub lost: u64,
-    /// In flight, or lost without a later reply that would show it.
+    /// Messages in flight, or lost without a later reply that would show the loss.
     pub outstanding: u64,
     pub kind: CountKind,
     pub p50_us: u64,
-    /// 99th percentile in microseconds.
+    /// 99th percentile of the latency in microseconds.
     pub p99_us: u64,
 }
 
 impl ProgressInterval {
-    /// In percent of the packets sent in this interval, at most 100.
+    /// Loss in percent of the packets sent in this interval, at most 100.
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
     }
@@ -113,7 +113,7 @@ impl ProgressDisplay {
                 bar.set_message(interval.to_string());
                 bar.tick();
             }
-            // `eprintln!` would panic if the reader is gone.
+            // `eprintln!` would panic if the reading end of stderr has been closed.
             None => _ = writeln!(io::stderr(), "{interval}"),
         }
     }

@@ -37,7 +37,7 @@ fn iperf3_server() -> (Server, SocketAddr) {
 
 /// Received bits per second, and the ratio of received to sent bytes.
 fn iperf3(server: SocketAddr, flags: &[&str]) -> (f64, f64) {
-    // The probe of `iperf3_server` may keep it busy for a moment.
+    // The connection with which `iperf3_server` probed the server may keep it busy for a moment.
     eventually("iperf3 has measured", || {
         let output = Command::new("iperf3")
             .args(["--client", "127.0.0.1", "--port", &server.port().to_string(), "--time", "1", "--json"])
@@ -64,9 +64,10 @@ fn throughput_on_loopback_agrees_with_iperf3() {
     let reflector = Reflector::start(&config).unwrap();
     let (_server, address) = iperf3_server();
     for flags in [&[][..], &["--reverse"]] {
-        // The machine is shared: compares the best of alternating runs until they agree.
+        // Other work on the machine distorts single runs, so the best results of alternating runs are
+        // compared until they agree.
         let (mut ours, mut theirs) = (0.0_f64, 0.0_f64);
-        eventually("iperf3 and we agree", || {
+        eventually("both tools agree", || {
             let target = format!("{} --warmup 0 --duration 1", reflector.tcp_listeners()[0]);
             let workload = Workload::Bulk(parse(&flags.concat()).unwrap());
             let config = StreamLoadConfig::new(parse(&target).unwrap(), workload);
@@ -74,7 +75,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
             assert_eq!(report.sent, report.received, "{report:?}");
             ours = ours.max(report.recv_bps);
             let (rate, share) = iperf3(address, flags);
-            // iperf3 stops counting when its time is over, while buffers are still full.
+            // iperf3 stops counting when its time is over, even if data is still in buffers.
             assert!((0.5..=1.001).contains(&share), "{share}");
             theirs = theirs.max(rate);
             eprintln!("{flags:?}: {:.2} Gbit/s, iperf3 {:.2}", ours / 1e9, theirs / 1e9);

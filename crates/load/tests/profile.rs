@@ -34,7 +34,7 @@ fn through(server: SocketAddr, flags: &str) -> turn::TurnLoadConfig {
     parse(&format!("{usual} {flags}")).unwrap()
 }
 
-/// Checks that everything arrived and that totals match the parts.
+/// Checks that everything arrived and that the totals are the sums of their parts.
 fn is_whole(report: &LoadReport, context: &str) {
     let profile = report.profile.as_ref().unwrap();
     assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}: {report:?}");
@@ -89,7 +89,7 @@ fn a_call_passes_a_server_over_every_transport() {
             is_whole(&report, &format!("{transport} {via}"));
             let profile = report.profile.unwrap();
             let audio = profile.streams.iter().filter(|stream| stream.name == "audio");
-            // 50 per second, client and direction.
+            // 50 packets per second for each client and direction.
             assert!(audio.map(|stream| stream.leg.sent).eq([150, 150]), "{profile:?}");
         }
     }
@@ -110,7 +110,7 @@ fn the_seed_determines_the_packets() {
     assert_ne!(first, sent(8, 1, &relay));
 }
 
-/// Actions of a [`MiddleBox`] in one direction, on packets of the measured time.
+/// Actions of a [`MiddleBox`] on packets of the measured time in one direction.
 #[derive(Default)]
 struct Way {
     seen: AtomicU64,
@@ -182,7 +182,7 @@ impl Drop for MiddleBox {
 }
 
 fn pass(way: &Way, mischief: Mischief, through: &UdpSocket, to: SocketAddr, packet: &[u8]) {
-    // The greeting before the traffic is shorter than any packet of these streams.
+    // The probe that precedes the traffic is shorter than any packet of these streams.
     let counts = packet.len() > HEADER_LEN;
     let tenth = counts && (way.seen.fetch_add(1, SeqCst) + 1).is_multiple_of(10);
     if tenth && mischief == Mischief::Drop {
@@ -244,7 +244,7 @@ fn packets_that_a_server_refuses_are_lost() {
 
 #[test]
 fn an_unusable_peer_address_is_reported() {
-    // Documentation address (RFC 5737).
+    // A documentation address (RFC 5737), which no machine has.
     let nowhere: SocketAddr = "192.0.2.1:5000".parse().unwrap();
     let config = udp::UdpLoadConfig { peer: Some(nowhere), ..straight("audio") };
     let error = quiet_udp(&config).unwrap_err().to_string();

@@ -25,7 +25,8 @@ fn reflector(workers: u16) -> Reflector {
     Reflector::start(&config).unwrap()
 }
 
-/// Short run, since tests share the machine. `flags` override these settings; those of the run follow a `|`.
+/// A short run, since tests share the machine. `flags` override these settings; flags of the run itself
+/// follow a `|`.
 fn load(server: SocketAddr, (kind, flags): (Work, &str)) -> StreamLoadConfig {
     let (own, run) = flags.split_once('|').unwrap_or((flags, ""));
     let target = parse(&format!("{server} --warmup 0.2 --duration 0.8 {run}")).unwrap();
@@ -42,8 +43,8 @@ fn quiet(config: &StreamLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// Proxy for one connection at a time that harms it: closes both sides after some bytes from the server,
-/// flips a byte from the client, or falls silent.
+/// Faults that a proxy for one connection at a time introduces: it closes both sides after some bytes from
+/// the server, flips a byte from the client, or stops forwarding.
 #[derive(Clone, Copy)]
 enum Harm {
     CloseAfter(usize),
@@ -54,7 +55,7 @@ enum Harm {
 fn proxy(target: SocketAddr, harm: Harm) -> SocketAddr {
     let listener = TcpListener::bind(loopback(0)).unwrap();
     let address = listener.local_addr().unwrap();
-    // Runs until the process exits; each connection ends with its peers.
+    // Runs until the process exits; each connection ends when its endpoints close it.
     thread::spawn(move || {
         for client in listener.incoming() {
             let (client, server) = (client.unwrap(), TcpStream::connect(target).unwrap());
@@ -160,7 +161,7 @@ fn an_open_loop_keeps_its_rate() {
     for workload in [RR, CONNECT] {
         let config = load(server, (workload, "--clients 4 --rate 500"));
         let report = quiet(&config).unwrap().report;
-        // 500 per second for 0.8 s, with little tolerance.
+        // 500 per second for 0.8 s make 400, plus a small tolerance.
         assert!((1..=402).contains(&report.sent), "{report:?}");
         assert_eq!(report.lost, 0, "{report:?}");
     }
@@ -177,7 +178,7 @@ fn connections_are_counted_one_by_one() {
         let report = quiet(&config).unwrap().report;
         assert!(report.sent > 0 && report.errors.is_empty(), "{close}: {report:?}");
         assert_eq!((report.sent, report.lost), (report.received, 0), "{close}: {report:?}");
-        // One additional connection checked that there is a reflector.
+        // One additional connection was used to check that there is a reflector.
         eventually("all connections are counted", || reflector.stats().connections - before > report.sent);
         assert_eq!(reflector.stats().connections - before, report.sent + 1, "{close}");
     }

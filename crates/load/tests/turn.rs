@@ -35,7 +35,7 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
                 &format!("--via {via} --clients {clients} --burst {burst} --size {size}"),
             );
             let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
-            // Due in one second at 2,000/s, give or take a burst per client.
+            // Number due in one second at 2,000/s, plus a burst per client.
             assert!((1..=2_100).contains(&report.sent), "{context}");
             assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}");
             assert_eq!(report.sent, report.received, "{context}");
@@ -61,7 +61,7 @@ fn clients_are_divided_among_several_servers() {
         assert!(counter(relay, "allocations_closed", "deleted") > 3);
         wait_until_empty(relay);
     }
-    // The error names the server without a response, whichever it is.
+    // The error names the server that does not respond, whichever it is.
     let nobody = UdpSocket::bind("127.0.0.1:0").unwrap();
     let silent = nobody.local_addr().unwrap();
     let waits = load(&first, &reflector, &format!("{silent} --clients 2"));
@@ -118,7 +118,7 @@ fn clients_on_a_shared_socket_have_their_own_addresses() {
         assert_eq!((report.reordered, report.errors.len()), (0, 0), "{via}: {report:?}");
         assert!(report.sent > 100, "{via}: {report:?}");
     }
-    // These addresses do not belong to this machine.
+    // This machine does not have these addresses.
     let elsewhere = load(&relay, &reflector, "--client-prefix 198.51.100.0/24");
     let error = quiet(&elsewhere).unwrap_err().to_string();
     assert!(error.contains("198.51.100.1 (--client-prefix)"), "{error}");
@@ -148,7 +148,7 @@ fn allocations_are_created_and_deleted() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // At most the number due; a busy machine starts fewer.
+    // At most as many as were due; a busy machine starts fewer.
     assert!((1..=201).contains(&report.sent), "{report:?}");
     wait_until_empty(&relay);
 }
@@ -164,7 +164,7 @@ fn a_server_that_falls_behind_is_still_measured() {
     wait_until_empty(&relay);
 }
 
-/// Accepts every user with the password, and records the names.
+/// Accepts every username with this password, and records the names.
 #[derive(Default)]
 struct Everybody(Mutex<Vec<String>>);
 
@@ -191,7 +191,7 @@ impl Users for Everybody {
 #[test]
 fn users_take_turns() {
     let (everybody, reflector) = (Arc::new(Everybody::default()), reflector());
-    // A client known only by the hash of its name could not be checked.
+    // USERHASH would hide the names from the test.
     let relay = relay_of(&Wishes::default(), Arc::clone(&everybody) as _, |config| {
         config.server.username_anonymity = false;
     });
@@ -212,7 +212,7 @@ fn channels_are_bound_one_after_the_other() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode bind --clients 4 --rate max");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // More than one allocation can have, so some clients have started over.
+    // More channels than one allocation can have, so some clients have started over.
     assert!(report.received > 4 * 60, "{report:?}");
     assert!(report.errors.is_empty(), "{report:?}");
     wait_until_empty(&relay);
@@ -222,7 +222,7 @@ fn channels_are_bound_one_after_the_other() {
 fn invalid_messages_leave_no_state_and_get_small_replies() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode invalid --clients 4");
-    // Valid requests do get a response.
+    // Well-formed requests do get a response.
     assert!(report.received > 0 && report.received < report.sent, "{report:?}");
     assert!(report.extra["amplification"] < 1.0, "{report:?}");
     assert!(report.extra["worst_amplification"] >= report.extra["amplification"], "{report:?}");
@@ -244,7 +244,7 @@ fn progress_is_reported_and_allocations_are_deleted() {
 #[test]
 fn exceeded_loss_and_latency_limits_are_reported() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    // There is no reflector, so everything is lost; the socket only occupies the port.
+    // There is no reflector, so everything is lost; this socket only occupies the port.
     let sink = UdpSocket::bind(loopback(0)).unwrap();
     let config = load(
         &relay,
@@ -282,7 +282,7 @@ fn a_wrong_password_names_user_and_realm() {
 #[test]
 fn a_closed_port_differs_from_a_silent_one() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    // Closed port: the kernel answers with port unreachable.
+    // Closed port: the kernel responds with port unreachable.
     let closed = free_address();
     let config = TurnLoadConfig { servers: vec![closed.into()], ..load(&relay, &reflector, "") };
     assert!(matches!(quiet(&config), Err(LoadError::Unreachable { server }) if server == closed));
@@ -296,7 +296,7 @@ fn a_closed_port_differs_from_a_silent_one() {
     assert!(matches!(quiet(&config), Err(LoadError::NoAnswer { ready: 0, .. })));
 }
 
-/// A silent server does not answer the handshake, so no Allocate is ever sent.
+/// A silent server does not respond to the handshake, so no Allocate is ever sent.
 #[test]
 fn an_unanswered_handshake_is_reported_as_such() {
     let (datagrams, connections) =

@@ -57,7 +57,7 @@ fn clients_follow_redirects_over_several_hops() {
         wait_until_empty(&other);
     }
     for relay in [&one, &other] {
-        // Three deleted allocations per transport.
+        // Three allocations are deleted per transport.
         wait_for_counter(relay, "allocations_closed", "deleted", 6);
     }
 }
@@ -80,7 +80,7 @@ fn allocations_and_relayed_streams_follow_redirects() {
             &format!("--transport {transport} --mode allocate --clients 4 --rate 50"),
         );
         assert_eq!((report.lost, report.received), (0, report.sent), "{transport}: {report:?}");
-        // Every run starts at the first server again, as does every allocation during its warm-up.
+        // Every run starts at the first server again, and so does every allocation, even during the warm-up.
         assert!(report.sent > 0 && report.extra["redirects"] >= report.sent as f64, "{report:?}");
         wait_until_empty(&end);
     }

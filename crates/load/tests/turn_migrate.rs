@@ -24,7 +24,7 @@ use turnpike_relay::Relay;
 const CLIENTS: u16 = 4;
 const PPS: u16 = 100;
 
-/// Settings with which every client moves five times.
+/// Settings under which every client moves five times.
 fn restless(relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoadConfig {
     let rate = CLIENTS * PPS;
     let usual = format!("--clients {CLIENTS} --threads 2 --rate {rate} --migrate 0.3 --duration 1.5");
@@ -59,7 +59,7 @@ fn all_clients_move_and_traffic_continues() {
         let report = quiet(&config).unwrap().report;
         let context = format!("{transport} {via}: {report:?}");
         let figure = |name: &str| report.extra[name];
-        // A busy machine may do the last moves late.
+        // The last moves may come too late on a busy machine.
         assert!((1.0..=MOVES as f64).contains(&figure("migrations_done")), "{context}");
         assert_eq!(figure("migrations_failed"), 0.0, "{context}");
         assert!(figure("migration_ms_p50") > 0.0, "{context}");
@@ -79,7 +79,7 @@ fn all_clients_move_and_traffic_continues() {
             let all = figure("full_handshakes") + figure("resumed_handshakes");
             assert_eq!(all, figure("migrations_done") + f64::from(CLIENTS), "{context}");
         }
-        // Deleted from the clients' new addresses.
+        // The allocations are deleted from the clients' new addresses.
         wait_until_empty(&relay);
     }
 }
@@ -97,12 +97,12 @@ fn a_flood_survives_moves() {
         assert_eq!(report.extra["migrations_failed"], 0.0, "{context}");
         let done = report.extra["migrations_done"];
         assert!((1.0..=20.0).contains(&done) && report.received > 0, "{context}");
-        // Clients with a full window continue too, so the server sees data after each move, except possibly a
-        // client's last one.
+        // Even clients whose window is full keep sending, so the server sees data after each move, except
+        // possibly a client's last one.
         let moves = || counter(&relay, "mobility", "moved") as f64;
         eventually("the server has seen data after the moves", || moves() >= done - f64::from(CLIENTS));
         assert!(moves() <= done && moves() > 0.0, "{} {context}", moves());
-        // A move loses at most a window, as does the end of the run.
+        // Each move, and the end of the run, may lose at most a window.
         assert!(report.lost <= 64 * (20 + u64::from(CLIENTS)), "{context}");
     }
 }
@@ -187,7 +187,7 @@ impl Scripted {
             let mut buffer = [0; 2048];
             while !stopped.load(SeqCst) {
                 let Ok((len, client)) = socket.recv_from(&mut buffer) else { continue };
-                // Fails if the client has closed its socket in the meantime.
+                // This fails if the client has closed its socket in the meantime.
                 let _ = socket.send_to(&answer(&buffer[..len], tickets), client);
             }
         });
@@ -207,7 +207,7 @@ impl Drop for Scripted {
 fn answer(message: &[u8], tickets: bool) -> Vec<u8> {
     const TICKET: [u8; 8] = [0x80, 0x30, 0, 4, 1, 2, 3, 4];
     const LIFETIME: [u8; 8] = [0, 0x0D, 0, 4, 0, 0, 2, 0x58];
-    // 127.0.0.1:50000, XOR-encoded.
+    // XOR-RELAYED-ADDRESS 127.0.0.1:50000.
     const RELAYED: [u8; 12] = [0, 0x16, 0, 8, 0, 1, 0xE2, 0x42, 0x5E, 0x12, 0xA4, 0x43];
     const REFUSAL: [u8; 8] = [0, 0x09, 0, 4, 0, 0, 4, 0];
     let kind = u16::from_be_bytes([message[0], message[1]]);

@@ -1,5 +1,5 @@
-//! Reconnecting clients (`--reconnect`): all of them soon return to a restarted server, even after a
-//! redirect.
+//! Reconnecting clients (`--reconnect`): after a server restart, all of them soon have an allocation again,
+//! even after a redirect.
 
 use std::thread;
 
@@ -78,7 +78,7 @@ fn clients_reconnect_to_a_restarted_server() {
         assert!(report.extra["allocations_lost"] >= CLIENTS as f64, "{context}");
         assert!(report.extra["reconnect_ms_p50"] >= 300.0, "counted from the last payload: {context}");
         assert_eq!(report.extra["lost_of_others"], 0.0, "all clients had to reconnect: {context}");
-        // Packets due in the meantime are lost, but a broken connection accepts none.
+        // Packets due in the meantime are lost over UDP; a broken connection does not accept any.
         assert!(report.lost > 0 || transport != ClientTransport::Udp, "{context}");
         assert_eq!(report.sent, report.received + report.lost, "{context}");
     }

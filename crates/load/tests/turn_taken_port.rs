@@ -20,7 +20,7 @@ use turnpike_load::{
 const CLIENTS: usize = 4;
 const ALLOCATE: [u8; 2] = [0x00, 0x03];
 
-/// Proxy that answers 437 to the first client ports that it sees.
+/// Proxy that responds with 437 to the first client ports that it sees.
 struct Forgetful {
     address: SocketAddr,
     refused: Arc<AtomicUsize>,

@@ -52,12 +52,12 @@ fn a_valid_token_replaces_user_and_password() {
     let (relay, reflector) = (server(), reflector());
     for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         let good = token("north", KEY, NAME, [9; 32], (unix(), 60));
-        // Moves use the token too.
+        // Moves also use the token.
         let flags = format!("--transport {transport} --clients 4 --migrate 0.5 --rate 400");
         let config = with(good, &relay, &reflector, &flags);
         let report = quiet(&config).unwrap().report;
         assert!(report.received > 0, "{transport}: {report:?}");
-        // A busy machine may do the last moves late.
+        // The last moves may come too late on a busy machine.
         assert!((1.0..=8.0).contains(&report.extra["migrations_done"]), "{transport}: {report:?}");
         assert!(report.errors.is_empty(), "{transport}: {report:?}");
         wait_until_empty(&relay);

@@ -71,7 +71,7 @@ fn dropped_and_duplicated_datagrams_are_counted_exactly() {
     assert_eq!(report.sent, report.received + report.lost);
 }
 
-/// Longer than the publishing interval, so each interval has packets in flight.
+/// The delay is longer than the publishing interval, so packets are in flight in each interval.
 #[test]
 fn replies_in_flight_are_not_a_loss_in_the_progress() {
     const DELAY: Duration = Duration::from_millis(500);

@@ -1,12 +1,12 @@
 //! Attack mode: sends requests as an attacker would, to an operator's own server.
 //!
 //! With a credential, it requests forbidden peers, in every notation of their addresses and with every
-//! method, and allocations of other users. Without a credential, it looks for responses larger than their
-//! requests.
+//! method, and tries to take over other users' allocations. Without a credential, it looks for responses
+//! larger than their requests.
 //!
 //! The data sent towards a forbidden peer is a Binding request to a port on which, by default, the server
-//! itself answers. A reply through the relay proves that the peer was reachable. If there is no reply,
-//! nothing is proved ([`AttackOutcome::Silent`]): check the server's own counters.
+//! itself listens. A response through the relay proves that the peer was reachable. The lack of a response
+//! proves nothing ([`AttackOutcome::Silent`]): check the server's own counters.
 
 pub(crate) mod facts;
 mod forms;
@@ -54,7 +54,7 @@ const AFTER_A_MOVE: Entries = Entries {
     send: AttackEntry::MobilitySend,
 };
 
-/// Acceptable response bytes per request byte for clients without credentials.
+/// Acceptable ratio of response bytes to request bytes for clients without credentials.
 const MOST_AMPLIFICATION: f64 = 4.0;
 
 pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
@@ -253,7 +253,7 @@ impl ProbeRun<'_> {
         let granted = granted.map_err(describe_error)?;
         match granted.code() {
             None => Ok(Some((session, granted))),
-            // Address family, transport or mobility not supported.
+            // The server does not support the address family, the transport or mobility.
             Some(400 | 405 | 420 | 440 | 442) => Ok(None),
             Some(_) => Err(format!("no allocation: {}", granted.describe())),
         }
@@ -335,10 +335,10 @@ impl AttackSession<'_> {
                 let peer = SocketAddr::new(form.ip, port);
                 let mut permitted = permission(session, peer).map_err(describe_error)?;
                 if permitted.code() == Some(508) {
-                    // The allocation is out of permissions or channels; earlier grants used them up.
+                    // Earlier grants have used up the allocation's permissions or channels.
                     session.delete();
                     let Some(next) = renew() else {
-                        return Err("the server granted no further allocation".to_owned());
+                        return Err("the server granted no more allocations".to_owned());
                     };
                     *session = next;
                     permitted = permission(session, peer).map_err(describe_error)?;
@@ -400,7 +400,7 @@ impl AttackSession<'_> {
             }
             None => AttackOutcome::Open,
             Some(403 | 443) => AttackOutcome::Refused,
-            // 447 (Connection Timeout or Failure): the server tried to connect.
+            // 447 (Connection Timeout or Failure) means that the server tried to connect.
             Some(447) if entry == AttackEntry::Connect => AttackOutcome::Open,
             Some(_) => AttackOutcome::Unknown,
         };
@@ -411,7 +411,7 @@ impl AttackSession<'_> {
     fn note_id(&mut self, entry: AttackEntry, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
             None => AttackOutcome::Open,
-            // Authentication failed, so the request itself was not judged.
+            // Authentication failed, so the server did not decide about the peer.
             Some(401 | 438) => AttackOutcome::Unknown,
             Some(_) => AttackOutcome::Refused,
         };
@@ -464,7 +464,7 @@ fn binding(place: usize) -> Vec<u8> {
     buffer
 }
 
-/// Index of the attempt that caused this Data indication or ChannelData message.
+/// Index of the attempt to which this Data indication or ChannelData message responds.
 fn place_in(message: &[u8]) -> Option<usize> {
     let data = match message {
         [0x40..=0x4F, _, high, low, rest @ ..] => {

@@ -22,7 +22,7 @@ use turnpike_wire::{
 
 pub struct ProbeConnection {
     channel: ProbeChannel,
-    /// Partial message of a stream, and (`waiting`) datagrams that arrived together with another one.
+    /// Partial message of a stream. `waiting` contains datagrams that arrived together with another one.
     rest: Vec<u8>,
     waiting: Vec<Vec<u8>>,
     buffer: Vec<u8>,
@@ -51,7 +51,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Certificates are checked even with `--insecure`, which affects only the verdict "usable".
+    /// Certificates are verified even with `--insecure`, which affects only the verdict "usable".
     pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
         let observer = match Authorities::new(options) {
             Ok(judge) => Observer::new(Arc::new(judge), None),
@@ -141,7 +141,8 @@ impl ProbeConnection {
         }
     }
 
-    /// `UnexpectedEof`: the server closed the connection; `InvalidData`: it does not speak STUN.
+    /// Returns the next message. The error `UnexpectedEof` means that the server closed the connection, and
+    /// `InvalidData` that it does not speak STUN.
     pub fn receive(&mut self, deadline: Instant) -> io::Result<Vec<u8>> {
         loop {
             if !self.waiting.is_empty() {
@@ -169,7 +170,7 @@ impl ProbeConnection {
 
     /// Returns true if the incomplete bytes at a stream's end cannot start a STUN message.
     pub(crate) fn ends_in_garbage(&self) -> bool {
-        // RFC 7983 section 7.
+        // The first byte of STUN is 0 to 3 (RFC 7983 section 7).
         self.rest.first().is_some_and(|first| *first > 3)
     }
 
@@ -215,7 +216,7 @@ impl ProbeConnection {
 }
 
 impl Drop for ProbeConnection {
-    /// Sends close_notify without waiting for an answer.
+    /// Sends close_notify without waiting for the server's.
     fn drop(&mut self) {
         match &mut self.channel {
             ProbeChannel::Tls(stream, tls) => {
@@ -233,7 +234,7 @@ impl Drop for ProbeConnection {
 
 pub(crate) const WEB_SERVER: &str = "a web server answers";
 
-/// Recognises a web server by its status line, which would otherwise parse as ChannelData of 21 kB.
+/// Recognizes a web server by its status line, which would otherwise parse as ChannelData of 21 kB.
 fn web_server(answer: &[u8]) -> Option<String> {
     let status = answer.strip_prefix(b"HTTP/")?;
     let line = status.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
@@ -241,7 +242,7 @@ fn web_server(answer: &[u8]) -> Option<String> {
     Some(format!("{WEB_SERVER} (HTTP/{}), not TURN", escape::line(&line)))
 }
 
-/// Remaining time; `TimedOut` if there is none.
+/// Remaining time; `TimedOut` if no time is left.
 pub(crate) fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -305,7 +306,7 @@ fn tls(
         if let Err(error) = tls.process_new_packets() {
             let _ = tls.write_tls(&mut stream);
             return Err(match error {
-                // nginx and others reject the protocols of RFC 7443.
+                // nginx and other web servers reject the ALPN protocols of RFC 7443.
                 Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
                     format!(
                         "{WEB_SERVER}, or another service that accepts neither stun.turn nor stun.nat-discovery as ALPN"
@@ -357,7 +358,7 @@ fn dtls(
         socket.set_read_timeout(Some(wait)).map_err(describe_error)?;
         match socket.recv(&mut buffer) {
             Ok(read) => {
-                // RFC 7983 section 7: first byte of a DTLS record.
+                // The first byte of a DTLS record is 20 to 63 (RFC 7983 section 7).
                 if !any_answer && !matches!(buffer[..read].first(), Some(20..=63)) {
                     return Err("the server does not speak DTLS on this port".to_owned());
                 }
@@ -365,7 +366,7 @@ fn dtls(
                 association.handle_datagram(&buffer[..read])?;
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                // After the deadline the association would report an error of its own.
+                // After the deadline, the association would report an error of its own.
                 let now = Instant::now();
                 if now < deadline {
                     association.handle_timeout(now).map_err(|what| failed(any_answer, what))?;
@@ -397,7 +398,7 @@ fn whole(buffer: &[u8], read: usize) -> io::Result<&[u8]> {
 struct Observer {
     inner: Arc<dyn CertificateJudge>,
     unjudged: Option<String>,
-    /// Keyed by the opening thread, because connections are opened in parallel.
+    /// Faults by the thread that opens the connection, because connections are opened in parallel.
     seen: Mutex<HashMap<ThreadId, String>>,
 }
 

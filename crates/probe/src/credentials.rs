@@ -96,7 +96,7 @@ fn signed(
     credentials: &Login,
     now: SystemTime,
 ) -> CredentialOutcome {
-    /// A nonce may be stale once, but not directly after the server issued it.
+    /// Maximum number of nonces tried: a nonce may be stale, but not directly after the server has issued it.
     const NONCES: usize = 3;
     let user = &credentials.name;
     for _ in 0..NONCES {
@@ -140,7 +140,7 @@ fn signed(
                 report.ok(AREA, format!("accepts {user:?} in realm {realm:?}"));
                 report.bad("relay",
                     format!("answers {} to a request without an address family, which is what browsers send", answer.describe()),
-                    "relay on an IPv4 address too (turnpike: --relay-ip; coturn: relay-ip=): IPv4 is the default family",
+                    "also relay on an IPv4 address (turnpike: --relay-ip; coturn: relay-ip=): IPv4 is the default family",
                 );
                 return CredentialOutcome::NoIpv4;
             }
@@ -223,7 +223,7 @@ fn refusal(credentials: &Login, realm: &str, now: SystemTime) -> (String, String
                 "refuses {user:?} in realm {realm:?}, although by this machine's clock it is valid for another {}",
                 span(expiry - now)
             ),
-            "check that the issuer and the server share the same secret, and that the server's clock is right".to_owned(),
+            "check that the issuer and the server have the same secret, and that the server's clock is right".to_owned(),
         ),
         None => (
             format!("refuses {user:?} in realm {realm:?} (401): unknown user or wrong password"),
@@ -243,7 +243,7 @@ const TEN_YEARS: u64 = 10 * 366 * 86_400;
 fn hint(code: u16) -> &'static str {
     match code {
         403 => "the server does not allow this user to allocate; check its access rules",
-        437 => "an allocation of an earlier client still exists on this port; try again",
+        437 => "an earlier client's allocation still exists on this port; try again",
         441 => "the allocation on this port belongs to another user; try again",
         442 => "the server does not relay UDP",
         486 => "the user's quota is used up: wait until allocations expire, or raise it",

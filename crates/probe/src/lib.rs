@@ -48,7 +48,7 @@ pub struct ProbeConfig {
     /// Bindings per transport for the round-trip time, 1 to 1000. Default 5.
     pub count: usize,
     /// If set, an attack replaces the ordinary probe. Contains the peer ports to attack; if empty, the
-    /// server's own.
+    /// server's own port is attacked.
     pub attack: Option<Vec<u16>>,
     /// Second user, who tries to take over the first user's allocations. Default `None`.
     pub attack_user: Option<Login>,
@@ -78,7 +78,7 @@ fn invalid(what: String) -> ProbeError {
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Probes a server within about [`ProbeConfig::timeout`]. Errors are about settings, not about the server.
+/// Probes a server within about [`ProbeConfig::timeout`]. Errors concern the settings, not the server.
 pub fn run(config: &ProbeConfig) -> Result<ProbeReport, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
@@ -121,7 +121,7 @@ struct ProbeRun<'a> {
     config: &'a ProbeConfig,
     deadline: Instant,
     addresses: Vec<IpAddr>,
-    /// The error explains why TLS and DTLS are unavailable.
+    /// Trust settings for TLS and DTLS, or the reason why these are unavailable.
     trust: Result<Trust, String>,
     servers: HashMap<ClientTransport, SocketAddr>,
     report: ProbeReport,
@@ -182,7 +182,7 @@ impl ProbeRun<'_> {
             let offers = [("sha256", challenge.is_sha256()), ("userhash", challenge.anonymous)];
             self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
         }
-        // Without a credential, the server passes if it asks for one.
+        // Without a credential, the server passes if it requires one.
         let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
         self.report.usable = self.requested_transport_works()
             && match outcome {
@@ -326,14 +326,14 @@ impl ProbeRun<'_> {
     }
 }
 
-/// A host name that no certificate can contain disables TLS and DTLS, but is an error only if the URI
-/// requires them.
+/// A host name that no certificate can contain disables TLS and DTLS. It is an error only if the URI requires
+/// them.
 fn trust(config: &ProbeConfig, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
     let (uri, tls) = (&config.server, &config.tls);
     if !ClientTransport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
         return Ok(Err("certificates cannot be verified for this server".to_owned()));
     }
-    // The address only matters if the host is an address.
+    // The address matters only if the host is given as an address.
     let ip = addresses.first().copied().unwrap_or(IpAddr::from([0; 4]));
     match Trust::new(tls, uri.name(), (ip, 0).into()) {
         Err(error) if uri.is_secure() || tls.ca.is_some() || tls.server_name.is_some() => Err(error),
@@ -379,7 +379,8 @@ mod tests {
     const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
     const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-    /// Server that answers Binding requests over TCP and closes the connection otherwise; returns its port.
+    /// Server that responds to Binding requests over TCP and closes the connection on anything else; returns
+    /// its port.
     fn stun_server() -> u16 {
         let listener = TcpListener::bind((V4, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -411,7 +412,7 @@ mod tests {
         let port = stun_server();
         for addresses in [[V6, V4], [V4, V6]] {
             let report = probe(&addresses, port);
-            // The remaining checks use the working address, whatever the resolver prefers.
+            // The remaining checks use the address that works, whichever the resolver prefers.
             assert_eq!(report.transports["tcp"].address, format!("127.0.0.1:{port}"), "{report:?}");
             assert!(report.transports["tcp"].reachable, "{report:?}");
             assert!(!report.other_family["tcp"].reachable, "{report:?}");

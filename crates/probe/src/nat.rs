@@ -14,14 +14,14 @@ use crate::{
     session::{ServerAnswer, read, write},
 };
 
-/// Transmission times. A request without an answer after the third one counts as filtered.
+/// Times of transmission. A request that has got no response after the third one counts as filtered.
 const SENT_AT_MS: [u64; 3] = [0, 250, 750];
 const GIVE_UP_MS: u64 = 1_500;
-/// CHANGE-REQUEST (RFC 5780 section 7.2).
+/// Flag in CHANGE-REQUEST (RFC 5780 section 7.2).
 const CHANGE_PORT: u8 = 2;
 const CHANGE_IP_AND_PORT: u8 = 6;
 
-/// Runs the discovery; `None` if the server has no OTHER-ADDRESS.
+/// Runs the discovery; returns `None` if the server sends no OTHER-ADDRESS.
 pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Option<NatFacts>> {
     let socket = UdpSocket::bind(any(server))?;
     let ask = |to: SocketAddr, change: u8| binding(&socket, to, change, deadline);
@@ -30,7 +30,8 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
         return Ok(None);
     };
     let mapped = first.address(kind::XOR_MAPPED_ADDRESS);
-    // Source address of packets to the server, which a socket bound to the wildcard address does not show.
+    // Determine the source address of packets to the server, because a socket bound to the wildcard address
+    // does not show it.
     let local = crate::connection::udp(server)
         .and_then(|probe| probe.local_addr())
         .and_then(|own| Ok(SocketAddr::new(own.ip(), socket.local_addr()?.port())));

@@ -34,7 +34,8 @@ const V4: &[Forbidden] = &[
     forbidden("255.255.255.255", "broadcast", FindingLevel::Bad),
 ];
 
-/// Targets for an allocation with an IPv6 address. Those starting with `::ffff:` are tried with IPv4 too.
+/// Targets for an allocation with an IPv6 address. Those starting with `::ffff:` are also tried with an IPv4
+/// allocation.
 const V6: &[Forbidden] = &[
     forbidden("::1", "loopback", FindingLevel::Bad),
     forbidden("::", "unspecified (reaches loopback on Linux)", FindingLevel::Bad),
@@ -49,9 +50,9 @@ const V6: &[Forbidden] = &[
     forbidden("fc00::1", "unique local (private)", FindingLevel::Warn),
     forbidden("ff02::1", "multicast", FindingLevel::Bad),
 ];
-/// Discard (RFC 863): if a server relays by mistake, the data goes to a port that ignores it.
+/// The discard port (RFC 863): if the server relays by mistake, the data goes to a port that ignores it.
 const PORT: u16 = 9;
-/// Within the ranges of RFC 8656 and RFC 5766.
+/// First channel number, within the ranges of both RFC 8656 and RFC 5766.
 const FIRST_CHANNEL: u16 = 0x4000;
 
 pub(crate) struct PeerQuestion {
@@ -68,7 +69,8 @@ enum PeerAccess {
     Unknown,
 }
 
-/// `renew` supplies a fresh allocation, which stays in `session`, if one runs out of room.
+/// If an allocation has no room for more peers, `renew` replaces it with a fresh one, which stays in
+/// `session`.
 pub(crate) fn ask(
     session: &mut ProbeSession,
     is_v6: bool,
@@ -84,10 +86,10 @@ pub(crate) fn ask(
         let address = SocketAddr::new(ip, PORT);
         let mut answer = ask_for(session, address, number);
         if !is_fresh && matches!(answer, Ok((PeerAccess::Unknown, _))) {
-            // Deleted first, so that the user's quota has room for the next one.
+            // Delete the allocation first, so that the user's quota has room for the next one.
             session.delete();
             let Some(next) = renew() else {
-                asked.ended = Some(format!("{}: the server granted no further allocation", target.address));
+                asked.ended = Some(format!("{}: the server granted no more allocations", target.address));
                 break;
             };
             *session = next;
@@ -96,7 +98,7 @@ pub(crate) fn ask(
         }
         match answer {
             Ok((verdict, told)) => {
-                // A refused peer takes no room.
+                // A refused peer takes no room in the allocation.
                 is_fresh &= verdict != PeerAccess::Allowed;
                 asked.answers.push((target, verdict, told));
             }
@@ -186,7 +188,7 @@ fn ask_for(
     Ok((access(permission.code(), bound.code()), told))
 }
 
-/// One success allows the peer; only two refusals count as refused.
+/// A peer counts as allowed after one success, and as refused only after two refusals.
 fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     if permission.is_none() || channel.is_none() {
         PeerAccess::Allowed

@@ -20,7 +20,7 @@ use crate::{
     session::{ProbeSession, ServerAnswer},
 };
 
-/// Only port for TLS that strict firewalls leave open.
+/// The only port on which strict firewalls allow TLS.
 const HTTPS: u16 = 443;
 
 struct ReachAttempt {
@@ -237,7 +237,7 @@ impl ProbeRun<'_> {
         self.report.port_443.insert(transport.to_string(), facts);
     }
 
-    /// Reports the address of the other family, since clients may choose either.
+    /// Reports on the address of the other family, since clients may choose either.
     fn tell_other(&mut self, chosen: &[ReachTried], other: Vec<ReachTried>) {
         for ReachTried { named: ReachAttempt { transport, server, facts, .. }, .. } in other {
             let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);

@@ -12,7 +12,7 @@ use crate::{
     session::{ProbeSession, ServerAnswer},
 };
 
-/// Recommended relay ports (RFC 8656 section 7.2).
+/// Range recommended for relay ports (RFC 8656 section 7.2).
 const RELAY_PORTS: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: SocketAddr) {
@@ -137,9 +137,9 @@ impl Feature {
 pub(crate) enum RelayFound {
     Yes(Vec<SocketAddr>),
     No(String),
-    /// Allocated without the feature; the server's answer, if any.
+    /// The server granted an allocation without the feature; contains its response, if any.
     Less(String),
-    /// Inconclusive because of a quota or a missing answer.
+    /// Inconclusive because of a quota or a missing response.
     Unknown(String),
 }
 

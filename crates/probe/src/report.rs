@@ -13,7 +13,7 @@ pub enum FindingLevel {
     Note,
     /// Some clients will fail, or the server may be abused.
     Warn,
-    /// Broken, or open to abuse.
+    /// The server is broken or open to abuse.
     Bad,
 }
 
@@ -46,7 +46,7 @@ pub struct Finding {
     pub level: FindingLevel,
     /// A transport, `certificate`, `credentials`, `relay`, `features`, `nat` or `peers`.
     pub area: String,
-    /// One sentence.
+    /// The finding, in one sentence.
     pub what: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
@@ -92,15 +92,15 @@ pub struct CertificateFacts {
     pub names: Vec<String>,
     pub not_before: String,
     pub not_after: String,
-    /// Whole days until expiry, negative once expired.
+    /// Whole days until the certificate expires; negative once it has expired.
     pub days_left: i64,
     /// The renewal is overdue.
     #[serde(skip)]
     pub ends_soon: bool,
-    /// Parse error; all fields above are empty then.
+    /// Parse error; if set, all fields above are empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
-    /// Number of certificates sent, leaf included (DTLS reports the leaf only).
+    /// Number of certificates that the server sent, leaf included (for DTLS, only the leaf is known).
     pub chain: usize,
     pub verifies: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,10 +135,9 @@ pub struct ProbeReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub realm: Option<String>,
     pub transports: BTreeMap<String, TransportFacts>,
-    /// Results for port 443 by transport, if the URI leads to another port.
+    /// Results for port 443 by transport, if the URI leads to a different port.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub port_443: BTreeMap<String, TransportFacts>,
-    /// Results for the address of the other family by transport.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub other_family: BTreeMap<String, TransportFacts>,
     /// Absent if no credential was given or tested.

@@ -21,7 +21,7 @@ use turnpike_wire::{
 
 use crate::connection::ProbeConnection;
 
-/// Challenges answered before they count as a refusal.
+/// Number of challenges to respond to before a further one counts as a refusal.
 const MOST_CHALLENGES: u8 = 3;
 /// Limit on buffered indications, since a server may send any number.
 const MOST_UNASKED: usize = 1024;
@@ -50,9 +50,9 @@ pub(crate) struct ServerAnswer {
     bytes: Vec<u8>,
     /// Error code and reason; `None` for success.
     pub(crate) error: Option<(u16, String)>,
-    /// True if the integrity attribute is correct, or if the exchange is unsigned.
+    /// True if the integrity attribute is correct, or if the request was not signed.
     pub(crate) verified: bool,
-    /// Time since the last transmission: an estimate after a loss.
+    /// Time from the last transmission to the response; only an estimate if the request was retransmitted.
     pub(crate) took: Duration,
     pub(crate) sent: u32,
 }
@@ -66,7 +66,7 @@ impl ServerAnswer {
         self.error.is_none()
     }
 
-    /// Answer as text, such as "403 Forbidden".
+    /// The response as text, such as "403 Forbidden".
     pub(crate) fn describe(&self) -> String {
         match &self.error {
             None => "success".to_owned(),
@@ -165,7 +165,7 @@ impl ProbeSession {
         self.exchange(method, attributes, signed)
     }
 
-    /// Adopts the realm and nonce of a challenge; false if they are missing or there is no user.
+    /// Adopts the realm and nonce of a challenge; returns false if they are missing or no user is configured.
     pub(crate) fn accept_challenge(&mut self, answer: &ServerAnswer) -> bool {
         let Some(credentials) = &self.credentials else { return false };
         let known = self.challenge.as_ref().map(|challenge| challenge.realm.clone());
@@ -173,7 +173,7 @@ impl ProbeSession {
         let (Some(realm), Some(nonce)) = (realm, answer.value(kind::NONCE)) else { return false };
         let algorithms = answer.value(kind::PASSWORD_ALGORITHMS).map(<[u8]>::to_vec);
         let (algorithm, mac) = match algorithms.as_deref() {
-            // First supported algorithm (RFC 8489 section 9.2.5).
+            // Use the first supported algorithm (RFC 8489 section 9.2.5).
             Some(offered) => {
                 let known = password_algorithms(offered).find_map(KeyAlgorithm::numbered);
                 (known.unwrap_or(KeyAlgorithm::Sha256), Mac::Sha256)
@@ -224,7 +224,7 @@ impl ProbeSession {
         let message = write(method, id, attributes, challenge, self.credentials.as_ref());
         let deadline = self.deadline.min(Instant::now() + self.patience);
         let mut stray = None;
-        // RFC 8489 section 6.2.1: 500 ms, doubling each time.
+        // The interval starts at 500 ms and doubles each time (RFC 8489 section 6.2.1).
         let mut pause = Duration::from_millis(500);
         let mut sent = 0;
         loop {
@@ -263,12 +263,14 @@ impl ProbeSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stray {
     Echo,
-    /// Neither STUN nor data: text may look like ChannelData, but no peer has been sent anything to answer.
+    /// Neither STUN nor data. Text may look like ChannelData, but no data can arrive, because none has been
+    /// sent to a peer.
     Garbage,
 }
 
 impl Stray {
-    /// `None` for messages that a STUN server may send: late responses to earlier requests, and indications.
+    /// Returns `None` for messages that a STUN server may send: late responses to earlier requests, and
+    /// indications.
     fn of(bytes: &[u8], request: &[u8]) -> Option<Self> {
         if bytes == request {
             return Some(Self::Echo);
@@ -314,7 +316,7 @@ pub(crate) fn write(
     buffer
 }
 
-/// Indications, and channel numbers 0x4000 to 0x4FFF (RFC 8656 section 12).
+/// Returns true for indications, and for channel numbers 0x4000 to 0x4FFF (RFC 8656 section 12).
 fn is_data(bytes: &[u8]) -> bool {
     matches!(bytes.first(), Some(0x40..=0x4F))
         || View::new_checked(bytes).is_ok_and(|view| view.header().class == Class::Indication)

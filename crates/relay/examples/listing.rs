@@ -1,15 +1,15 @@
-//! Measures for how long a worker is kept from handling packets while all its allocations are listed
+//! Measures how long a worker is kept from handling packets while all its allocations are being listed
 //! repeatedly:
 //!
 //! ```text
 //! ulimit -n 250000; cargo run --release -p turnpike-relay --example listing -- [ALLOCATIONS [LISTINGS]]
 //! ```
 //!
-//! One worker on loopback has 100,000 allocations by default. The worker reports how long each slice took.
-//! One allocation relays to a peer, one datagram at a time, and its round trips are reported with and without
-//! concurrent listing.
+//! By default, one worker has 100,000 allocations on loopback. The worker reports how long each slice took.
+//! One allocation relays to a peer, one datagram at a time; its round-trip times are reported with and
+//! without concurrent listing.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a program for one figure")]
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a program for one measurement")]
 
 use std::{
     env,
@@ -30,7 +30,7 @@ use turnpike_relay::{
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig, ServerLimits};
 
-/// Server addresses per client socket: each is its own 5-tuple.
+/// Number of server addresses per client socket: each makes a separate 5-tuple.
 const FAN: u32 = 1000;
 const SOON: Duration = Duration::from_secs(10);
 
@@ -39,7 +39,7 @@ fn main() {
     let allocations: u32 = arguments.next().unwrap_or(100_000);
     let listings = arguments.next().unwrap_or(20);
     let limit = turnpike_net::rlimit::raise_open_files(u64::from(allocations) + 2 * u64::from(FAN));
-    // One socket per allocation, or shared ones if the limit of open files is too low.
+    // One socket per allocation, or shared sockets if the limit on open files is too low.
     let shared_ports = if limit > u64::from(allocations) + 500 { 0 } else { 8 };
     if shared_ports != 0 {
         println!("ulimit -n is {limit}: the allocations share {shared_ports} relay ports");

@@ -1,5 +1,5 @@
 //! Allocations of all workers for the admin interface. A query reads one slice of a worker's allocations through
-//! its inbox, so packets never wait long; callers repeat the query until they have them all.
+//! its inbox, so packets never wait long; callers repeat the query until they have all allocations.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -20,10 +20,10 @@ use crate::{
 };
 
 pub const SLICE: u32 = 1024;
-/// Allocations returned per query: copying one costs as much as visiting several slots.
+/// Allocations returned per query: copying one costs as much as checking several slots.
 pub const SLICE_ALLOCATIONS: usize = 128;
 
-/// Criteria for allocations; `None` matches everything.
+/// Criteria that allocations must meet; `None` matches everything.
 #[derive(Clone, Debug, Default)]
 pub struct AllocationFilter {
     /// Username, or the id of a time-limited username.
@@ -95,24 +95,25 @@ pub struct AllocationSnapshot {
     pub client: SocketAddr,
     /// Our address that the client sends to.
     pub server: SocketAddr,
-    /// Transport between client and server.
     pub transport: Transport,
     /// Transport between server and peers.
     pub relay_transport: RelayTransport,
     /// Relayed transport addresses, IPv4 first, with the milliseconds until each expires.
     pub relayed: Vec<(SocketAddr, u64)>,
-    /// Follows its client to another address (RFC 8016).
+    /// True if the allocation follows its client to another address (RFC 8016).
     pub is_mobile: bool,
-    /// The mobile client has left its address and may return.
+    /// True if the mobile client has left its address and may return.
     pub is_away: bool,
     pub age_ms: u64,
     /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
     /// Payload datagrams and bytes to the client.
     pub to_client: (u64, u64),
-    /// Peer addresses with the milliseconds until each permission expires; only with [`Look::details`].
+    /// Peer addresses with the milliseconds until each permission expires; filled in only if
+    /// [`Look::details`] is set.
     pub permissions: Vec<(IpAddr, u64)>,
-    /// Channel numbers and peers with the milliseconds until each expires; only with [`Look::details`].
+    /// Channel numbers and peers with the milliseconds until each expires; filled in only if
+    /// [`Look::details`] is set.
     pub channels: Vec<(u16, SocketAddr, u64)>,
     pub connections: usize,
 }
@@ -147,9 +148,9 @@ impl AllocationSnapshot {
 
 #[derive(Clone, Debug)]
 pub struct Look {
-    /// First slot: 0, and then [`Looked::next`].
+    /// First slot to visit: 0 in the first query, then [`Looked::next`].
     pub from: u32,
-    /// Maximum number of allocations, at most [`SLICE_ALLOCATIONS`].
+    /// Maximum number of allocations to return, at most [`SLICE_ALLOCATIONS`].
     pub most: usize,
     pub filter: Arc<AllocationFilter>,
     pub details: bool,
@@ -169,18 +170,14 @@ pub struct Looked {
 pub struct AllocationTraffic {
     pub id: AllocationId,
     pub slot: u32,
-    /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
-    /// Payload datagrams and bytes to the client.
     pub to_client: (u64, u64),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenerTraffic {
     pub allocations: u64,
-    /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
-    /// Payload datagrams and bytes to clients.
     pub to_client: (u64, u64),
 }
 
@@ -189,9 +186,9 @@ pub struct ListenerTraffic {
 pub struct ListenerState {
     /// TCP if the listener accepts both TCP and TLS.
     pub transport: Transport,
-    /// Bound address with its real port.
+    /// Bound address with its actual port.
     pub address: SocketAddr,
-    /// Removed by a reload: accepts no new clients.
+    /// True if a reload removed the listener, which no longer accepts new clients.
     pub closing: bool,
     pub traffic: ListenerTraffic,
 }
@@ -233,7 +230,7 @@ impl Relay {
         self.senders().count()
     }
 
-    /// Queries one worker. `answer` runs on the worker's thread and must not block; it is dropped if the
+    /// Queries one worker. `answer` is called on the worker's thread and must not block; it is dropped if the
     /// worker does not exist or has ended.
     pub fn look(&self, worker: usize, look: Look, answer: impl FnOnce(Looked) + Send + 'static) {
         let asked = Instant::now();
@@ -244,8 +241,8 @@ impl Relay {
         });
     }
 
-    /// Sums up a slice of a worker's allocations, starting at slot 0 and then at [`Tally::next`]. `answer`
-    /// behaves as in [`Relay::look`].
+    /// Adds up a slice of a worker's allocations. Call it with slot 0 first, then with [`Tally::next`].
+    /// `answer` behaves as in [`Relay::look`].
     pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
         let numbers = self.in_force().layout.entries().count();
         self.question(worker, move |server, now| answer(tally(server, now, from, numbers)));
@@ -294,8 +291,8 @@ impl Relay {
         });
     }
 
-    /// Makes a worker publish its counters, so that [`Relay::snapshots`] are current. `answer` receives the
-    /// time that the command waited, which is also how long a datagram currently waits.
+    /// Makes a worker publish its counters, so that [`Relay::snapshots`] is up to date. `answer` receives the
+    /// time for which the command waited; a datagram currently waits equally long.
     pub fn probe(&self, worker: usize, answer: impl FnOnce(Duration) + Send + 'static) {
         if let Some(sender) = self.senders().nth(worker) {
             let probe = Probe { asked: Instant::now(), answer: Box::new(answer) };
@@ -304,7 +301,7 @@ impl Relay {
     }
 
     /// Ends the allocation in this slot of a worker if its id matches. `answer` receives true if the id
-    /// matched; see [`Relay::look`].
+    /// matched; it behaves as in [`Relay::look`].
     pub fn end(
         &self,
         (worker, slot): (usize, u32),

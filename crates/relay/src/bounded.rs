@@ -1,6 +1,6 @@
-//! Clients of one kind in order of arrival (without an allocation, or in a handshake), bounded in total and
+//! Clients of one kind (without an allocation, or in a handshake) in order of arrival, limited in total and
 //! per network. If the set is full, a new client evicts the oldest one. Each worker has its own set with its
-//! [`share`] of the bounds.
+//! [`share`] of the limits.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,16 +10,17 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-/// Milliseconds for which [`Bounded::is_crowded`] protects a member. Otherwise, if many arrive at once, each
-/// would evict its predecessor and none would finish. A handshake or allocation takes two round trips;
-/// clients resend an unanswered ClientHello after 500 ms or more.
+/// Milliseconds for which [`Bounded::is_crowded`] protects a member. Without this protection, if many clients
+/// arrived at once, each would evict its predecessor and none would finish. A handshake or allocation takes
+/// two round trips; clients resend an unanswered ClientHello after 500 ms or more.
 const GRACE_MS: u64 = 500;
 
 pub(crate) struct Bounded {
     most: usize,
     most_per_network: usize,
     members: BTreeMap<u64, Member>,
-    /// Member numbers by network, because a full network looks up its oldest for every new client.
+    /// Member numbers by network, because a network at its limit must find its oldest member for every new
+    /// client.
     networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }
@@ -76,7 +77,7 @@ impl Bounded {
         self.members.values().map(|member| member.slot)
     }
 
-    /// Slot to evict before another client of this network may enter.
+    /// Slot to evict before another client from this network can be added.
     pub(crate) fn in_the_way(&self, network: IpAddr) -> Option<usize> {
         self.in_the_way_of(network).or_else(|| self.in_the_way_of_all())
     }
@@ -217,7 +218,7 @@ mod tests {
                 let fullest = of_worker.into_iter().max().unwrap();
                 assert!(
                     fullest <= most,
-                    "{fullest} in one worker, at most {most} allowed; limit {limit}, {workers} workers"
+                    "{fullest} clients on one worker, at most {most} allowed; limit {limit}, {workers} workers"
                 );
             }
         }

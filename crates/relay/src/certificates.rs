@@ -23,8 +23,8 @@ pub fn now_unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Reads a certificate and its key without checking the validity period. An error contains the unusable file
-/// and the reason.
+/// Reads a certificate and its key without checking the validity period. An error consists of the unusable
+/// file and the reason.
 pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, String)> {
     let content = |path: &Path| match fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),

@@ -1,5 +1,5 @@
 //! Delays wake-ups: if datagrams arrive one by one, the worker sleeps for a fixed time and then handles
-//! several at once. This is the opposite of busy polling ([`turnpike_net::Poller::set_busy_poll`]).
+//! several together. This is the opposite of busy polling ([`turnpike_net::Poller::set_busy_poll`]).
 //!
 //! ```text
 //!  wait ─▶ tick ─▶ sleep until `time` has passed since the wake-up ─▶ wait, returns immediately ─▶ tick …
@@ -16,13 +16,14 @@ use std::{
 
 /// Interval over which the rate is measured.
 const WINDOW: Duration = Duration::from_millis(2);
-/// Number of datagrams that make a pause worthwhile. A single one would have woken the worker anyway, and
-/// sleeping costs as much.
+/// Number of datagrams that make a pause worthwhile. A single datagram would have woken the worker anyway,
+/// and sleeping costs as much as that wake-up.
 const WORTH: u64 = 2;
-/// Windows without pauses after one whose pauses gathered too little: clients that wait for replies send
-/// nothing in the meantime.
+/// Number of windows without pauses after a window whose pauses gathered too little: clients that wait for
+/// replies send nothing in the meantime.
 const REST: u32 = 50;
-/// Ticks with more datagrams are batched well enough; the next tick starts immediately.
+/// Maximum number of datagrams in a tick that may be followed by a pause. Larger ticks are batched well
+/// enough, so the next one starts immediately.
 const SMALL: u64 = 32;
 /// Shortest pause: falling asleep and waking up takes about as long.
 const SHORTEST: Duration = Duration::from_micros(10);
@@ -60,7 +61,7 @@ impl Coalescer {
         self.woke = Instant::now();
     }
 
-    /// Sleeps if worthwhile; called before each wait. `datagrams` counts all received so far. Needs
+    /// Sleeps if worthwhile. Call before each wait, with the number of `datagrams` received so far. Requires
     /// [`turnpike_net::rlimit::exact_timers`].
     pub(crate) fn pause(&mut self, datagrams: u64) {
         if let Some(pause) = self.decide(Instant::now(), datagrams) {
@@ -160,7 +161,7 @@ mod tests {
             let mut worker = Simulated::new();
             worker.run(&steady(rate, Duration::ZERO, Duration::from_millis(500)));
             let each = worker.received / worker.wakeups;
-            assert!(each >= least, "{rate}/s: {each} per wake-up");
+            assert!(each >= least, "{rate}/s: {each} datagrams per wake-up");
             // The previous tick may add its own processing time.
             assert!(worker.worst <= TIME + WORK * 20, "{rate}/s: {:?}", worker.worst);
         }
@@ -186,7 +187,7 @@ mod tests {
         assert_eq!((worker.coalescer.pauses(), worker.worst), (before, Duration::ZERO));
     }
 
-    /// A client that sends its next datagram only after the answer to the previous one gains nothing from
+    /// A client that sends its next datagram only after the reply to the previous one does not benefit from
     /// pauses.
     #[test]
     fn request_reply_traffic_is_rarely_delayed() {
@@ -200,7 +201,7 @@ mod tests {
             arrives = served + WORK + rtt;
         }
         let pauses = worker.coalescer.pauses();
-        assert!(pauses > 0 && pauses < 100_000 / 20, "{pauses} of 100000");
+        assert!(pauses > 0 && pauses < 100_000 / 20, "{pauses} pauses in 100000 round trips");
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub(crate) struct Common {
     pub(crate) log: Arc<dyn AllocationLog>,
     pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
-    /// Allocations are taken over from another process, which keeps serving until the handover.
+    /// True if allocations are taken over from another process, which keeps serving clients until the
+    /// handover.
     pub(crate) takes_over: bool,
 }
 

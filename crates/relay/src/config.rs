@@ -16,14 +16,14 @@ use crate::{DtlsConfig, Layout, StreamConfig};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayState {
     pub address: RelayAddress,
-    /// True if the machine has the address; otherwise no allocation is granted on it.
+    /// True if the machine has the address; if not, no allocation is granted on it.
     pub is_up: bool,
     pub since: SystemTime,
 }
 
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// UDP listeners. Wildcard addresses reply from the address that the client sent to.
+    /// UDP listeners. Those on wildcard addresses reply from the address that the client sent to.
     pub listen: Vec<SocketAddr>,
     /// TCP and TLS. If a listener has port 0 and the address of a listener in `listen`, it gets that
     /// listener's port.
@@ -31,30 +31,32 @@ pub struct Config {
     pub dtls: DtlsConfig,
     /// Listening sockets bound by the parent process, used for configured addresses.
     pub passed: Arc<PassedSockets>,
-    /// Number of threads; at least 1.
+    /// Number of worker threads; at least 1.
     pub workers: usize,
     pub datapath: Datapath,
     /// Hook of the kernel fast path for single datagrams between bound channels; `datapath` handles
     /// everything else.
     pub kernel: Option<Hook>,
-    /// Maximum number of flows in the kernel, each in one direction; the rest stay in user space.
+    /// Maximum number of flows in the kernel, one per direction; additional flows stay in user space.
     pub kernel_flows: u32,
-    /// Time for which a worker polls after its last work before it sleeps; with zero it sleeps immediately.
+    /// Time for which an idle worker polls before it sleeps; if zero, it sleeps immediately.
     pub busy_poll: Duration,
-    /// Maximum delay of a datagram, added so that the next wake-up handles more of them (`coalesce.rs`); zero
-    /// adds none.
+    /// Maximum delay of a datagram, added so that the next wake-up handles more datagrams (`coalesce.rs`);
+    /// zero disables this.
     pub coalesce: Duration,
-    /// Relay addresses. If a family has several, a client gets the one to which it sent, or else the source
-    /// address of the route to the client.
+    /// Relay addresses. If a family has several, a client gets the address to which it sent or, if that is
+    /// not a relay address, the source address of the route to the client.
     pub relay: Vec<RelayAddress>,
     pub relay_in_turn: bool,
     pub ports: RangeInclusive<u16>,
     /// Number of shared relay sockets per relay address and worker for UDP clients; all other clients share
-    /// as many again. Peer addresses distinguish the allocations. With 0, each allocation has its own socket.
+    /// an equal number. Peer addresses distinguish the allocations on a socket. With 0, each allocation has
+    /// its own socket.
     pub shared_ports: usize,
-    /// Configured addresses that this machine lacks: their listeners wait, and no allocation uses them.
+    /// Configured addresses that this machine does not have: their listeners wait, and no allocation uses
+    /// them.
     pub absent: Vec<IpAddr>,
-    /// Addresses of this machine. Peers reach only the relay's ports on them
+    /// Addresses of this machine. As peers, clients can use only the relay's ports on them
     /// ([`turnpike_turn::server::PeerRules`]).
     pub addresses: Vec<IpAddr>,
     pub listeners_beside: Vec<SocketAddr>,
@@ -64,8 +66,8 @@ pub struct Config {
     pub relay_buffer: usize,
     pub limits: AllocationLimits,
     pub realm_limits: Vec<RealmLimits>,
-    /// Maximum idle time of a half-closed peer connection (RFC 6062), after which the open direction is
-    /// closed too.
+    /// Maximum idle time of a half-closed peer connection (RFC 6062), after which the open direction is also
+    /// closed.
     pub half_closed: Duration,
     pub server: ServerConfig,
 }
@@ -102,7 +104,7 @@ impl Default for Config {
 
 impl Config {
     /// Default of [`Config::half_closed`]. Replies rarely take longer, and keep-alive probes never end a
-    /// connection to a live peer.
+    /// connection whose peer is still there.
     pub const HALF_CLOSED: Duration = Duration::from_secs(60);
 
     pub fn layout(&self) -> Layout {

@@ -1,5 +1,5 @@
-//! Numbers of listeners. The state machine knows a client's listener only by its number, which implies the
-//! transport and the realms.
+//! Numbers of listeners. The state machine identifies a client's listener only by its number, which implies
+//! the transport and the realms.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -21,9 +21,9 @@ struct Numbered {
     place: usize,
     address: SocketAddr,
     server_name: Option<String>,
-    /// Accepts new clients.
+    /// True if the listener accepts new clients.
     open: bool,
-    /// Streams: listed in [`StreamConfig::tls_listen`].
+    /// For streams: true if listed in [`StreamConfig::tls_listen`].
     secure: bool,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +53,8 @@ impl Layout {
         layout
     }
 
-    /// Replaces the listeners. Existing ones keep their places and numbers; those no longer configured are
-    /// closed.
+    /// Replaces the listeners. Existing listeners keep their places and numbers; those that are no longer
+    /// configured are closed.
     pub fn follow(&mut self, udp: &[SocketAddr], dtls: &[SocketAddr], streams: &StreamConfig) {
         let plain = |addresses: &[SocketAddr]| addresses.iter().map(|at| (*at, false)).collect::<Vec<_>>();
         let mut by_stream = plain(&streams.listen);
@@ -141,8 +141,8 @@ impl Layout {
         })
     }
 
-    /// Place of each number's listener among its kind, and true if it is open, in the order of
-    /// [`Layout::entries`].
+    /// For each number in the order of [`Layout::entries`]: the place of its listener among listeners of its
+    /// kind, and true if it is open.
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, bool)> + '_ {
         self.0.iter().map(|entry| (entry.place, entry.open))
     }
@@ -172,8 +172,8 @@ impl Layout {
                     }
             })
         };
-        // A server name without its own realms uses the listener's number. Numbers cannot overflow: file
-        // descriptors run out first.
+        // A server name that has no realms of its own uses the listener's number. Numbers cannot overflow:
+        // file descriptors run out first.
         let found = server_name.and_then(|name| find(Some(name))).or_else(|| find(None));
         ListenerId(found.and_then(|number| u16::try_from(number).ok()).unwrap_or(u16::MAX))
     }
@@ -181,7 +181,7 @@ impl Layout {
 pub(crate) struct Listener {
     pub(crate) socket: SocketId,
     pub(crate) bound: SocketAddr,
-    /// DTLS: number for clients without a server name.
+    /// For DTLS: the number for clients without a server name.
     pub(crate) number: ListenerId,
 }
 
@@ -286,7 +286,7 @@ mod tests {
             placed(&now, Transport::Dtls),
             [listener("10.0.0.1:3478", false, false), listener("10.0.0.1:443", true, false)]
         );
-        // New names are numbered for new listeners too.
+        // New names also get numbers for new listeners.
         for (transport, place) in [(Transport::Dtls, 1), (Transport::Tls, 0), (Transport::Tls, 1)] {
             assert_eq!(now.numbers(transport, place).count(), 1 + 3, "{transport:?} {place}");
             let number = now.number(transport, place, Some("c.example"));

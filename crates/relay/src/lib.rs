@@ -58,5 +58,5 @@ pub use turnpike_offload::{
 pub use turnpike_rules::HandOnRule;
 pub use turnpike_turn::server::{RealmLimits, RelayAddress};
 
-/// Shards of each table shared by the workers, enough to make contention rare.
+/// Number of shards of each table that the workers share, enough to make contention rare.
 const SHARDS: usize = 16;

@@ -1,4 +1,4 @@
-//! Encoding of [`Link`], which reaches a client without a lookup.
+//! Encoding of [`Link`], through which a client is reached without a lookup.
 
 use turnpike_turn::server::Link;
 

@@ -1,5 +1,5 @@
-//! Open listeners and their sockets, at startup and after each reload. A change first binds everything, so
-//! that a failure changes nothing.
+//! Open listeners and their sockets, at startup and after each reload. A change binds everything first, so
+//! that nothing has changed if it fails.
 //!
 //! ```text
 //!  open ──removed by a reload──▶ closing: no new allocations ──last one ended on every worker───▶ closed
@@ -25,18 +25,18 @@ use turnpike_turn::server::{NatDiscovery, Transport};
 
 use crate::{Config, Layout, StartError, layout::Placed, stream::listen_options};
 
-/// Attempts to find a port that is free for both UDP and TCP if the kernel chooses it.
+/// Number of attempts to find a port that is free for both UDP and TCP, if the kernel chooses the port.
 const PORT_ATTEMPTS: usize = 16;
 
-/// Bound addresses, with real ports instead of 0.
+/// Bound addresses, with the actual ports instead of 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listeners {
     pub udp: Vec<SocketAddr>,
-    /// These also accept TLS if there is a certificate.
+    /// Addresses for TCP; they also accept TLS if there is a certificate.
     pub tcp: Vec<SocketAddr>,
-    /// These also accept TCP unless it is disabled.
+    /// Addresses for TLS; they also accept TCP unless it is disabled.
     pub tls: Vec<SocketAddr>,
-    /// An address that is also in `udp` has one socket for both.
+    /// Addresses for DTLS; an address that is also in `udp` has one socket for both.
     pub dtls: Vec<SocketAddr>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// Prepends `first`.
+    /// Puts the addresses of `first` in front.
     pub(crate) fn extend(&mut self, first: Self) {
         let behind = mem::replace(self, first);
         self.udp.extend(behind.udp);
@@ -76,7 +76,7 @@ pub(crate) struct Closing {
 /// Number of workers that still have clients of a closing listener or are about to share its socket.
 pub(crate) struct Clients(AtomicUsize);
 
-/// Added to the count to reopen a listener; exceeds any number of workers.
+/// Added to the count to reopen a listener; larger than any number of workers.
 const REOPENED: usize = usize::MAX / 2;
 
 impl Clients {
@@ -103,7 +103,7 @@ impl Clients {
     }
 }
 
-/// Holds on [`Clients`] during a change, released on drop unless kept.
+/// Counts held in [`Clients`] during a change; released on drop unless kept.
 #[derive(Default)]
 pub(crate) struct Held(Vec<(Arc<Clients>, usize)>);
 
@@ -158,7 +158,7 @@ struct OfferedPlace {
     closing: bool,
 }
 
-/// Kind of a listener and its place; `Transport::Tcp` means any stream.
+/// Kind of a listener and its place; `Transport::Tcp` stands for all stream listeners.
 pub(crate) type Named = (Transport, usize);
 
 impl OfferedPlaces {
@@ -257,7 +257,7 @@ pub struct Waiting {
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub protocol: &'static str,
     pub address: SocketAddr,
-    /// Bind error; `None` while the machine lacks the address.
+    /// Bind error; `None` as long as the machine does not have the address.
     pub error: Option<String>,
 }
 
@@ -271,8 +271,8 @@ pub(crate) struct Change {
 
 impl Places {
     /// Binds the listeners that `layout` adds, for each worker, and marks removed ones as closing. Listeners
-    /// on addresses that this machine lacks wait for a later change, as do waiting listeners that still
-    /// cannot be bound. On error nothing stays bound.
+    /// on addresses that this machine does not have wait for a later change, and so do waiting listeners that
+    /// still cannot be bound. On error, everything is closed again.
     pub(crate) fn change(&self, layout: &Layout, config: &Config) -> Result<Change, StartError> {
         let workers = config.workers.max(1);
         let mut change = Change {
@@ -409,9 +409,9 @@ impl Places {
     }
 
     /// Determines the addresses and shared sockets of new listeners. Each address is bound once without
-    /// SO_REUSEPORT, so that a second server on the port fails instead of silently sharing it. Port 0 becomes
-    /// the same port for UDP and TCP on an address. Sockets in `before` are ours; neither they nor passed
-    /// sockets need this test.
+    /// SO_REUSEPORT, so that starting a second server on the port fails, rather than the two sharing it
+    /// unnoticed. Port 0 is replaced by the same port for UDP and TCP on an address. Sockets in `before` are
+    /// ours; neither they nor passed sockets need this test.
     fn probe(
         &self,
         before: &Self,
@@ -476,8 +476,8 @@ impl Places {
         Ok(found)
     }
 
-    /// Returns a waiting entry if the machine lacks the address, or if the listener was already waiting and
-    /// another program still has the port.
+    /// Returns a waiting entry if the machine does not have the address, or if the listener was already
+    /// waiting and another program still has the port.
     fn waits(&self, transport: Transport, placed: &Placed, config: &Config) -> Option<Waiting> {
         let (address, protocol) = (placed.address, protocol(transport, placed.secure));
         let waiting = |error| Some(Waiting { protocol, address, error });
@@ -516,7 +516,7 @@ impl Place {
 }
 
 impl Change {
-    /// Returns true if this listener needs no bind: unchanged, closing or reopened.
+    /// Returns true if this listener need not be bound because it is unchanged, closing or reopened.
     fn stays(&mut self, transport: Transport, placed: Placed, workers: usize) -> bool {
         let protocol = protocol(transport, placed.secure);
         let Some(place) = self.places.of_mut(transport).get_mut(placed.place).and_then(Option::as_mut) else {
@@ -571,7 +571,7 @@ impl Change {
         Ok(())
     }
 
-    /// Shares the socket of the other kind's listener at this place; `None` if it has closed.
+    /// Shares the socket of the other kind's listener at this place; returns `None` if that has closed.
     fn share(&mut self, transport: Transport, place: usize) -> Option<(usize, Option<Arc<Clients>>)> {
         let other = if transport == Transport::Udp { Transport::Dtls } else { Transport::Udp };
         let found = self.places.of(other).get(place)?.as_ref()?;
@@ -613,7 +613,7 @@ fn udp_socket(
     config: &Config,
 ) -> Result<UdpSocket, StartError> {
     let options = UdpOptions {
-        // Workers, reloads, and a wildcard next to a specific address share the port.
+        // The port is shared by workers, during reloads, and by a wildcard and a specific address.
         reuse_port: true,
         recv_buffer: Some(config.listener_buffer),
         send_buffer: Some(config.listener_buffer),

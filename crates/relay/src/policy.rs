@@ -1,4 +1,5 @@
-//! Policy of a worker's state machine: credential store, quotas, relayed addresses and fleet.
+//! Implements the policies that a worker's state machine consults: credential store, quotas, relayed
+//! addresses and fleet.
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -12,17 +12,17 @@ use crate::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// Quarantine in milliseconds. Peers of an ended call stop within this time if they use consent checks (RFC
-/// 7675).
+/// Quarantine in milliseconds. After a call ends, peers that use consent checks (RFC 7675) stop sending
+/// within this time.
 pub(crate) const QUARANTINE_MS: u64 = 10_000;
 
 pub(crate) struct PoolBits {
     /// Ports that are not available: open, about to be opened, or in quarantine.
     taken: Bits,
-    /// Ports on which we have a socket, by transport. A taken port may be another program's, and a port that
-    /// relays UDP stays free for TCP.
+    /// Ports on which we have a socket, by transport. A taken port may belong to another program, and a port
+    /// that relays UDP stays free for TCP.
     open: [Bits; 2],
-    /// Oldest first.
+    /// Ports in quarantine, oldest first.
     quarantine: Mutex<VecDeque<Quarantined>>,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl PoolBits {
         })
     }
 
-    /// Takes an even port and the next one. At least one of them is from quarantine; the other may be free.
+    /// Takes an even port and the next one, at least one of which is in quarantine; the other may be free.
     pub(crate) fn take_quarantined_pair(&self, suits: impl Fn(u16) -> bool) -> Option<[Drawn; 2]> {
         self.with_quarantine(|queue| {
             let held = Bits::new();
@@ -121,8 +121,8 @@ impl PoolBits {
             let even = |entry: &Quarantined| entry.port & !1;
             let first = queue.iter().map(even).find(|even| is_available(*even) && is_available(even + 1))?;
             let pair = [first, first + 1];
-            // If this fails, another worker has taken the free port; the quarantined one has not been removed
-            // yet.
+            // If this fails, another worker has taken the free port; the quarantined port has not been
+            // removed from the queue yet.
             let is_taken = pair.iter().all(|port| held.has(*port) || self.take(*port));
             let until_ms = |port| queue.iter().find(|entry| entry.port == port).map(|entry| entry.until_ms);
             let drawn = pair.map(|port| Drawn { port, until_ms: until_ms(port) });
@@ -131,7 +131,7 @@ impl PoolBits {
         })
     }
 
-    /// Oldest first.
+    /// Ports in quarantine, oldest first.
     pub(crate) fn quarantined(&self) -> Vec<Quarantined> {
         self.with_quarantine(|queue| queue.iter().copied().collect())
     }
@@ -157,7 +157,7 @@ impl Bits {
         word.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Ports in the range whose bits are clear, in order. Skipping a word of taken ports costs one load.
+    /// Ports in the range whose bits are not set, in order. Skipping a word of taken ports costs one load.
     fn clear_in(&self, range: RangeInclusive<u16>) -> impl Iterator<Item = u16> {
         let (first, last) = (*range.start(), *range.end());
         (first / 64..=last / 64).flat_map(move |place| {
@@ -173,7 +173,7 @@ impl Bits {
     }
 
     /// Returns false if the bit was already set. Acquire pairs with the release in `clear`, so that the next
-    /// owner sees everything that was cleared before (see [`PoolBits::free`]).
+    /// owner sees everything written before the bit was cleared (see [`PoolBits::free`]).
     pub(crate) fn set(&self, port: u16) -> bool {
         let (word, bit) = self.slot(port);
         word.fetch_or(bit, Ordering::AcqRel) & bit == 0

@@ -27,15 +27,15 @@ use crate::{
 
 /// Milliseconds until a reservation expires (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
-/// Maximum concurrent reservations per user, but never more than a quarter of all. Clients use the second
-/// port of a pair within a round trip, so this allows four calls to start at once.
+/// Maximum concurrent reservations per user, but never more than a quarter of the total limit. Clients use
+/// the second port of a pair within a round trip, so this allows four calls to start at once.
 const MOST_PER_USER: usize = 4;
 const DRAWS: usize = 32;
-/// Ports of other programs that a search skips before it gives up.
+/// Number of ports in use by other programs that a search skips before it gives up.
 const BIND_ATTEMPTS: usize = 256;
 
-/// Maximum peer connections that wait to be accepted. An allocation may have only a few at a time, and
-/// unknown peers must not fill memory.
+/// Maximum number of peer connections waiting to be accepted. An allocation may have only a few at a time,
+/// and unknown peers must not fill the memory.
 const BACKLOG: u32 = 64;
 
 pub(crate) struct Opened {
@@ -47,7 +47,7 @@ pub(crate) struct Opened {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Family,
-    /// The machine lacks all addresses of this family.
+    /// The machine has none of the addresses of this family.
     Absent,
     Port,
     PortsHeld,
@@ -70,8 +70,8 @@ pub(crate) struct Ports {
     plan: RwLock<Arc<Plan>>,
     options: UdpOptions,
     shared_options: UdpOptions,
-    /// Next address per family. With a single counter, every dual-stack allocation would get the same two
-    /// addresses.
+    /// Counter for the next address of each family. With a single counter for both, every dual-stack
+    /// allocation would get the same two addresses.
     next: [AtomicUsize; 2],
     reservations: Mutex<Reservations>,
 }
@@ -79,14 +79,13 @@ pub(crate) struct Ports {
 struct Plan {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
-    /// Ranges of earlier configurations that still had open ports at the last reload.
+    /// Ranges from earlier configurations that still had open ports at the last reload.
     former: Vec<RangeInclusive<u16>>,
-    /// Ranges of realms with their own; `owned` contains all their ports.
+    /// Ranges of the realms that have their own; `owned` contains all ports in them.
     realms: HashMap<Box<str>, RangeInclusive<u16>, RandomState>,
     owned: Bits,
     most_reservations: usize,
     in_turn: bool,
-    /// See [`Config::absent`].
     absent: Vec<IpAddr>,
 }
 
@@ -117,9 +116,9 @@ pub(crate) struct Reserved {
 #[derive(Clone)]
 struct Pool {
     address: RelayAddress,
-    /// Used for new ports. A pool removed by a reload remains while it has open ports.
+    /// True if new ports are taken from the pool. A pool removed by a reload remains while it has open ports.
     drawn: bool,
-    /// Ports of the bound address, regardless of the external one.
+    /// Ports of the bound address, regardless of its external address.
     bits: Arc<PoolBits>,
 }
 
@@ -132,7 +131,7 @@ pub(crate) struct LateUse {
 #[derive(Clone, Copy)]
 enum Stock {
     Free,
-    /// Used if no address of the family has a free port.
+    /// Ports in quarantine, used if no address of the family has a free port.
     Quarantined,
 }
 
@@ -177,7 +176,7 @@ impl Plan {
         .with_former(former)
     }
 
-    /// Sets the former ranges, except those inside the current range.
+    /// Sets the former ranges, leaving out those inside the current range.
     fn with_former(mut self, mut ranges: Vec<RangeInclusive<u16>>) -> Self {
         ranges.retain(|range| !(self.range.contains(range.start()) && self.range.contains(range.end())));
         self.former = ranges;
@@ -243,9 +242,9 @@ impl Ports {
         self.plan().pools.iter().map(|pool| pool.address).collect()
     }
 
-    /// Chooses among several relay addresses of a family: the one to which the client sent, or else the
-    /// source address of the route to the client. `None` if neither is a relay address or the configuration
-    /// uses them in turn.
+    /// Chooses among several relay addresses of a family: the one to which the client sent or, failing that,
+    /// the source address of the route to the client. Returns `None` if neither is a relay address, or if the
+    /// configuration uses the addresses in turn.
     pub(crate) fn address_for(&self, family: Family, client: &Client) -> Option<IpAddr> {
         let plan = self.plan();
         if plan.in_turn || plan.drawn(family).nth(1).is_none() {
@@ -256,8 +255,8 @@ impl Ports {
         Some(client.local.ip()).filter(drawn).or_else(routed)
     }
 
-    /// Opens a listening socket for peer connections (RFC 6062) on any port of the realm, preferably on the
-    /// address `first`.
+    /// Opens a listening socket for peer connections (RFC 6062) on any of the realm's ports, preferably on
+    /// the address `first`.
     pub(crate) fn open_tcp(
         &self,
         family: Family,
@@ -369,8 +368,8 @@ impl Ports {
         Known { addresses, ranges: plan.former.iter().chain([&plan.range]).cloned().collect() }
     }
 
-    /// Keeps addresses and ranges of another process that this configuration lacks, until a reload finds no
-    /// open port in them.
+    /// Keeps addresses and ranges of another process that are missing from this configuration, until a reload
+    /// finds no open ports in them.
     pub(crate) fn take_over(&self, config: &Config, known: Known) {
         let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
         let bits = |address: &RelayAddress| {
@@ -383,10 +382,11 @@ impl Ports {
         *plan = Arc::new(Plan { pools, ..Plan::new(config, &[], Vec::new()) }.with_former(known.ranges));
     }
 
-    /// Gives a socket opened by another process, perhaps for another data path, the same options as our own.
+    /// Sets the options of our own sockets on a socket that another process opened, perhaps for a different
+    /// data path.
     pub(crate) fn prepare(&self, socket: &UdpSocket) {
         if self.options.gro {
-            // If this fails, nothing is coalesced, which is harmless.
+            // If this fails, received datagrams are not coalesced, which is harmless.
             let _ = socket.set_gro(true);
         }
     }
@@ -398,7 +398,7 @@ impl Ports {
         }
     }
 
-    /// All reservations with duplicates of their sockets; fails if dup(2) fails.
+    /// Returns all reservations with duplicates of their sockets. Fails if dup(2) fails.
     pub(crate) fn lend_reserved(&self, now_ms: u64) -> io::Result<Vec<(Reserved, OwnedFd)>> {
         let reservations = self.reservations();
         let lend = |(token, reservation): (&[u8; 8], &Reservation)| {
@@ -438,8 +438,8 @@ impl Ports {
     }
 
     /// Returns true if this user may reserve another port. Reservations outlive their allocations and are not
-    /// covered by quotas: without these limits, a user who repeatedly allocates and deletes would occupy all
-    /// ports.
+    /// covered by quotas: without these limits, a user could occupy all ports by repeatedly creating and
+    /// deleting allocations.
     fn may_reserve(reservations: &Reservations, (owner, most): (&str, usize)) -> bool {
         let most_per_user = MOST_PER_USER.min(most / 4).max(1);
         reservations.len() < most
@@ -477,7 +477,7 @@ impl Ports {
         Err(Refusal::PortsHeld)
     }
 
-    /// `owner` is the user's key, and the maximum number of reservations for all users together.
+    /// `owner` contains the user's key, and the maximum number of reservations of all users together.
     fn draw_pair(
         &self,
         (pool, stock): (&Pool, Stock),
@@ -527,7 +527,7 @@ impl Ports {
         Err(Refusal::Port)
     }
 
-    /// Another user's token fails like an unknown one and leaves the reservation in place.
+    /// Another user's token is refused like an unknown one, and its reservation stays in place.
     fn take_reserved(&self, token: [u8; 8], owner: &str, now_ms: u64) -> Result<Opened, Refusal> {
         let mut reservations = self.reservations();
         if reservations.get(&token).is_none_or(|reservation| *reservation.owner != *owner) {
@@ -546,7 +546,7 @@ impl Ports {
     }
 
     /// Tries the pools of a family, first for free ports and then for quarantined ones. Starts with the
-    /// address `first`, or else with the next one in turn.
+    /// address `first` if given, otherwise with the next one in turn.
     fn on_some_address<T>(
         &self,
         plan: &Plan,
@@ -591,8 +591,8 @@ impl Ports {
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
     }
 
-    /// Connections to peers use the same local port, hence SO_REUSEPORT. It would also let other programs of
-    /// this user share the port, so a bind without it first checks that the port is free.
+    /// Connections to peers use the same local port, so SO_REUSEPORT is needed. That would also let this
+    /// user's other programs share the port, so a bind without it first checks that the port is free.
     fn listen(&self, pool: &Pool, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
         let address = SocketAddr::new(pool.address.bind, port);
         let address = PassedSockets::default().probe(Transport::Tcp, address, &ListenOptions::default())?;
@@ -610,8 +610,8 @@ impl Ports {
     }
 }
 
-/// Ports that a search has found in use by other programs. They stay taken until the search ends, so that it
-/// tries each only once.
+/// Ports that a search has found to be in use by other programs. They stay taken until the search ends, so
+/// that each is tried only once.
 struct PassedOver<'a> {
     bits: &'a PoolBits,
     ports: Vec<Drawn>,
@@ -622,12 +622,12 @@ impl<'a> PassedOver<'a> {
         Self { bits, ports: Vec::new() }
     }
 
-    /// Blames other programs if they have most of the range.
+    /// Reason for the refusal: other programs, if they use most of the range.
     fn refusal(&self, span: &Span<'_>) -> Refusal {
         if 2 * self.ports.len() > span.range.len() { Refusal::PortsHeld } else { Refusal::Port }
     }
 
-    /// Skips a port that another program has; any other error ends the search.
+    /// Skips a port that another program uses; any other error ends the search.
     fn add(&mut self, port: Drawn, error: &io::Error) -> Result<(), Refusal> {
         self.ports.push(port);
         match error.kind() {
@@ -645,7 +645,8 @@ impl Drop for PassedOver<'_> {
 }
 
 impl Pool {
-    /// Takes a random suitable free port; in a nearly full range, the next one after a random starting point.
+    /// Takes a random free port that is suitable; in a nearly full range, takes the next one after a random
+    /// starting point.
     fn claim(&self, span: &Span<'_>, suits: impl Fn(u16) -> bool) -> Option<u16> {
         let (mut random, range) = (rand::rng(), span.range);
         let take = |port: u16| span.has(port) && suits(port) && self.bits.take(port);
@@ -660,7 +661,7 @@ impl Pool {
         not_taken(start..=*range.end()).chain(not_taken(*range.start()..=start)).find(|port| take(*port))
     }
 
-    /// Takes a free even port and the next one; `None` if another worker took one first.
+    /// Takes a free even port and the next one; returns `None` if another worker took one first.
     fn claim_pair(&self, stock: Stock, span: &Span<'_>) -> Result<Option<[Drawn; 2]>, Refusal> {
         let bits = &self.bits;
         if let Stock::Quarantined = stock {

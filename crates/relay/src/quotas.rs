@@ -1,5 +1,5 @@
-//! Limits on allocations over all workers: per user, per address prefix, per realm and in total. Only
-//! requests touch them, never packets.
+//! Limits on allocations over all workers: per user, per address prefix, per realm and in total. They are
+//! checked only for requests, never for relayed packets.
 
 use std::{
     borrow::Borrow,
@@ -23,10 +23,9 @@ use crate::{
 type Counts<K = Box<str>> = HashMap<K, usize, RandomState>;
 pub(crate) struct Quotas {
     total: AtomicUsize,
-    /// Reloadable limits and counts per realm: few entries, touched twice per allocation.
+    /// Reloadable limits and counts per realm: few entries, accessed twice per allocation.
     realms: Mutex<RealmQuotas>,
     hasher: RandomState,
-    /// Keyed by [`UserRef::key`].
     users: [Mutex<Counts>; SHARDS],
     prefixes: [Mutex<Counts<IpAddr>>; SHARDS],
 }
@@ -78,7 +77,7 @@ impl Quotas {
         (limits.and_then(|limits| limits.allocations), of_user)
     }
 
-    /// Allocations per realm in arbitrary order, without empty realms.
+    /// Number of allocations per realm in arbitrary order, without empty realms.
     pub(crate) fn held(&self) -> Vec<(Box<str>, usize)> {
         self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()
     }
@@ -87,9 +86,9 @@ impl Quotas {
         self.users.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
-    /// Counts a new allocation, or changes nothing and returns the exceeded limit. Checks the limits of the
-    /// user and the prefix first, so that a refused client never counts towards the realm or the total, even
-    /// briefly.
+    /// Counts a new allocation, or changes nothing and returns the limit that would be exceeded. The limits
+    /// of the user and the prefix are checked first, so that a refused client is never counted for the realm
+    /// or the total, even briefly.
     pub(crate) fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         let (key, most) = (user.key(), self.most(user.realm));
         let key = key.as_str();
@@ -125,7 +124,7 @@ impl Quotas {
     }
 
     fn acquire_from(&self, prefix: IpAddr, realm: &str, most: &Most) -> Result<(), QuotaRefusal> {
-        // Counted even without a limit, because a reload may set one.
+        // Counted even if there is no limit, because a reload may set one.
         if !take(&mut self.lock(&self.prefixes, &prefix), &prefix, most.of_prefix, || prefix) {
             return Err(QuotaRefusal::Prefix);
         }

@@ -32,12 +32,12 @@ use crate::{
 };
 
 pub trait CredentialStore: Users + Send + Sync {
-    /// Continues a [`Users::check`] that returned [`CredentialCheck::NeedsLookup`]. Must not block; `lookup` may be finished
-    /// on any thread within 10 s. Not called if the store always answers immediately.
+    /// Continues a [`Users::check`] that returned [`CredentialCheck::NeedsLookup`]. Must not block; `lookup`
+    /// may be finished on any thread within 10 s. Never called if the store always decides immediately.
     fn look_up(&self, _query: CredentialQuery, _lookup: PendingLookup) {}
 }
 
-/// A pending look-up of one worker. Finished once, from any thread; dropping it means
+/// A worker's pending lookup, to be finished once, from any thread. Dropping it counts as
 /// [`LookupResult::Unavailable`].
 pub struct PendingLookup {
     id: LookupId,
@@ -69,7 +69,7 @@ impl Drop for PendingLookup {
 
 impl CredentialStore for () {}
 
-/// Receives allocations and refusals on the workers' threads; must not block.
+/// Receives allocations and refusals; called on the workers' threads and must not block.
 pub trait AllocationLog: Send + Sync {
     fn effect(&self, worker: usize, effect: &Effect);
     fn turned_away(&self, _worker: usize, _turned: &TurnedAway) {}
@@ -79,10 +79,11 @@ impl AllocationLog for () {
     fn effect(&self, _: usize, _: &Effect) {}
 }
 
-/// Other servers of the same service, shared by all workers. Consulted for requests, not for relayed data.
+/// Other servers of the same service, shared by all workers. Used for requests, not for relayed data.
 /// Methods must not block.
 pub trait Fleet: Redirects + Send + Sync {
-    /// Counts an allocation against the limits shared by all servers, or returns the exceeded limit.
+    /// Counts an allocation against the limits shared by all servers, or returns the limit that would be
+    /// exceeded.
     fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
     fn release(&self, user: UserRef<'_>);
     /// See [`turnpike_turn::server::Restrictions::is_banned`].
@@ -107,9 +108,9 @@ pub struct WorkerSnapshot {
     pub pauses: u64,
     /// Allocations refused because all ports of the range were taken.
     pub ports_exhausted: u64,
-    /// Allocations refused because the process had no file descriptors left.
+    /// Allocations refused because the process had run out of file descriptors.
     pub files_exhausted: u64,
-    /// Datagrams dropped because their TTL or hop limit expired here (RFC 8656 section 15.1).
+    /// Datagrams dropped because their TTL or hop limit reached zero here (RFC 8656 section 15.1).
     pub ttl_expired: u64,
     pub streams: StreamStats,
     pub peers: PeerStats,
@@ -146,9 +147,9 @@ pub struct Relay {
     pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
-/// State sent to the workers, kept so that it can be sent again with a partial change.
+/// State sent to the workers, kept so that it can be sent again when part of it changes.
 pub(crate) struct InForce {
-    /// Configuration, over which the fields below take precedence. Settings that a reload cannot change keep
+    /// Configuration; the fields below take precedence over it. Settings that a reload cannot change keep
     /// their initial values.
     pub(crate) config: Config,
     pub(crate) layout: Layout,
@@ -184,8 +185,8 @@ pub struct Relistened {
 }
 
 impl Relay {
-    /// Binds all listeners, tests every relay address and starts the workers. On error nothing stays open,
-    /// and [`StartError`] suggests a remedy.
+    /// Binds all listeners, tests every relay address and starts the workers. On error, everything is closed
+    /// again, and [`StartError`] suggests a remedy.
     pub fn start(
         config: &Config,
         credentials: Arc<dyn CredentialStore>,
@@ -194,7 +195,7 @@ impl Relay {
         Self::start_in(None, config, credentials, log)
     }
 
-    /// Like [`Relay::start`], in a fleet.
+    /// Like [`Relay::start`], but as a member of a fleet.
     pub fn start_in(
         fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
@@ -204,9 +205,10 @@ impl Relay {
         Self::begin(fleet, config, &config.layout(), credentials, log, None)
     }
 
-    /// Takes over from another process with its sockets ([`crate::upgrade`]): the workers import its allocations
-    /// and serve when asked to. The number of workers and the data path must match the offer; `layout` is the
-    /// offered layout after [`Layout::follow`] with the new listeners. On error the other process continues.
+    /// Takes over from another process with its sockets ([`crate::upgrade`]): the workers import its
+    /// allocations and start serving clients on request. The number of workers and the data path must match
+    /// the offer; `layout` is the offered layout after [`Layout::follow`] with the new listeners. On error,
+    /// the other process continues.
     pub fn start_from_handover(
         fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
@@ -278,7 +280,7 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Binds the sockets of all workers, then runs them. During a takeover each worker first handles the
+    /// Binds the sockets of all workers, then runs them. During a takeover, each worker first runs the
     /// command `first`.
     fn start_workers(
         &mut self,
@@ -291,8 +293,8 @@ impl Relay {
         let workers = workers.collect::<Result<Vec<_>, _>>()?;
         let mailboxes: Arc<[Mailbox]> = workers.iter().map(Mailbox::of).collect();
         // Workers start only after all sockets are bound: each socket that joins an SO_REUSEPORT group
-        // changes the worker of some 5-tuples, so earlier allocations would be stranded on a worker that no
-        // longer receives from their clients.
+        // changes the worker of some 5-tuples, so the clients of earlier allocations would reach a different
+        // worker.
         for mut worker in workers {
             worker.set_mailboxes(Arc::clone(&mailboxes));
             let takes_over = first.is_some();
@@ -329,9 +331,9 @@ impl Relay {
         self.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
     }
 
-    /// Number of allocations per listener according to `snapshots`: one entry per transport of an address,
-    /// and one for each server name with its own realms. Removed listeners are included while they have
-    /// allocations.
+    /// Number of allocations per listener according to `snapshots`: one entry for each transport of an
+    /// address, and one for each server name with its own realms. Removed listeners are included as long as
+    /// they have allocations.
     #[must_use]
     pub fn by_listener(&self, snapshots: &[WorkerSnapshot]) -> Vec<ListenerCount> {
         let in_force = self.in_force();
@@ -377,7 +379,7 @@ impl Relay {
     }
 
     /// Applies a new configuration: listeners, relay addresses and ports, limits, settings of the state
-    /// machine, users. All other settings of [`Config`] keep their initial values. `layout` is
+    /// machine, and users. All other settings of [`Config`] keep their initial values. `layout` is
     /// [`Relay::layout`] after [`Layout::follow`] with the new listeners;
     /// [`turnpike_turn::server::ServerConfig::listeners`] uses its numbers. If something cannot be bound,
     /// nothing changes.
@@ -406,7 +408,7 @@ impl Relay {
         };
         let Change { places, sockets, opened, closing, held } = in_force.places.change(layout, &config)?;
         settle(&mut config, layout, &places)?;
-        // Nothing can fail from here on.
+        // Nothing can fail after this.
         held.keep();
         self.quotas.limit(&config);
         self.ports.reconfigure(&config);
@@ -423,15 +425,15 @@ impl Relay {
         Ok(Relistened { opened, closed: closing })
     }
 
-    /// Replaces the keys of nonces, tickets and cookies, and the number of this node in a fleet.
+    /// Replaces the keys for nonces, tickets and cookies, and this node's number in a fleet.
     pub fn set_keys(&self, keys: NonceKeys, node: Option<u16>) {
         let mut in_force = self.in_force();
         (in_force.config.server.nonce_keys, in_force.config.server.node) = (keys, node);
         self.put_into_force(&in_force, Vec::new());
     }
 
-    /// Replaces the addresses of this machine. Allocations that the peer rules no longer permit end, as after
-    /// a reload.
+    /// Replaces the addresses of this machine. Ends allocations that the peer rules no longer permit, as
+    /// after a reload.
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
         let mut in_force = self.in_force();
         in_force.config.addresses = addresses;
@@ -454,8 +456,8 @@ impl Relay {
         own_endpoints(config, places, &self.ports.addresses(), self.ports.former_ranges())
     }
 
-    /// Keep it locked until all workers have their commands, so that concurrent changes reach them in the
-    /// same order.
+    /// Keep it locked until all workers have been sent their commands, so that concurrent changes reach them
+    /// in the same order.
     pub(crate) fn in_force(&self) -> MutexGuard<'_, InForce> {
         self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -476,7 +478,7 @@ impl Relay {
         self.workers.have_failed()
     }
 
-    /// Returns true if all workers have taken commands since the last call; a hung worker takes none.
+    /// Returns true if all workers have run commands since the last call; a hung worker runs none.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()
@@ -487,7 +489,7 @@ impl Relay {
     }
 }
 
-/// Loads the kernel program; the caller attaches it.
+/// Loads the eBPF program; the caller attaches it.
 fn offload(
     config: &Config,
     listeners: &Listeners,
@@ -546,7 +548,7 @@ fn own_endpoints(
 ) -> OwnEndpoints {
     let relays = relays.iter().map(|relay| (relay.bind, relay.external));
     let listeners = places.bound().chain(config.listeners_beside.iter().copied());
-    // NAT discovery reveals further external addresses to clients.
+    // NAT discovery reveals additional external addresses to clients.
     let discovery = config.server.nat_discovery.iter().flat_map(|of| of.external).flatten();
     OwnEndpoints::new(config.addresses.iter().copied(), relays, listeners, config.ports.clone())
         .with_former_ports(former)

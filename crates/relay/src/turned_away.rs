@@ -1,12 +1,12 @@
 //! Log of refused connections and DTLS handshakes with their addresses, so that operators see why a client
-//! could not connect. The TCP handshake or the DTLS cookie proves most addresses. Unproved addresses can be
-//! forged, so they have their own stage and fewer entries.
+//! could not connect. For most clients, the TCP handshake or the DTLS cookie proves the address. Other
+//! addresses may be forged, so they have their own stage and fewer entries.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_turn::server::Transport;
 
-/// Entries per worker between two publications; the rest are only counted.
+/// Maximum entries per worker between two publications; further refusals are only counted.
 const MOST: usize = 64;
 const MOST_UNPROVED: usize = 8;
 
@@ -24,7 +24,8 @@ pub struct TurnedAway {
     pub count: u64,
 }
 
-/// Refusals since the last publication. A noisy address takes one entry per reason.
+/// Refusals since the last publication. An address takes at most one entry per reason, however often it is
+/// refused.
 #[derive(Default)]
 pub(crate) struct Noted(Vec<TurnedAway>);
 

@@ -1,5 +1,5 @@
-//! Handover of a relay to another process. The old process passes its listening sockets and the relay sockets
-//! and state of UDP clients; it keeps stream and DTLS clients until they end.
+//! Handover of a relay to another process. The old process passes on its listening sockets, and the relay
+//! sockets and state of UDP clients; it keeps stream and DTLS clients until they leave.
 //!
 //! ```text
 //!        old process                                          new process
@@ -33,9 +33,10 @@ use crate::{
 };
 
 const STEP: Duration = Duration::from_secs(2);
-/// Timeout for returning all flows to user space; ample, because workers keep serving.
+/// Timeout for returning all flows to user space; generous, because workers keep serving clients in the
+/// meantime.
 const SUSPEND: Duration = Duration::from_secs(30);
-/// Maximum rounds until no handoffs between workers are in flight; three are normally enough.
+/// Maximum number of rounds until no handoffs between workers are in flight; normally three are enough.
 const ROUNDS: usize = 32;
 
 /// Data that the new process needs to decide whether it can take over. Contains keys.
@@ -48,7 +49,7 @@ pub struct RelayOffer {
     passed: Option<PassedKernel>,
     /// Name of the data path, which determines how datagrams that wait in sockets are coalesced.
     datapath: String,
-    /// Other versions know the field by this name.
+    /// Other versions use this name for the field.
     #[serde(rename = "nonce_key")]
     own_key: NonceKey,
     layout: Layout,
@@ -61,14 +62,14 @@ pub struct RelayOffer {
 #[derive(Debug)]
 pub struct RelayHandover {
     offer: RelayOffer,
-    /// For each worker: its sockets in the order of the offer, then its end of a channel.
+    /// For each worker, its sockets in the order of the offer, then its end of a channel.
     descriptors: Vec<OwnedFd>,
 }
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unfit {
-    #[error("the old process sent incomplete data: its version differs too much, restart instead")]
+    #[error("the old process sent incomplete data: its version differs too much; restart instead")]
     Incomplete,
     #[error("cannot take over the allocations: {0}")]
     Failed(#[from] io::Error),
@@ -94,7 +95,7 @@ impl RelayOffer {
         self.own_key
     }
 
-    /// Listener numbers; the caller adds those of its own configuration.
+    /// Listener numbers; the caller adds those for its own configuration.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -108,7 +109,8 @@ impl RelayOffer {
 
 impl Relay {
     /// Returns the offer, its descriptors (listening sockets and the new process's ends of the channels), and
-    /// our end of each worker's channel. Fails if a worker hangs or has ended, or if no descriptors are left.
+    /// our end of each worker's channel. Fails if a worker hangs or has ended, or if descriptors have run
+    /// out.
     pub fn offer(&self) -> io::Result<(RelayOffer, Vec<OwnedFd>, Vec<Channel>)> {
         let (places, layout, relay, own_key, datapath) = {
             let in_force = self.in_force();
@@ -130,8 +132,8 @@ impl Relay {
     }
 
     /// Pauses the workers once they have handled everything that they have read; later datagrams wait in
-    /// their sockets. Unless the new process [`Relay::keeps_flows`], the kernel stops relaying first. Call
-    /// [`Relay::resume`] if anything fails. Fails if a worker hangs or has ended.
+    /// their sockets. If the new process does not keep the flows ([`Relay::keeps_flows`]), the kernel stops
+    /// relaying first. Call [`Relay::resume`] if anything fails. Fails if a worker hangs or has ended.
     pub fn pause(&self, successor_keeps_flows: bool) -> io::Result<()> {
         if !successor_keeps_flows {
             self.workers.ask(SUSPEND, "take its flows out of the kernel", Command::SuspendFlows)?;
@@ -159,7 +161,7 @@ impl Relay {
         self.workers.tell(|| Step::Resume.into());
     }
 
-    /// Completes the upgrade in the old process: drops exported allocations and keeps the rest
+    /// Completes the upgrade in the old process: drops exported allocations and keeps the others
     /// ([`Relay::left`]).
     pub fn forget(&self) {
         if let Err(error) = self.workers.forget() {
@@ -170,7 +172,8 @@ impl Relay {
         }
     }
 
-    /// New process: returns true if it keeps using the flows that the old process has in the kernel.
+    /// New process: returns true if it will keep using the flows that the old process has installed in the
+    /// kernel.
     #[must_use]
     pub fn keeps_flows(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| kernel.keeps_flows())
@@ -194,7 +197,7 @@ impl Relay {
         self.workers.tell(|| Step::Serve.into());
     }
 
-    /// New process: replaces the old process's kernel program, which must have been released. On error user
+    /// New process: replaces the old process's eBPF program, which must have been released. On error, user
     /// space keeps relaying.
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = &self.kernel {

@@ -67,7 +67,7 @@ pub(crate) struct Probe {
 
 type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 
-/// Query of another thread, run between two ticks.
+/// Query from another thread, run between two ticks.
 pub(crate) type Question = Box<dyn FnOnce(&mut Server<WorkerPolicy>, Now) + Send>;
 pub(crate) enum Command {
     SetDraining(bool),
@@ -79,9 +79,9 @@ pub(crate) enum Command {
     Publish(Probe),
     /// Sends duplicates of the sockets of these listeners.
     ExportSockets(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
-    /// Stops the kernel fast path; replies when no flow is left in the kernel.
+    /// Stops the kernel fast path; replies once no flows are left in the kernel.
     SuspendFlows(mpsc::Sender<()>),
-    /// Returns the number of handoffs taken since the last call; only sent to paused workers.
+    /// Returns the number of handoffs handled since the last call; sent only to paused workers.
     Settle(mpsc::Sender<usize>),
     Upgrade(Step),
 }
@@ -109,7 +109,7 @@ enum TrailingBytes<'a> {
 
 const NO_TRAILING: TrailingBytes<'static> = TrailingBytes::HandedOver(&[]);
 
-/// TOS and TTL of data from a stream or another worker: relayed datagrams get the defaults (RFC 8656 section
+/// TOS and TTL for data from a stream or another worker: relayed datagrams get the defaults (RFC 8656 section
 /// 15.2).
 const UNMARKED: (u8, u8) = (0, 0);
 
@@ -152,7 +152,7 @@ pub(crate) struct Worker {
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn AllocationLog>,
     offload: Option<Offload>,
-    /// Notified once the kernel no longer relays anything.
+    /// Receives a message once the kernel no longer relays anything.
     suspended: Option<mpsc::Sender<()>>,
     tunnels: Tunnels,
     /// Allocations exported to another process, dropped on `forget`.
@@ -235,7 +235,7 @@ impl Worker {
         // Wake-ups are delayed for datagrams only, not for streams, handoffs or commands.
         let mut by_datagrams = true;
         if self.coalescer.is_some() || self.offload.is_some() {
-            // Pauses and drained-socket checks are due within tens of microseconds.
+            // Pauses and checks for drained sockets are due within tens of microseconds.
             let _ = rlimit::exact_timers();
         }
         loop {
@@ -245,7 +245,7 @@ impl Worker {
             let at_most = self.offload.as_mut().and_then(Offload::before_wait);
             let due = self.due();
             if let Err(error) = self.frame.wait(now.ms, due, at_most, &mut events) {
-                tracing::error!(worker = self.frame.number, %error, "epoll failed; this worker ends");
+                tracing::error!(worker = self.frame.number, %error, "epoll failed; this worker stops");
                 return;
             }
             now = self.now();
@@ -284,7 +284,7 @@ impl Worker {
             }
             self.serve_accepted(now);
             self.handle_timeouts(now);
-            // Before the flush, because some effects send replies.
+            // Effects come before the flush, because some of them send replies.
             self.carry_out_effects(now, NO_TRAILING);
             self.flush();
             self.tell_gone(now);
@@ -467,10 +467,11 @@ impl Worker {
         self.frame.dirty = true;
     }
 
-    /// Handles commands of the control thread and other workers. Returns true if the worker must stop.
+    /// Handles commands from the control thread and from other workers. Returns true if the worker must stop.
     fn handle_commands(&mut self, now: Now) -> bool {
         while let Some(command) = self.frame.command() {
-            // Packets wait for at most one query. After an upgrade step the clock must be read again.
+            // End the tick here: packets must wait for at most one query, and after an upgrade step the clock
+            // must be read again.
             let ends_tick = matches!(command, Command::Answer(_) | Command::Upgrade(_));
             self.handle_command(now, command);
             if ends_tick {
@@ -498,7 +499,7 @@ impl Worker {
             Command::ExportSockets(named, answer) => _ = answer.send(self.export_sockets(&named)),
             Command::SuspendFlows(done) => self.suspend_offload(done),
             Command::Upgrade(step) => self.upgrade(now, step),
-            // Handled only while paused.
+            // This command is handled only while the worker is paused.
             Command::Settle(_) => {}
         }
     }

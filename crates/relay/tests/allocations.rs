@@ -1,4 +1,4 @@
-//! Listing, querying and ending allocations while workers relay.
+//! Listing, querying and ending allocations while the workers relay data.
 
 use crate::prelude::*;
 use std::sync::mpsc::{self, Receiver};
@@ -15,7 +15,6 @@ fn look(world: &World, worker: usize, look: Look) -> Looked {
     answer.recv_timeout(SOON).expect("an answer")
 }
 
-/// Lists all allocations that match the filter, worker by worker, `most` per query.
 fn list(world: &World, workers: usize, most: usize, filter: AllocationFilter) -> Vec<AllocationSnapshot> {
     let filter = Arc::new(filter);
     let mut found = Vec::new();
@@ -25,7 +24,7 @@ fn list(world: &World, workers: usize, most: usize, filter: AllocationFilter) ->
             let asked = Look { from: slot, most, filter: Arc::clone(&filter), details: false };
             let looked = look(world, worker, asked);
             assert!(looked.allocations.len() <= most);
-            assert!(looked.next.is_none_or(|next| next > slot), "the slots ascend");
+            assert!(looked.next.is_none_or(|next| next > slot), "slots are in ascending order");
             found.extend(looked.allocations);
             from = looked.next;
         }

@@ -4,7 +4,7 @@ use crate::prelude::*;
 
 use crate::support::*;
 
-/// Bits per second: one megabyte.
+/// Bits per second: one megabyte per second.
 const RATE: u64 = 8_000_000;
 const PAYLOAD: usize = 1000;
 
@@ -13,8 +13,8 @@ fn per_allocation(burst_ms: u32) -> Bandwidth {
     Bandwidth { rates, burst_ms, ..Bandwidth::default() }
 }
 
-/// Bytes that a bucket allows from `since` until now, plus 5 %, because the server reads its clock only once
-/// per batch.
+/// Number of bytes that a bucket allows from `since` until now, plus 5 % because the server reads its clock
+/// only once per batch.
 fn allowed(since: Instant, burst_ms: u32) -> u64 {
     let elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap() + 1;
     let at_once = RATE / 8000 * u64::from(burst_ms);
@@ -42,7 +42,7 @@ impl Datagrams {
     }
 }
 
-/// Calls `send` at twice the limit for 1.5 s. If it falls behind, it catches up gradually, so that socket
+/// Calls `send` at twice the limit for 1.5 s. If this falls behind, it catches up gradually, so that socket
 /// buffers do not overflow.
 fn offer(mut send: impl FnMut()) {
     let started = Instant::now();
@@ -83,13 +83,13 @@ fn datagrams_over_the_limit_are_dropped_in_both_directions() {
             (passed >= least).then_some(passed)
         });
         let most = allowed(started, burst_ms);
-        assert!(passed <= most, "{way}: {passed} bytes, allowed {most}");
+        assert!(passed <= most, "{way}: {passed} bytes passed, at most {most} allowed");
         world.wait_whether("dropped_datagrams", "allocation_bandwidth", true);
     }
     assert!(world.counter("dropped_datagrams", "total_bandwidth") == 0);
 }
 
-/// The client's bytes wait until they may pass; meanwhile, other clients are served.
+/// The client's bytes wait until they may pass. In the meantime, other clients are served.
 #[test]
 fn stream_over_its_limit_waits_and_loses_nothing() {
     let burst_ms = 20;
@@ -131,7 +131,7 @@ fn waits<S: Read + Write + Send>(world: &World, burst_ms: u32, mut client: Clien
         world.client().ask(&binding(1));
         reading.join().unwrap();
         let (passed, most) = ((DATAGRAMS * PAYLOAD) as u64, allowed(started, burst_ms));
-        assert!(passed <= most, "{passed} bytes, allowed {most}");
+        assert!(passed <= most, "{passed} bytes passed, at most {most} allowed");
     });
 }
 
@@ -158,7 +158,7 @@ fn reload_adds_and_removes_the_limit() {
         world.relay.reconfigure(&config, &world.relay.layout(), &store).unwrap();
     };
     assert_eq!(relays(), 0);
-    // Ping-pong on loopback is faster than the limit.
+    // A request-reply exchange on loopback is faster than the limit.
     let slow = Rates { per_allocation: Some(RATE / 4), ..Rates::default() };
     reload(Bandwidth { rates: slow, burst_ms: 10, ..Bandwidth::default() });
     let paused = eventually("a pause", || Some(relays()).filter(|pauses| *pauses > 0));
@@ -170,7 +170,6 @@ fn reload_adds_and_removes_the_limit() {
     assert_eq!(relays(), paused);
 }
 
-/// Two clients on two workers that share one bucket.
 #[test]
 fn total_limit_spans_workers_and_is_shared_fairly() {
     let burst_ms = 250;
@@ -205,7 +204,7 @@ fn total_limit_spans_workers_and_is_shared_fairly() {
         counting.into_iter().map(|counting| counting.join().unwrap()).collect()
     });
     let (passed, most) = (((heard[0] + heard[1]) * PAYLOAD) as u64, allowed(started, burst_ms));
-    assert!(passed <= most, "{passed} bytes, allowed {most}");
+    assert!(passed <= most, "{passed} bytes passed, at most {most} allowed");
     assert!(heard[0] >= heard[1] / 2 && heard[1] >= heard[0] / 2, "{heard:?}");
     world.wait_whether("dropped_datagrams", "total_bandwidth", true);
 }

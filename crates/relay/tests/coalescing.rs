@@ -53,11 +53,11 @@ fn streams_and_rare_datagrams_cause_no_pauses() {
     for id in 0..200 {
         stream.ask(&binding(id));
     }
-    // Three datagrams are never a rate of two per millisecond.
+    // Three datagrams never reach a rate of two per millisecond.
     let Pair { client, peer } = pair(&world);
     client.send(&channel_data(b"alone")).unwrap();
     assert_eq!(heard(&peer), b"alone");
-    // Counters are published only after work, so keep sending requests over the stream.
+    // A worker publishes counters only after work, so keep sending requests over the stream.
     eventually("the datagram is counted", || {
         stream.ask(&binding(1));
         world.relay.snapshots()[0].turn.to_peer_datagrams == 1

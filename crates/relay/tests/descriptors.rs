@@ -1,5 +1,5 @@
-//! A relay without file descriptors: listeners pause and recover, new allocations and connections are refused
-//! with a reason, and existing ones continue.
+//! A relay that has run out of file descriptors: listeners pause and recover, new allocations and connections
+//! are refused with a reason, and existing ones continue.
 
 use crate::prelude::*;
 use std::fs::File;
@@ -13,8 +13,8 @@ fn worker_without_descriptors_pauses_counts_and_recovers() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 100, starve);
 }
 
-/// Connects with the last descriptor, so that the server has none for its end. Tries again if a listener has
-/// just recovered and was quicker.
+/// Connects with the last descriptor, so that the server has none for its side. Tries again if a listener has
+/// just recovered and took the descriptor first.
 fn connect_last(to: SocketAddr, taken: &mut Vec<File>) -> TcpStream {
     eventually("a connection", || {
         taken.extend(take_descriptors());
@@ -30,7 +30,7 @@ fn starve() {
     let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
     let worker = Thread::named("relay-0");
     let witness = Witness::start(&world);
-    // Clients that will need descriptors when none are left.
+    // These clients will need descriptors after those have run out.
     let mut control = world.client();
     let relayed = plain(&control.ask(&stun(ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])])).attribute(0x0016));
     control.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));

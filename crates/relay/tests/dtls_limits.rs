@@ -1,4 +1,5 @@
-//! Cost of DTLS clients before authentication: none for spoofed addresses, bounded for all others.
+//! Resources that DTLS clients use before authentication: none if the address is spoofed, a limited amount
+//! otherwise.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -60,7 +61,7 @@ fn stalled_handshake_times_out() {
 
 #[test]
 fn silent_association_without_an_allocation_ends() {
-    // Longer than a handshake and a request take on a busy machine.
+    // Longer than a handshake and a request can take on a busy machine.
     let world = world_with(|config| config.limits.idle = Duration::from_millis(3000));
     let kinds = [Kind::V12, Kind::V13];
     let mut allocated = kinds.map(|kind| {
@@ -98,8 +99,8 @@ fn only_associations_without_an_allocation_are_evicted() {
     allocated.ask(&refresh(1));
 }
 
-/// If many clients arrive at once, handshakes that have started finish and the others wait. Otherwise each
-/// would evict its predecessor.
+/// If many clients arrive at once, handshakes in progress can finish and other clients wait. Otherwise, each
+/// client would evict its predecessor.
 #[test]
 fn new_clients_do_not_evict_recent_handshakes() {
     let world = world_with(|config| config.limits.half_open_per_network = 2);
@@ -119,8 +120,8 @@ fn new_clients_do_not_evict_recent_handshakes() {
     assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0, "{:?}", world.dtls_stats());
 }
 
-/// Prefixes of a ClientHello, every possible first byte, and noise: nothing creates state or gets a reply
-/// longer than itself.
+/// Prefixes of a ClientHello, every possible first byte, and noise: none of them creates state or gets a
+/// reply longer than itself.
 #[test]
 fn garbage_is_counted_and_leaves_no_state() {
     let world = world();
@@ -277,7 +278,7 @@ fn plaintext_alert_is_counted_after_the_handshake_timeout() {
     let world = world_with(|config| config.limits.first_message = Duration::from_millis(200));
     let (client, _, second) = hellos(&world, Kind::V12);
     client.socket.send(&second).unwrap();
-    // RFC 5246 section 7.2: fatal, bad_certificate.
+    // Alert (RFC 5246 section 7.2): fatal, bad_certificate.
     client.socket.send(&[21, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 2, 0, 2, 2, 42]).unwrap();
     world.wait_for_dtls("the client gave up", |stats| stats.failed(DtlsFailure::Closed) == 1);
     assert_eq!(world.dtls_stats().failed(DtlsFailure::Timeout), 0);
@@ -325,7 +326,7 @@ fn hello_without_common_algorithms_gets_handshake_failure() {
     ];
     for (what, hello) in &refused {
         let answer = answer(hello);
-        // RFC 5246 section 7.2: fatal, handshake_failure.
+        // Alert (RFC 5246 section 7.2): fatal, handshake_failure.
         assert_eq!((answer.len(), answer[0], &answer[13..]), (15, 21, &[2, 40][..]), "{what}");
     }
     world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Incompatible) == refused.len() as u64);
@@ -339,12 +340,12 @@ fn hello_without_common_algorithms_gets_handshake_failure() {
 fn unsupported_version_gets_an_alert_and_is_counted() {
     let world = world();
     let (_, mut first, _) = hellos(&world, Kind::V12);
-    // RFC 6347 section 4.2.1: client_version, here DTLS 1.0.
+    // Sets client_version (RFC 6347 section 4.2.1) to DTLS 1.0.
     first[26] = 0xFF;
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     socket.send_to(&first, world.dtls()).unwrap();
     world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Version) == 1);
-    // RFC 5246 section 7.2: fatal, protocol_version.
+    // Alert (RFC 5246 section 7.2): fatal, protocol_version.
     let mut alert = [0; 100];
     socket.set_read_timeout(Some(SOON)).unwrap();
     assert_eq!(socket.recv(&mut alert).unwrap(), 15);

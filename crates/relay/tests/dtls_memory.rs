@@ -1,10 +1,10 @@
-//! Memory during floods of handshakes: later handshakes need no more than the first ones.
+//! Memory use during floods of handshakes: later handshakes need no more memory than the first ones.
 
 use crate::prelude::*;
 use crate::support::*;
 
-/// A first ClientHello may have a spoofed address. There is no spoofing on loopback, but to the server each
-/// source port is another client, and these clients never reply.
+/// A first ClientHello may have a spoofed address. There is no spoofing on loopback, but each source port
+/// looks like a different client to the server, and these clients never reply.
 #[test]
 fn flood_of_first_hellos_leaves_no_state() {
     alone::in_own_process(turnpike_testkit::this_test!(), flood);
@@ -43,7 +43,7 @@ fn half_open() {
     let world = world_with(|config| {
         config.limits.half_open = 200;
         config.limits.half_open_per_network = 150;
-        // On a slow machine handshakes would time out before they are evicted.
+        // On a slow machine, handshakes would otherwise time out before they are evicted.
         config.limits.first_message = Duration::from_secs(600);
     });
     let witness = Witness::start(&world);
@@ -68,7 +68,7 @@ fn half_open() {
         attack(200);
         begun += 200;
     });
-    // Handshakes that were not evicted were replaced when their port was reused.
+    // Handshakes that were not evicted have been replaced because their port was reused.
     world.wait_for_dtls("all but the most recent are gone", |stats| {
         stats.half_open <= 150 && stats.ended(DtlsEnd::Handshake) >= begun - 150
     });

@@ -1,4 +1,4 @@
-//! DTLS 1.2 and 1.3 clients: handshakes, messages, ends, certificates.
+//! DTLS 1.2 and 1.3 clients: handshakes, messages, closing, certificates.
 
 use crate::prelude::*;
 use std::process::{Child, Command, Stdio};
@@ -206,7 +206,7 @@ fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
     }
     world.wait_for_dtls("three handshakes", |stats| (stats.handshakes_1_2, stats.half_open) == (3, 0));
 
-    // Without a valid cookie nothing is stored.
+    // Without a valid cookie, nothing is stored.
     let (client, _, second) = hellos(&world, Kind::V12);
     let forger = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     for piece in fragments(&second, 100) {
@@ -216,8 +216,8 @@ fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
     drop(client);
 }
 
-/// OpenSSL fragments the ClientHello with the cookie if the MTU is small. The minimum MTU is 228 or 256,
-/// depending on the version.
+/// OpenSSL fragments the ClientHello that contains the cookie if the MTU is small. The minimum MTU is 228 or
+/// 256, depending on the version.
 #[test]
 fn openssl_connects_with_any_mtu() {
     for mtu in ["256", "300", "1500"] {
@@ -233,7 +233,7 @@ fn openssl_connects_with_any_mtu() {
             return turnpike_testkit::alone::skip("openssl is not installed");
         };
         child.0.stdin.as_mut().unwrap().write_all(&binding(5)).unwrap();
-        // Pipes have no timeout, hence a thread.
+        // Reads from a pipe cannot time out, so a thread is needed.
         let mut stdout = child.0.stdout.take().unwrap();
         let (heard, hears) = mpsc::channel();
         thread::spawn(move || {

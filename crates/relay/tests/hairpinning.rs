@@ -1,5 +1,5 @@
-//! Two clients of a relay behind a NAT reach each other through their external addresses. There is no NAT
-//! here: the public address is unassigned, so datagrams that were really sent to it would be lost.
+//! Two clients of a relay behind a NAT reach each other through their external addresses. There is no NAT in
+//! the test: the public address is unassigned, so datagrams actually sent to it would be lost.
 
 use crate::prelude::*;
 use turnpike_turn::server::PeerRules;

@@ -7,7 +7,7 @@ use turnpike_net::{Rx, UdpOptions, UdpSocket as Reading};
 
 use crate::support::*;
 
-/// ECT(1), ECT(0), CE, expedited forwarding with ECT(0), and zero.
+/// TOS values: ECT(1), ECT(0), CE, expedited forwarding with ECT(0), and zero.
 const TOS: [u8; 5] = [1, 2, 3, 0xBA, 0];
 
 fn socket() -> Reading {

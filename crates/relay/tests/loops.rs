@@ -6,7 +6,7 @@ use crate::prelude::*;
 use crate::support::{in_network_namespace, run, start_with};
 
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
-/// Address within a `local` route that the peer rules do not cover.
+/// Address that a `local` route covers but the peer rules do not.
 const DOOR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
 fn allocate_of(transport: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
@@ -72,7 +72,7 @@ fn client_behind_a_relayed_address_gets_no_allocation_and_no_loop() {
         let relayed = plain(&outer.ask(&allocate()).attribute(0x0016));
         assert_eq!(relayed.ip(), RELAY);
         outer.ask(&bind(door));
-        // The path works, and the mapped address is the relayed address.
+        // The path works: the mapped address is the relayed address.
         assert_eq!(plain(&outer.exchange_through(&binding(9)).attribute(0x0020)), relayed);
 
         for request in [allocate(), allocate_of(17, &[(MOBILITY_TICKET, &[])])] {

@@ -4,7 +4,7 @@
 use crate::prelude::*;
 use crate::support::CHANNEL;
 
-/// Enough that in all but one of 4096 runs at least one of them leads to the other of two workers.
+/// Enough moves that in all but one of 4096 runs, at least one leads to the other of two workers.
 const MOVES: u8 = 12;
 
 fn allocate_mobile() -> Vec<u8> {
@@ -118,7 +118,7 @@ fn traffic_continues_after_a_change_of_port() {
     }
 }
 
-/// The first request is not lost either: its response arrives without a retransmission.
+/// Not even the first request is lost: its response arrives without a retransmission.
 #[test]
 fn first_data_from_a_new_port_reaches_any_worker() {
     for workers in [1, 2] {
@@ -139,7 +139,7 @@ fn first_data_from_a_new_port_reaches_any_worker() {
                 client.socket.set_read_timeout(Some(SOON)).unwrap();
                 client.socket.send_to(&support::refresh(200 + step), client.server).unwrap();
                 assert_eq!(Message(heard(&client.socket)).kind(), support::REFRESH | 0x0100);
-                // Requests are not data, so the old port remains valid.
+                // Only data completes a move, so after these requests the old port remains valid.
                 client.converse(&peer, word.as_bytes());
             }
             drop(old);
@@ -149,7 +149,7 @@ fn first_data_from_a_new_port_reaches_any_worker() {
     }
 }
 
-/// Creates a client on this worker: tries ports until the kernel chooses it.
+/// Creates a client on this worker by trying ports until the kernel chooses the worker.
 fn on_worker(world: &World, worker: usize) -> Mobile {
     let requests = || {
         let snapshots = world.relay.snapshots();
@@ -181,7 +181,7 @@ fn responses_are_independent_of_the_number_of_workers() {
         old.ask(&bind);
         old.converse(&peer, b"at home");
         let next = new.ask(&present(&ticket, 50)).attribute(MOBILITY_TICKET);
-        // Requests alone never end the use of the old address.
+        // Requests never end the use of the old address; only data does.
         for request in [&bind, &refresh(51), &stun(support::REFRESH, 52, &[(0x000D, &[0, 0, 2, 88])])] {
             new.ask(request);
             old.converse(&peer, b"still here");
@@ -258,7 +258,7 @@ fn client_at_the_address_of_an_absent_client_keeps_its_connection() {
         end(&Mobile::new(&world), &ticket);
         others.push(other);
     }
-    // A client that never had an allocation is closed afterwards.
+    // A client that has never had an allocation is disconnected afterwards.
     let mut idle = from_port(&world, 5000);
     idle.ask(&binding(1));
     idle.ends();
@@ -302,7 +302,7 @@ fn client_at_the_address_of_an_absent_client_keeps_its_association() {
     other.finish().unwrap();
     other.ask(&allocate());
     Mobile::new(&world).ask(&present(&ticket, 50));
-    // A client that never had an allocation gets a closing alert afterwards.
+    // A client that has never had an allocation gets a closing alert afterwards.
     let mut idle = DtlsClient::connect(world.dtls(), Kind::V13);
     idle.hears_farewell();
     world.wait_for_dtls("one is idle", |stats| stats.ended(DtlsEnd::Idle) == 1);

@@ -8,7 +8,7 @@ use turnpike_wire::{
     indication::MAX_HEADER_LEN,
 };
 
-/// Enough that some moves lead from one of two workers to the other.
+/// Enough moves that some lead from one of two workers to the other.
 const MOVES: usize = 8;
 const SHORT: Duration = Duration::from_millis(20);
 
@@ -112,12 +112,12 @@ impl Traveller {
                     return found;
                 }
             }
-            assert!(Instant::now() < deadline, "no such event");
+            assert!(Instant::now() < deadline, "the event did not arrive in time");
         }
     }
 
-    /// Exchanges a word that needs no padding with the peer and retransmits; returns the address that the
-    /// peer sees.
+    /// Exchanges a word that needs no padding with the peer, with retransmissions; returns the client's
+    /// address as seen by the peer.
     fn converse(&mut self, peer: &UdpSocket, word: &[u8]) -> SocketAddr {
         peer.set_read_timeout(Some(SHORT)).unwrap();
         let deadline = Instant::now() + SOON;
@@ -161,7 +161,7 @@ fn travels(over_tcp: bool, workers: usize) {
     assert_eq!(relayed, allocation.relayed);
     for stop in 0..MOVES {
         let old = std::mem::replace(&mut traveller.way, Way::new(&world, over_tcp));
-        // Over TCP, every other connection is lost before the move.
+        // Over TCP, every second connection is lost before the move.
         let old = (stop % 2 == 0).then_some(old);
         let now = traveller.now();
         traveller.client.migrate(now).unwrap();

@@ -91,7 +91,7 @@ fn refused_clients_are_reported_with_a_reason() {
         told.iter().find(|it| it.stage == "tls_handshake").cloned()
     });
     assert_eq!((of_tls.client, of_tls.transport), (garbage.local_addr().unwrap(), Transport::Tls));
-    // The log contains the user of an allocation.
+    // The log includes the user if there is an allocation.
     let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
     let mut known = Client::new(stream);
     known.ask(&allocate());

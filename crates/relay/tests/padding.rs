@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use crate::support::*;
 
-/// Long payloads first, so that reused buffers contain other bytes.
+/// Payload lengths; long ones come first, so that reused buffers contain other bytes.
 const LENGTHS: [usize; 10] = [1399, 1398, 1397, 0, 1, 2, 3, 4, 5, 7];
 
 struct Peers {
@@ -21,7 +21,7 @@ impl Peers {
         Self { relayed, channel, permitted }
     }
 
-    /// Sends each length both ways; `receive` returns the next message with padding.
+    /// Sends each length in both directions; `receive` returns the next message with its padding.
     fn send_all(&self, mut receive: impl FnMut() -> Vec<u8>, pads_channel_data: bool) {
         for length in LENGTHS {
             let payload = vec![0xEE; length];

@@ -1,4 +1,4 @@
-//! A credential store that answers asynchronously: the client concerned waits, and no other client does.
+//! A credential store that responds asynchronously: only the client concerned has to wait.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -98,7 +98,7 @@ fn pending_lookup_delays_only_its_client() {
     drop(alice.until(|_| asked.try_recv().ok()));
     world.wait_for_counter("dropped_datagrams", "lookup_over", 1);
     let (query, lookup) = alice.until(|_| asked.try_recv().ok());
-    // Meanwhile the only worker serves other clients, and the waiting client has no allocation.
+    // The only worker serves other clients in the meantime, and the waiting client has no allocation.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.set_read_timeout(Some(SOON)).unwrap();
     other.send_to(&[&[0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42][..], &[7; 12]].concat(), world.udp()).unwrap();

@@ -71,16 +71,16 @@ fn removed_udp_listener_serves_only_existing_clients() {
         assert_eq!((new.ip(), world.relay.listeners().udp.len()), (ANOTHER, 1));
         eventually("the new listener serves clients", || allocates(new));
         eventually("the old listener refuses new clients", || !allocates(old));
-        assert!(is_success(&asked(&peer(), old, &binding(1))), "but the old listener still replies");
+        assert!(is_success(&asked(&peer(), old, &binding(1))), "the old listener no longer replies");
         flow.goes_on();
 
-        // The listener returns with the same identity.
+        // The listener reopens with the same identity.
         let changed = reload(&world, |config| config.listen.push(SocketAddr::new(ANOTHER, 0))).unwrap();
         assert_eq!((changed.opened, changed.closed), (vec![("udp", old)], vec![]));
         eventually("the listener accepts clients again", || allocates(old));
         flow.goes_on();
 
-        // A new relay, because new clients keep the reopened listener open.
+        // Start a new relay, because new clients keep the reopened listener open.
         let world = start_with(|config| config.workers = workers);
         let old = world.udp();
         let flow = Flow::new(old);
@@ -153,12 +153,12 @@ fn absent_address_is_unused_until_it_appears() {
         let answer = asked(&peer(), world.udp(), &allocate());
         answer.error()
     };
-    // The address could be bound, as with ip_nonlocal_bind.
+    // The address could be bound here, as it could with ip_nonlocal_bind.
     let changed = reload(&world, named(&[ANOTHER])).unwrap();
     assert!(!changed.opened.iter().any(|(_, opened)| *opened == at), "{changed:?}");
     assert_eq!(world.relay.waiting(), [Waiting { protocol: "udp", address: at, error: None }]);
     eventually("508", || code() == Some(508));
-    // Another program has the port when the address appears. Everything else takes effect.
+    // Another program has the port when the address appears. All other changes take effect.
     let other = UdpSocket::bind(at).unwrap();
     reload(&world, named(&[])).unwrap();
     let waiting = world.relay.waiting();
@@ -234,7 +234,7 @@ fn first_certificate_opens_tls_and_dtls() {
             Client::new(stream).ask(&binding(1));
             Some(())
         });
-        // If a worker handles the reload later, the client has to retransmit.
+        // If the worker has not handled the reload yet, the client has to retransmit.
         let mut client = DtlsClient::connect(dtls, Kind::V12);
         let peer = peer();
         client.allocated(&peer);

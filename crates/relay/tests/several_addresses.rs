@@ -1,4 +1,4 @@
-//! Several relay addresses of a family: a client gets the one to which it sent.
+//! Several relay addresses of a family: a client gets the address to which it sent.
 
 use crate::prelude::*;
 use crate::support::*;

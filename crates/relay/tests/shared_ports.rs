@@ -1,5 +1,5 @@
-//! Relay sockets shared by many allocations (`Config::shared_ports`): each client receives from its own
-//! peers, no socket is opened for it, and one system call serves several clients.
+//! Relay sockets shared by many allocations (`Config::shared_ports`): each client receives only from its own
+//! peers, no socket is opened per client, and one system call serves several clients.
 
 use crate::prelude::*;
 use std::collections::BTreeSet;
@@ -61,7 +61,7 @@ pub(crate) fn peer_at(number: u8) -> UdpSocket {
     socket
 }
 
-/// Clients on one relayed address, each with a channel to its own peer.
+/// Clients that share one relayed address, each with a channel to its own peer.
 fn pairs(world: &World, count: u8) -> Vec<(Sharer, UdpSocket)> {
     let pair = |number| {
         let (client, peer) = (Sharer::new(world), peer_at(number));
@@ -124,7 +124,7 @@ fn icmp_error_is_reported_to_the_sender() {
     client.socket.send(&send).unwrap();
     let indication = Message(heard(&client.socket));
     assert_eq!((indication.kind(), indication.address(XOR_PEER_ADDRESS)), (DATA, at));
-    // Port unreachable.
+    // ICMP type and code: port unreachable.
     assert_eq!(indication.attribute(0x8004)[2..4], [3, 3]);
     // Other clients get no indication, and their datagrams are unaffected.
     for (other, peer) in &pairs {
@@ -156,7 +156,7 @@ fn one_call_receives_from_many_peers() {
     let pairs = pairs(&world, 60);
     let relayed = pairs[0].0.relayed;
     let several = || counted(&world).0.batch[2..].iter().sum::<u64>();
-    // The worker is sometimes too quick to find a batch.
+    // The worker sometimes reads too quickly for datagrams to accumulate.
     eventually("a call returns four datagrams or more", || {
         for (_, peer) in &pairs {
             peer.send_to(b"in", relayed).unwrap();

@@ -1,5 +1,5 @@
-//! Malicious TCP and TLS clients: each kind is counted by reason, and a well-behaved client on the same
-//! worker loses nothing in the meantime.
+//! Malicious TCP and TLS clients: each attack is counted under its reason, and in the meantime a well-behaved
+//! client on the same worker loses nothing.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -19,7 +19,6 @@ fn tls_world(change: impl FnOnce(&mut StreamConfig)) -> World {
     })
 }
 
-/// TLS record (RFC 8446 section 5.1).
 fn record(kind: u8, body: &[u8]) -> Vec<u8> {
     [&[kind, 3, 3], &u16::try_from(body.len()).unwrap().to_be_bytes()[..], body].concat()
 }
@@ -97,7 +96,7 @@ fn every_first_byte_ends_with_a_counted_reason() {
         if port == strict.tls() {
             assert_eq!((of(CloseReason::PlainRefused), of(CloseReason::Handshake)), (255, 1), "{streams:?}");
         } else {
-            // ChannelData with a length that a request could have is awaited until the client closes.
+            // The server waits for ChannelData of a permitted length until the client closes the connection.
             let all = [CloseReason::NotStun, CloseReason::Length, CloseReason::TooLong, CloseReason::Client];
             let not_tls: u64 = all.map(of).iter().sum();
             assert_eq!(not_tls, 255, "{streams:?}");
@@ -137,14 +136,14 @@ fn endless_hellos_are_cut_off_slow_or_fast() {
         .collect();
     for _ in 0..100 {
         let mut stream = connect(world.tls());
-        // Fails if the server has closed it.
+        // Fails if the server has closed the connection.
         let _ = stream.write_all(&endless_hello(59_000));
         Client::new(stream).ends();
     }
     world.wait_for_failed(HandshakeFailure::TooLong, 100);
     world.wait_for_closed(CloseReason::Handshake, 100);
     witness.goes_on();
-    // They do not block new clients either.
+    // Slow attackers do not block new clients either.
     let dripping = thread::spawn(move || drip(slow, |_| 0));
     let mut newcomers = 0;
     while newcomers == 0 || !dripping.is_finished() {
@@ -168,12 +167,12 @@ fn invalid_records_after_the_handshake_close_the_connection() {
         record(0x17, &[0xEE; 32]),
         record(0x17, &[0xEE; 1 << 14]),
         record(0x17, &[]),
-        // Plaintext handshake.
+        // A plaintext handshake record.
         hello(),
         record(0x99, &[0; 20]),
-        // Exceeds the maximum record.
+        // A record longer than the maximum.
         [0x17, 3, 3, 0xFF, 0xFF].to_vec(),
-        // Plaintext fatal alert.
+        // A plaintext fatal alert.
         record(0x15, &[2, 40]),
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
     ];
@@ -184,7 +183,7 @@ fn invalid_records_after_the_handshake_close_the_connection() {
             client.stream.sock.write_all(bytes).unwrap();
             client.stream.sock.shutdown(Shutdown::Write).unwrap();
             let mut rest = Vec::new();
-            // Possibly an alert, then the end; a reset if the server left data unread.
+            // Possibly an alert, then the end of the stream, or a reset if the server left data unread.
             let _ = client.stream.sock.read_to_end(&mut rest);
         }
         world.wait_for_closed(CloseReason::Tls, 2 * count);
@@ -210,14 +209,14 @@ fn endless_key_updates_do_not_starve_others() {
     let deadline = Instant::now() + SOON;
     while world.streams().closed(CloseReason::Tls) == 0 {
         assert!(Instant::now() < deadline, "{:?}", world.streams());
-        // Fails when the server closes the connection, which the test waits for.
+        // Fails once the server has closed the connection, as the test expects.
         let _ = client.stream.conn.refresh_traffic_keys();
         let _ = client.stream.flush();
     }
     witness.lost_nothing();
 }
 
-/// Sends records that no TLS library would produce, under the keys of a session.
+/// Sends records that no TLS library would produce, encrypted with the keys of a session.
 struct Forger {
     sock: TcpStream,
     key: Aes128Gcm,
@@ -260,7 +259,7 @@ fn endless_handshake_messages_after_the_handshake_are_cut_off() {
     let mut fence = world.client();
     let mut forgers = [(); 20].map(|()| Forger::new(&world));
     for forger in &mut forgers {
-        // Start of a NewSessionTicket of 60,000 bytes, correct so far.
+        // Start of a NewSessionTicket of 60,000 bytes, valid so far.
         forger.send(0x16, &[4, 0, 0xEA, 0x60]).unwrap();
         for _ in 0..15 {
             forger.send(0x16, &[0; 1000]).unwrap();
@@ -271,7 +270,7 @@ fn endless_handshake_messages_after_the_handshake_are_cut_off() {
     assert_eq!(world.streams().closed(CloseReason::Tls), 0);
     for forger in &mut forgers {
         for _ in 0..15 {
-            // Fails if the server has closed it.
+            // Fails if the server has closed the connection.
             let _ = forger.send(0x16, &[0; 1000]);
         }
     }
@@ -292,7 +291,7 @@ fn flood_of_connections_does_not_starve_others() {
     });
     let witness = Witness::start(&world);
     // Each address opens ten connections more than its maximum, which evicts its oldest ones. The third and
-    // the fourth address evict the oldest of all.
+    // the fourth address evict the oldest connections of all addresses.
     let mut held = Vec::new();
     for last in 10..14 {
         for _ in 0..60 {
@@ -311,7 +310,7 @@ fn flood_of_connections_does_not_starve_others() {
     assert_eq!(world.client().ask(&binding(1)).kind(), BINDING | 0x0100);
     for round in 1..=10 {
         for _ in 0..100 {
-            // The reset may come first.
+            // Fails if the reset arrives first.
             let _ = TcpStream::connect_timeout(&world.tls(), SOON);
         }
         world.wait_for("accepted", |streams| streams.accepted == 242 + round * 100);
@@ -378,7 +377,7 @@ fn ask_on(stream: &mut impl Write, requests: &[u8], is_over: impl Fn() -> bool) 
         assert!(Instant::now() < deadline, "the connection is still served");
         match stream.write(requests) {
             Ok(_) => {}
-            // The server reads no more requests than it can reply to.
+            // The server stops reading requests once it cannot send replies.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(_) => break,
         }

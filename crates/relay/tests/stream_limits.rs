@@ -17,8 +17,8 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
         }
         world.streams().queue_drops >= 1000
     });
-    // Read the oldest datagrams from the kernel's buffers, then a gap, then the newest ones with a reply
-    // among them.
+    // The client reads the oldest datagrams, which were in the kernel's buffers; after a gap follow the
+    // newest ones, with a reply among them.
     client.send(&refresh(9));
     let (mut numbers, mut replied) = (Vec::new(), false);
     while !replied || numbers.last() != Some(&(number - 1)) {
@@ -30,7 +30,7 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
         assert_eq!(message.payload().len(), 1200, "a message in progress is completed");
         numbers.push(u32::from_be_bytes(message.payload()[..4].try_into().unwrap()));
     }
-    assert!(numbers.is_sorted(), "the rest stays in order");
+    assert!(numbers.is_sorted(), "the remaining datagrams stay in order");
     assert!(numbers.len() < number as usize, "some are dropped");
     assert_eq!(numbers[0], 0, "the oldest had already been sent");
     // The kernel may have dropped more datagrams before they reached the server.
@@ -62,7 +62,7 @@ fn queued_icmp_errors_are_dropped_like_datagrams() {
     client.allocated(&peer);
     // The kernel now replies with ICMP errors.
     drop(peer);
-    // Increasing lengths, so that no two datagrams are sent or returned as one super-packet.
+    // The lengths increase, so that no two datagrams are sent or received as one super-packet.
     let burst: Vec<u8> = (1..=64).flat_map(|words| channel_data(&vec![0; words * 4])).collect();
     eventually("some are dropped", || {
         client.send(&burst);
@@ -122,7 +122,7 @@ fn client_without_a_complete_message_in_time_is_closed() {
         config.limits.first_message = Duration::from_millis(700);
     });
     let mut silent = world.client();
-    // A request sent byte by byte, and the first half of an endless ClientHello.
+    // One client sends a request byte by byte, another the first half of an endless ClientHello.
     let mut dripping = connect(world.tcp());
     let mut hello = connect(world.tls());
     hello.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC, 3, 3]).unwrap();
@@ -186,7 +186,7 @@ fn only_connections_without_an_allocation_are_limited() {
     assert_eq!(world.streams().closed(CloseReason::LimitAddress), 1);
 }
 
-/// While one client finishes, more others arrive than the limit allows.
+/// While one client finishes its handshake, more clients arrive than the limit allows.
 #[test]
 fn slow_new_clients_do_not_evict_each_other() {
     for (max_idle, max_idle_per_address) in [(6, 512), (512, 6)] {
@@ -210,7 +210,7 @@ fn slow_new_clients_do_not_evict_each_other() {
             .collect();
         let finished: Vec<_> = newcomers.into_iter().filter_map(|newcomer| newcomer.join().ok()).collect();
         let streams = world.streams();
-        assert_eq!(finished.len(), 12, "{max_idle} in total: {streams:?}");
+        assert_eq!(finished.len(), 12, "limit of {max_idle} in total: {streams:?}");
     }
 }
 
@@ -231,20 +231,22 @@ fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     stream
 }
 
-/// New clients beyond the limit of their address wait without being read; as many as the limit may wait.
+/// New clients beyond the limit of their address have to wait; as many as the limit may wait, and others are
+/// refused.
 #[test]
 fn waiting_clients_are_bounded_and_eventually_served() {
     let world =
         start(|config| (config.limits.idle_connections, config.limits.idle_connections_per_address) = (6, 2));
     let mut clients: Vec<_> = (0..5).map(|_| world.client()).collect();
     clients.iter_mut().for_each(|client| client.send(&binding(1)));
-    // Two are admitted, two wait until they can evict those, and one is refused.
+    // Two clients are admitted, two wait until they can evict the first two, and one is refused.
     let served = clients.iter_mut().filter_map(Client::receive).count();
     assert_eq!(served, 4);
     world.wait_for_closed(CloseReason::LimitAddress, 3);
 }
 
-/// Idle connections at the limit, however the kernel distributes them, never block new clients of any worker.
+/// When idle connections reach the limit, they never block new clients on any worker, however the kernel
+/// distributes them.
 #[test]
 fn new_client_is_served_by_any_worker_at_the_limit() {
     for (max_idle, max_idle_per_address) in [(8, 512), (512, 8)] {
@@ -275,7 +277,7 @@ fn oldest_connection_without_an_allocation_is_evicted() {
     oldest.ask(&binding(1));
     let mut second = world.client();
     second.ask(&binding(1));
-    // Activity that costs the client nothing does not protect a connection.
+    // Activity without an allocation does not protect a connection.
     oldest.ask(&binding(2));
     let mut newcomer = world.client();
     newcomer.ask(&binding(1));

@@ -7,7 +7,7 @@ use turnpike_rules::Selector;
 use turnpike_testkit::process::memory;
 
 const NAME: &str = "turn.example.org";
-/// Both ends are in this process, which may have at most 1024 descriptors.
+/// Number of clients. Both ends are in this process, which may have at most 1024 descriptors.
 const CROWD: u64 = 400;
 /// Clients of a web server.
 const READERS: usize = 24;
@@ -19,7 +19,7 @@ fn world() -> World {
     })
 }
 
-/// Records of 2 KiB with the first `len` bytes of a ClientHello of 60,000.
+/// Records of 2 KiB that contain the first `len` bytes of a 60,000-byte ClientHello.
 fn part_of_hello(len: usize) -> Vec<u8> {
     let mut body = vec![0; len];
     body[..4].copy_from_slice(&[1, 0, 0xEA, 0x60]);
@@ -50,22 +50,22 @@ fn unfinished_handshakes_buffer_at_most_a_record() {
 fn begin_handshakes() {
     let world = world();
     let witness = Witness::start(&world);
-    // Pays one-time costs first.
+    // The first connection allocates memory that is needed only once.
     drop(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
     // Closed by FIN, or by RST because of the unread ticket.
     world.wait_for("the connection is closed", |streams| streams.accepted == 2 && streams.open == 1);
     let start = memory();
     drop(crowd(&world, &part_of_hello(100)));
     world.wait_for("all are closed", |streams| streams.open == 1);
-    // Just within the limit; TLS buffers every byte.
+    // Just below the limit; TLS buffers every byte.
     let within = part_of_hello(18_300);
     let held = crowd(&world, &within);
     let (sent, of_held) = (CROWD * within.len() as u64, memory().saturating_sub(start));
     println!("{CROWD} unfinished handshakes, {sent} bytes in total, take {of_held} bytes");
     assert_eq!(world.streams().open, 1 + CROWD);
-    assert!(of_held < 3 * sent, "{of_held} bytes for {sent}");
+    assert!(of_held < 3 * sent, "{of_held} bytes of memory for {sent} bytes sent");
     for mut stream in held {
-        // Fails if the server has closed it.
+        // Fails if the server has closed the connection.
         let _ = stream.write_all(&part_of_hello(30_000));
         Client::new(stream).ends();
     }
@@ -81,7 +81,7 @@ fn begin_handshakes() {
     witness.lost_nothing();
 }
 
-/// Data connections (RFC 6062) whose client reads nothing while the peer sends without end: the kernel
+/// Data connections (RFC 6062) whose client does not read while the peer keeps sending: the kernel
 /// buffers the data, the server's memory does not grow, and nothing is lost.
 #[test]
 fn unread_data_connections_stall_without_using_memory() {
@@ -189,7 +189,7 @@ trait ReadWrite: Read + Write {}
 
 impl<S: Read + Write> ReadWrite for S {}
 
-/// Writes until the relay accepts no more, even after the worker has had a hundred turns.
+/// Writes until the relay accepts no more data, even after the worker has had a hundred turns.
 fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
     let (mut total, mut quiet) = (0, 0);
     while quiet < 100 {
@@ -233,7 +233,7 @@ fn read_no_replies() {
             world.streams().closed(CloseReason::RepliesUnread) == closed + 1
         });
     };
-    // 64 KiB of replies in a buffer that doubles as it grows, and a huge page or two.
+    // This allows for 64 KiB of replies in a buffer that doubles as it grows, and for a huge page or two.
     let of_first = grown(attack);
     assert!(of_first < 4 << 20, "{of_first} bytes for one client");
     settles(|| (0..16).for_each(|_| attack()));

@@ -1,5 +1,5 @@
-//! Messages over TCP and TLS: split anywhere, several per segment, padded in both directions; and the end of
-//! the connection.
+//! Messages over TCP and TLS: split at any byte, several per segment, padded in both directions; also the end
+//! of the connection.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -8,19 +8,19 @@ use turnpike_turn::server::DropReason;
 fn relays_both_ways<S: Read + Write>(client: &mut Client<S>) {
     let peer = peer();
     let relayed = client.allocated(&peer);
-    // Many messages in one write, with all lengths modulo 4, some longer than a TLS record.
+    // Many messages in one write, with every length modulo 4, some longer than a TLS record.
     let lengths = [0, 1, 2, 3, 4, 5, 119, 1200, 1201, 20_000];
     let payload = |len: usize| vec![u8::try_from(len % 251).unwrap(); len];
     let all: Vec<u8> = lengths.iter().flat_map(|len| padded(channel_data(&payload(*len)))).collect();
     client.send(&all);
     for len in lengths {
-        assert_eq!(heard(&peer), payload(len), "to the peer, {len}");
+        assert_eq!(heard(&peer), payload(len), "to the peer, {len} bytes");
     }
     for len in lengths {
         peer.send_to(&payload(len), relayed).unwrap();
     }
     for len in lengths {
-        assert_eq!(client.receive().unwrap().payload(), payload(len), "to the client, {len}");
+        assert_eq!(client.receive().unwrap().payload(), payload(len), "to the client, {len} bytes");
     }
     // Indications: this peer has a permission but no channel.
     let other = support::peer();

@@ -106,7 +106,8 @@ fn limits_apply_to_the_clients_of_a_proxy() {
     };
     let mut open: Vec<_> = (1..=2).map(|port| from(&world, &format!("192.0.2.7:{port}"))).collect();
     open.iter_mut().for_each(|client| drop(client.ask(&binding(1))));
-    // A third client of the address is served once the oldest is no longer protected and can be evicted.
+    // A third client with the same address is served once the oldest is no longer protected and can be
+    // evicted.
     let mut ports = 3..;
     eventually("a third client is served", || {
         let mut third = from(&world, &format!("192.0.2.7:{}", ports.next()?));

@@ -14,7 +14,7 @@ fn tls(world: &World, config: &Arc<ClientConfig>) -> TlsStream {
     tls_connect(world.tls(), NAME, config).unwrap()
 }
 
-/// Waits until the worker, which reads in order of arrival, has read everything sent so far.
+/// Waits until the worker has read everything sent so far; the worker reads in order of arrival.
 struct Fence(Client<TcpStream>);
 
 impl Fence {
@@ -51,7 +51,6 @@ impl Cut for TlsStream {
     }
 }
 
-/// Writes one record split at byte `at` of the record.
 struct CutRecord(TlsStream);
 
 impl Read for CutRecord {
@@ -71,7 +70,7 @@ impl Write for CutRecord {
 }
 
 impl Cut for CutRecord {
-    /// Header, content type and tag (RFC 8446 section 5.2).
+    /// Overhead of a record: header, content type and tag (RFC 8446 section 5.2).
     const MORE: usize = 5 + 1 + 16;
 
     fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {

@@ -1,4 +1,4 @@
-//! TLS: certificates, protocols, and clients that do not speak it.
+//! TLS: certificates, protocols, and clients that do not speak TLS.
 
 use crate::prelude::*;
 
@@ -51,7 +51,7 @@ fn client_gets_the_certificate_that_it_can_verify() {
     assert_eq!(
         shown(world.tls(), "both.example"),
         ["both.example"],
-        "the first, which all clients can verify"
+        "the first certificate, which this client can verify"
     );
     // Uses OpenSSL, because rustls cannot easily disable algorithms.
     let Ok(output) = std::process::Command::new("openssl")
@@ -150,7 +150,7 @@ fn without_a_certificate_tls_is_refused_until_one_arrives() {
 
 fn kind(world: &World, config: &Arc<ClientConfig>) -> HandshakeKind {
     let mut client = Client::new(tls_connect(world.tls(), "a.example", config).unwrap());
-    // Tickets follow the handshake.
+    // Tickets arrive after the handshake.
     client.ask(&binding(1));
     client.stream.conn.handshake_kind().unwrap()
 }
@@ -184,7 +184,7 @@ fn tickets_and_the_first_reply_are_sent_together() {
         tls.read_tls(&mut sock).unwrap();
         tls.process_new_packets().unwrap();
     }
-    // Finished has not been sent yet.
+    // The client has not sent its Finished message yet.
     tls.writer().write_all(&binding(1)).unwrap();
     let mut both = Vec::new();
     while tls.wants_write() {
@@ -194,7 +194,7 @@ fn tickets_and_the_first_reply_are_sent_together() {
     let mut client = Client::new(StreamOwned::new(tls, sock));
     assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100);
     world.wait_for("the reply is sent", |streams| streams.writes >= 2);
-    assert_eq!(world.streams().writes, 2, "one for the handshake, one for everything after it");
+    assert_eq!(world.streams().writes, 2, "one write for the handshake, one for everything after it");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn garbage_instead_of_a_handshake_is_counted() {
         }
         world.wait_for_closed(CloseReason::Handshake, 2 * count);
     }
-    // The first byte of a plaintext application data record is that of neither a TLS handshake nor STUN.
+    // A plaintext application data record: its first byte is valid for neither a TLS handshake nor STUN.
     let mut stream = connect(world.tls());
     stream.write_all(&record(0x17, &[0; 40])).unwrap();
     Client::new(stream).ends();
@@ -293,7 +293,7 @@ fn unusable_certificates_are_refused_with_a_reason() {
     let header = format!("{begin}\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\n");
     let old_style = key.replace(&format!("{begin}\n"), &header).replace(&format!("{begin}\r\n"), &header);
     assert_eq!(read(&cert, &old_style, now()), Some(CertificateError::EncryptedKey));
-    // Messages are readable: no Debug output, no lists of bytes.
+    // Error messages must be readable: no Debug output, no lists of bytes.
     let relabelled = key.replace("PRIVATE KEY", "CERTIFICATE");
     for (cert, key, words) in [
         (&cert[..cert.len() / 2], &key[..], "END CERTIFICATE----- is missing"),
@@ -361,11 +361,11 @@ fn suites_with_known_weaknesses_are_refused() {
         stream.read_exact(&mut answer).unwrap();
         answer
     };
-    // DES, triple DES, RC4, no encryption, CBC; each with ECDHE and ECDSA if such a suite exists.
+    // DES, triple DES, RC4, no encryption and CBC, each with ECDHE and ECDSA where such a suite exists.
     for suites in
         [&[0x0009, 0x000A, 0xC008][..], &[0x0004, 0x0005, 0xC007], &[0x0001, 0xC006], &[0xC009, 0xC023]]
     {
-        // RFC 5246 section 7.2: fatal, handshake_failure.
+        // Alert (RFC 5246 section 7.2): fatal, handshake_failure.
         assert_eq!(answer(suites), [21, 3, 3, 0, 2, 2, 40], "{suites:04x?}");
     }
     assert_eq!(answer(&[0x000A, 0xC02B])[0], 22, "a ServerHello");

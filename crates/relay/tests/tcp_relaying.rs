@@ -36,7 +36,7 @@ fn read(stream: &mut impl Read, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads to the end, because closing with unread bytes would cause a reset.
+/// Reads to the end of the stream, because closing with unread bytes would cause a reset.
 fn is_over(stream: &mut impl Read) -> bool {
     match stream.read(&mut [0; 64]) {
         Ok(len) => len == 0,
@@ -87,7 +87,7 @@ fn data_connections_work_on_any_worker() {
             let listener = listener();
             let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
             let (mut peer, from) = accepted(&listener);
-            assert_eq!(from, relayed, "from the relayed transport address");
+            assert_eq!(from, relayed, "the peer sees the relayed transport address");
             peer.write_all(b"early").unwrap();
             let mut stream = data(&world, &connection);
             assert_eq!(read(&mut stream, 5), b"early");
@@ -170,7 +170,7 @@ fn urgent_byte_of_a_peer_stays_in_the_stream() {
     }
 }
 
-/// Each client's external address, which is unassigned here, is the other's peer address.
+/// Each client uses the other's external relayed address as its peer; that address is unassigned here.
 #[test]
 fn two_clients_of_a_relay_behind_a_nat_are_connected() {
     for workers in [1, 2] {
@@ -255,8 +255,8 @@ fn connections_and_listener_end_with_the_allocation() {
     }
 }
 
-/// Megabytes in both directions at once for both kinds of client, with a reader that waits until all buffers
-/// are full.
+/// Transfers megabytes in both directions at the same time, for both kinds of client, with a reader that
+/// waits until all buffers are full.
 #[test]
 fn bulk_data_arrives_unchanged() {
     const LEN: usize = 12 << 20;
@@ -304,11 +304,11 @@ fn bulk_data_arrives_unchanged() {
     }
 }
 
-/// Bytes over the limit wait, in both directions and for both kinds of client.
+/// Bytes that exceed the limit have to wait, in both directions and for both kinds of client.
 #[test]
 fn limit_slows_connections_and_loses_nothing() {
     const LEN: usize = 3 << 20;
-    /// Bytes per millisecond, and burst.
+    /// Limit in bytes per millisecond, followed by the burst.
     const RATE: u128 = 8_000;
     const BURST: u128 = 80_000;
     for workers in [1, 2] {
@@ -332,7 +332,7 @@ fn limit_slows_connections_and_loses_nothing() {
                 passes(data(&world, &connection), &mut peer, &bytes);
             }
             let most = (BURST + RATE * (started.elapsed().as_millis() + 1)) * 21 / 20 + (1 << 16);
-            assert!(LEN as u128 <= most, "{LEN} bytes, allowed {most}");
+            assert!(LEN as u128 <= most, "{LEN} bytes passed, at most {most} allowed");
         }
         world.wait_whether("bandwidth_pauses", "allocation", true);
         world.wait_for_counter("connection_bytes", "to_peer", 2 * LEN as u64);
@@ -341,7 +341,7 @@ fn limit_slows_connections_and_loses_nothing() {
     }
 }
 
-/// First to the peer, then to the client.
+/// Sends the bytes first to the peer, then to the client.
 fn passes(mut client: impl Read + Write + Send, peer: &mut TcpStream, bytes: &[u8]) {
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| read(peer, bytes.len()));
@@ -382,7 +382,7 @@ fn flood_of_peers_cannot_close_a_stalled_control_connection() {
     eventually("its queue has dropped datagrams", || {
         assert_eq!(world.streams().closed(CloseReason::RepliesUnread), 0);
         for _ in 0..16 {
-            // Does not wait: with a full backlog the kernel would retry after a second.
+            // Does not wait for the connect: if the backlog is full, the kernel retries only after a second.
             TcpSocket::connect(relayed, &ConnectOptions::default()).unwrap().reset();
         }
         world.streams().queue_drops >= 300
@@ -427,7 +427,7 @@ fn reset_ends_a_stalled_tls_data_connection() {
     open(0);
     drop(peer);
 
-    // The client has ended its direction, and the peer stays silent.
+    // The client has ended its direction, and the peer sends nothing.
     let (mut data, mut peer) = bound_pair(3);
     data.conn.send_close_notify();
     data.flush().unwrap();
@@ -444,7 +444,7 @@ fn reset_ends_a_stalled_tls_data_connection() {
     drop(data);
 }
 
-/// RFC 6062 section 5.5; the other side may still reply for a while.
+/// After one side has closed (RFC 6062 section 5.5), the other side may still send for a while.
 #[test]
 fn half_closed_connection_ends_when_silent() {
     let world = support::start_with(|config| {
@@ -477,7 +477,8 @@ fn half_closed_connection_ends_when_silent() {
                 assert_eq!(read(&mut peer, 1), b"x");
             }
         } else {
-            // The client's program has ended. The kernel keeps its end open, and the peer keeps its own.
+            // The client's program has ended. The kernel keeps that side open, and the peer keeps its side
+            // open.
             match (plain.take(), tls.take()) {
                 (Some(plain), _) => plain.shutdown(Shutdown::Write).unwrap(),
                 (_, Some(mut tls)) => {
@@ -490,7 +491,8 @@ fn half_closed_connection_ends_when_silent() {
         }
         assert!(is_over(&mut peer), "round {round}");
         world.wait_for_counter("peer_connections", "ended", u64::from(round) + 1);
-        // The peer is free again: RFC 6062 section 5.2 requires 446 for a peer that is connected.
+        // A new connection to the peer succeeds; RFC 6062 section 5.2 requires 446 for a peer that is still
+        // connected.
         connection_to(&mut client, address, 40 + round);
         accepted(&listener);
     }

@@ -50,8 +50,8 @@ fn ended(old: World) {
     drop(old);
 }
 
-/// Datagrams in flight per client. Those of all clients together fit into the smallest default receive
-/// buffer, so a slow machine loses nothing.
+/// Datagrams in flight per client. Together, they fit into the smallest default receive buffer, so a slow
+/// machine loses nothing.
 const WINDOW: u64 = 16;
 
 struct Talk {
@@ -157,7 +157,7 @@ fn repeated_upgrades_lose_and_reorder_no_udp_datagrams() {
         let allocations: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum();
         assert_eq!(allocations, 24);
         let drops: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.rx.kernel_drops).sum();
-        assert_eq!(drops, 0, "a socket was not read for too long");
+        assert_eq!(drops, 0, "a socket overflowed because it was not read in time");
         talks.into_iter().for_each(Talk::lost_nothing);
     }
 }
@@ -262,7 +262,7 @@ fn udp_clients_take_their_shared_ports_along() {
         assert_eq!(stream.receive().unwrap().payload(), b"and back");
     }
     talks.iter().for_each(Talk::goes_on);
-    // New clients share a port too, but not with the TCP client.
+    // New clients also share a port, but not with the TCP client.
     let (late, its_peer) = (peer(), peer_at(99));
     late.connect(world.udp()).unwrap();
     late.send(&allocate()).unwrap();
@@ -291,7 +291,7 @@ fn upgrade_keeps_dtls_clients_in_the_old_process() {
         let mut client = DtlsClient::connect(old.dtls(), kind);
         let relayed = client.allocated(&far);
         let talk = Talk::start(old.udp());
-        // Half a handshake, whose second half will reach the new relay.
+        // The first half of a handshake, whose second half will reach the new relay.
         let mut begun = DtlsClient::new(old.dtls(), kind);
         let hello = begun.says().remove(0);
         begun.socket.send(&hello).unwrap();
@@ -300,7 +300,7 @@ fn upgrade_keeps_dtls_clients_in_the_old_process() {
         let mut chain = vec![upgraded(&old, &config).unwrap()];
         begun.finish().unwrap();
         begun.allocated(&far);
-        // A second upgrade, now with clients of two processes.
+        // A second upgrade, now with clients in two processes.
         let last = upgraded(&chain[0], &config).unwrap();
         chain.push(last);
         let mut late = DtlsClient::connect(old.dtls(), kind);
@@ -339,7 +339,7 @@ fn failed_upgrade_keeps_all_allocations_in_the_old_process() {
         limits: AllocationLimits { allocations: 3, ..AllocationLimits::default() },
         ..config.clone()
     };
-    let why = upgraded(&old, &few).err().expect("no room");
+    let why = upgraded(&old, &few).err().expect("too few allocations are allowed");
     assert!(why.contains("limits.allocations"), "{why}");
     let gone = Config { listen: vec!["127.0.0.3:0".parse().unwrap()], ..config.clone() };
     let why = upgraded(&old, &gone).err().expect("a missing listener");
@@ -359,7 +359,7 @@ fn unresponsive_new_process_does_not_block_the_old_one() {
     let config = workers(2);
     let old = start(&config);
     let talks: Vec<Talk> = (0..4).map(|_| Talk::start(old.udp())).collect();
-    // Ten megabytes would otherwise wait for a reader, but here the other ends are closed.
+    // Ten megabytes would have to wait for a reader, but here the other ends are closed.
     let (_, descriptors, channels) = old.relay.offer().unwrap();
     drop(descriptors);
     old.relay.pause(false).unwrap();

@@ -4,8 +4,8 @@ mod spelling;
 
 use std::{fmt::Write as _, net::IpAddr};
 
-/// Pattern for the text of a client's address: `*` matches any run of characters, `?` one (rinetd(8)); or a prefix such as
-/// `10.0.0.0/8`.
+/// Pattern for the text of a client's address: `*` matches any number of characters, `?` exactly
+/// one (rinetd(8)). Also allows a prefix such as `10.0.0.0/8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// For example `192.168.*` or `10.0.0.?`.
@@ -22,7 +22,7 @@ impl Pattern {
             Self::Prefix(first, bits) => in_prefix(first.to_canonical(), *bits, client),
             Self::Wildcard(pattern) => {
                 let mut text = AddressText::default();
-                // An address has at most 39 characters, and canonical addresses have no scope.
+                // The text of an address has at most 39 characters; `IpAddr` has no zone.
                 write!(text, "{client}").is_ok() && wildcard(pattern.as_bytes(), text.as_bytes())
             }
         }

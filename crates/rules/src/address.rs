@@ -14,7 +14,8 @@ use crate::Host;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     Ip(SocketAddr),
-    /// Unix stream socket; a client gets the listener's name, because most clients do not bind one.
+    /// Unix stream socket. A client is identified by the listener's name, because most clients do
+    /// not bind a name.
     Unix(UnixName),
 }
 
@@ -26,7 +27,7 @@ impl Address {
         }
     }
 
-    /// Port, or 0 for a Unix socket.
+    /// Port number; 0 for a Unix socket.
     pub fn port(&self) -> u16 {
         match self {
             Self::Ip(address) => address.port(),
@@ -73,7 +74,7 @@ pub enum Bind {
     Unix(UnixName),
 }
 
-/// Without ports; an IPv6 address in brackets.
+/// Omits the ports; puts an IPv6 address in brackets.
 impl fmt::Display for Bind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -108,7 +109,7 @@ pub fn hears(bind: IpAddr, ipv6_only: bool, ip: IpAddr) -> bool {
     bind == ip || bind.is_unspecified() && (bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !ipv6_only)
 }
 
-/// Address that connect(2) uses: loopback instead of the unspecified address.
+/// Address that connect(2) reaches: the unspecified address means loopback.
 #[must_use]
 pub fn reached(ip: IpAddr) -> IpAddr {
     match canonical_ip(ip) {

@@ -1,7 +1,8 @@
 //! Parsed forwarding rules: listeners, targets, limits and access lists; and rules of the TURN server that hand
 //! connections on to a web server.
 //!
-//! The forwarder runs them, the configuration reads them, and other programs' files are translated into them.
+//! The configuration is parsed into them, other programs' files are translated into them, and the
+//! forwarder runs them.
 #![forbid(unsafe_code)]
 
 mod access;

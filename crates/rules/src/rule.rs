@@ -19,7 +19,6 @@ use crate::{Access, Address, Bind, Pattern};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(pub String);
 
-/// Incoming and outgoing protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
@@ -30,7 +29,8 @@ pub enum Protocol {
     UdpToTcp {
         framed: bool,
     },
-    /// Each TCP connection becomes a UDP session. `framed` as above; otherwise one datagram per read.
+    /// Each TCP connection becomes a UDP session. `framed` has the same meaning; otherwise, each read becomes
+    /// one datagram.
     TcpToUdp {
         framed: bool,
     },
@@ -48,7 +48,7 @@ impl Protocol {
         }
     }
 
-    /// Inverse of [`Protocol::name`]; not framed.
+    /// Inverse of [`Protocol::name`]; the result is not framed.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -61,30 +61,32 @@ impl Protocol {
     }
 }
 
-/// Inclusive range of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRange {
     pub first: u16,
-    /// Not below `first`.
+    /// Never below `first`.
     pub last: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
     Ip(IpAddr),
-    /// A name, or an address with a zone such as `fe80::1%eth0`. It is resolved again when the answer is older than the
-    /// forwarder's `resolve_every`. Each of its addresses (of both families, at most 16) is balanced as a separate target.
+    /// A name, or an address with a zone such as `fe80::1%eth0`. It is resolved again when the
+    /// result is older than the forwarder's `resolve_every`. Each of its addresses (of both
+    /// families, at most 16) is a separate target for balancing.
     Name(String),
     /// Unix stream socket; ports are ignored.
     Unix(UnixName),
 }
 
-/// A target. Port i of the listener's range maps to port i of the target's range; a single port serves the whole range.
+/// A target. Port i of the listener's range maps to port i of the target's range; a single target
+/// port serves the listener's whole range.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     pub host: Host,
     pub ports: PortRange,
-    /// Weight among the rule's targets, 0 to [`MOST_WEIGHT`], also of each address of a name. 0 stops new connections.
+    /// Weight among the rule's targets, 0 to [`MOST_WEIGHT`]. Each address of a name gets this
+    /// weight. 0 stops new connections.
     pub weight: u16,
 }
 
@@ -141,19 +143,20 @@ impl fmt::Display for Endpoint {
 pub enum Balance {
     #[default]
     RoundRobin,
-    /// Fewest connections relative to weight.
+    /// Target with the fewest connections relative to its weight.
     LeastConnections,
-    /// First healthy target; ignores weights except 0.
+    /// First healthy target; ignores weights, except for 0.
     Failover,
-    /// One target for each client address, distributed by weight.
+    /// Always the same target for a client address; clients are distributed by weight.
     Source,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Payload of a datagram, or first bytes of a connection; empty if the target sends first.
+    /// Payload of the datagram, or first bytes sent over the connection; empty if the target sends
+    /// first.
     pub send: Vec<u8>,
-    /// Prefix of a good response; if empty, any response is good.
+    /// Prefix that the response must have; if empty, any response will do.
     pub expect: Vec<u8>,
 }
 
@@ -163,7 +166,7 @@ pub enum Proxy {
     Unix,
 }
 
-/// Limits per client and for bandwidth. The default has no limits.
+/// Limits per client, and bandwidth limits. By default there are none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum concurrent connections or sessions per client. A client is an IPv4 address or an IPv6 /64; clients of a Unix
@@ -173,7 +176,6 @@ pub struct Limits {
     pub new_connections_per_client: Option<u32>,
     /// Bytes per second in each direction for all connections together. TCP is slowed down; datagrams beyond the limit are dropped.
     pub max_bytes_per_second: Option<u64>,
-    /// Bytes per second in each direction for each connection or session.
     pub max_bytes_per_second_per_connection: Option<u64>,
 }
 
@@ -182,20 +184,23 @@ pub struct Rule {
     pub id: RuleId,
     pub protocol: Protocol,
     pub bind: Bind,
-    /// If true, an IPv6 listener leaves IPv4 clients to others; if false, `[::]` accepts both.
+    /// If true, an IPv6 listener accepts only IPv6 clients; if false, `[::]` also accepts IPv4
+    /// clients.
     pub ipv6_only: bool,
-    /// IP_FREEBIND on listeners: the address may not exist yet.
+    /// IP_FREEBIND on listeners: the address need not exist yet.
     pub freebind: bool,
     /// File mode of a listening Unix socket; `None` uses the umask.
     pub socket_mode: Option<u32>,
     pub ports: PortRange,
-    /// Not empty.
+    /// Never empty.
     pub targets: Vec<Endpoint>,
     pub balance: Balance,
-    /// Interval of health checks, by TCP connect or by datagram for UDP targets; `None` for none.
+    /// Interval between health checks, which connect to TCP targets and send UDP targets a
+    /// datagram; `None` disables them.
     pub health: Option<Duration>,
-    /// Question of health checks. Without one, a TCP target is healthy if it accepts; a UDP target gets an empty datagram and is
-    /// healthy unless ICMP reports a closed port.
+    /// Data that a health check sends, and expects in response. If `None`, a TCP target is healthy if it
+    /// accepts the connection; a UDP target is sent an empty datagram and is healthy unless ICMP reports a
+    /// closed port.
     pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
     pub source: Option<ZonedIp>,
@@ -203,16 +208,20 @@ pub struct Rule {
     pub mark: Option<u32>,
     /// Outgoing sockets use the client's address (IP_TRANSPARENT).
     pub transparent: bool,
-    /// Trusted proxies: each of their connections must start with a PROXY header of either version. All other clients are refused if they
-    /// send a header. If empty, headers are not parsed.
+    /// Trusted proxies: each of their connections must start with a PROXY header of either version.
+    /// Other clients are refused if they send a header. If the list is empty, headers are not
+    /// parsed.
     pub proxy_protocol_from: Vec<Proxy>,
-    /// Sends a PROXY header to targets: before a connection, or before each datagram (version 2, UDP to UDP).
+    /// Sends a PROXY header to targets: at the start of each connection, or before each datagram
+    /// (version 2, UDP to UDP).
     pub send_proxy: Option<ProxyVersion>,
     /// Applies in addition to the global lists.
     pub access: Access,
-    /// Ends a connection or session that has had no data for this long. TCP default: none. UDP default: 72 s (as in rinetd).
+    /// Ends a connection or session that has had no data for this long. Default for TCP: no
+    /// timeout; for UDP: 72 s (as in rinetd).
     pub idle: Option<Duration>,
-    /// Ends a TCP connection when one side has closed and the other has sent nothing for this long. Default: none.
+    /// Ends a TCP connection when one side has closed and the other has sent nothing for this long.
+    /// Default: no timeout.
     pub half_close_timeout: Option<Duration>,
     /// Timeout of a TCP connect, after which the next address or target is tried. Default 10 s.
     pub connect_timeout: Duration,
@@ -228,7 +237,6 @@ pub struct Rule {
     /// Accepts responses from any port of the target's address (UDP to UDP); otherwise only from the target's port. The client's datagrams
     /// go to the target's port in both cases.
     pub any_port: bool,
-    /// For TCP.
     pub copy: CopyMode,
     /// True if the kernel forwards single datagrams (UDP); `None` uses the forwarder's `kernel` setting if the rule allows it.
     pub kernel: Option<bool>,
@@ -237,13 +245,13 @@ pub struct Rule {
 /// Method that copies the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMode {
-    /// Through a buffer at first, through a pipe once a connection turns out to be bulk, and back again.
+    /// Copies through a pipe while the connection carries bulk data, otherwise through a buffer.
     #[default]
     Auto,
-    /// splice(2), as long as there are pipes.
+    /// splice(2), as long as pipes are available.
     Splice,
     Buffer,
-    /// `Auto`, and the kernel forwards interactive traffic with a sockmap.
+    /// Like `Auto`, but the kernel forwards interactive traffic through a sockmap.
     Kernel,
 }
 
@@ -259,7 +267,7 @@ impl CopyMode {
     }
 }
 
-/// The default has no targets, and the kernel chooses the TCP port.
+/// Rule without targets, on a TCP port that the kernel chooses.
 impl Default for Rule {
     fn default() -> Self {
         Self {
@@ -319,11 +327,11 @@ impl Rule {
                 max_bytes_per_second.or(max_bytes_per_second_per_connection).is_some(),
                 "a rate limit needs user-space forwarding",
             ),
-            (self.transparent, "packets with the client's address need their own route"),
+            (self.transparent, "packets with the client's source address need their own route"),
             (self.send_proxy.is_some(), "PROXY headers are added in user space"),
             (self.any_port, "responses from any port are matched in user space"),
-            (self.device.is_some(), "device may select another route than the kernel path"),
-            (self.mark.is_some(), "mark may select another route than the kernel path"),
+            (self.device.is_some(), "device may select a different route from the kernel path's"),
+            (self.mark.is_some(), "mark may select a different route from the kernel path's"),
         ];
         obstacles.into_iter().find_map(|(is_there, what)| is_there.then_some(what))
     }
@@ -332,7 +340,8 @@ impl Rule {
         matches!(self.protocol, Protocol::Udp | Protocol::TcpToUdp { .. })
     }
 
-    /// Options of outgoing TCP sockets. A [`Rule::transparent`] rule also sets the client's address as source.
+    /// Options of outgoing TCP sockets. A [`Rule::transparent`] rule also sets the client's address
+    /// as the source.
     pub fn connect_options(&self) -> ConnectOptions {
         ConnectOptions {
             source: self.source.map(|ip| ip.at(0)),

@@ -55,7 +55,7 @@ fn second_signal_ends_the_connections() {
     drain(&forward, address);
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
-    program.wait(SOON).ended(0).says("ended with its rule or with the forwarder");
+    program.wait(SOON).ended(0).says("the rule was removed or the forwarder stopped");
     assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
 }
 

@@ -113,7 +113,7 @@ fn ipv6_only_relay_finding_names_the_effect_on_browsers() {
     let mut serve = Serve::start_bare(&["--realm", REALM, "--user", &user, "--relay-ip", "::1"]);
     serve.program.line_with("all relay addresses are IPv6");
     let report = probe(&format!("turn:{}", serve.address(V4)), &[]).result();
-    finds(&report, "relay", "bad", "answers 440", "relay on an IPv4 address too");
+    finds(&report, "relay", "bad", "answers 440", "also relay on an IPv4 address");
     finds(&report, "features", "ok", "IPv6 relaying", "");
     assert_eq!((&report["usable"], &report["features"]["ipv6"]), (&false.into(), &true.into()), "{report}");
     serve.wait_for_allocations(0);

@@ -42,7 +42,7 @@ fn ip_of(address: &Address) -> String {
     address.ip().unwrap().to_string()
 }
 
-/// The member chosen for the next client; the seat is released.
+/// Name of the member chosen for the next client, whose seat is released.
 fn next(targets: &Targets) -> String {
     seat(targets.pick(Some(client(1)), 0, &[], true)).map_or_else(|| "nobody".to_owned(), |(_, ip)| ip)
 }
@@ -147,7 +147,7 @@ fn addresses_of_a_family_other_than_the_source_are_left_out() {
     assert!((0..4).all(|_| of("2001:db8::9") == "2001:db8::1" && of("192.0.2.9") == "10.0.0.1"));
 }
 
-/// A name whose answers the test controls; `None` is a failed lookup.
+/// A name whose lookups the test controls; `None` is a failed lookup.
 struct Named {
     answer: Arc<Mutex<Option<Vec<ZonedIp>>>>,
     lookups: Arc<AtomicU32>,
@@ -166,7 +166,7 @@ impl Named {
         };
         let resolver = Resolver::start(Duration::from_millis(10), lookup, || ()).unwrap();
         let mut rule = rule(all, balance);
-        // The test addresses have no route.
+        // The test's addresses have no route, which `mark` disregards.
         rule.mark = Some(1);
         let targets = Targets::new(&rule, |host, any_route| resolver.name(host, any_route));
         Self { answer, lookups, _resolver: resolver, targets }
@@ -176,7 +176,7 @@ impl Named {
         *self.answer.lock().unwrap() = Some(all.iter().map(|ip| ip.parse().unwrap()).collect());
     }
 
-    /// Waits for the end of a lookup that starts after this call; lookups are sequential.
+    /// Waits until a lookup that started after this call has ended; lookups are sequential.
     fn look_up(&self) {
         let enough = self.lookups.load(Ordering::SeqCst) + 2;
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -193,7 +193,10 @@ impl Named {
             if all.len() == count && ip_of(&all[0].address(0)) == first {
                 return;
             }
-            assert!(Instant::now() < deadline, "there are never {count} addresses starting with {first}");
+            assert!(
+                Instant::now() < deadline,
+                "timed out waiting for {count} addresses starting with {first}"
+            );
             std::thread::yield_now();
         }
     }
@@ -225,7 +228,7 @@ fn remaining_members_keep_their_state_and_removed_ones_their_seats() {
     let shown = named.targets.describe(&tallies);
     assert_eq!((shown.len(), ip_of(&shown[0].address)), (1, "10.0.0.1".to_owned()));
 
-    // Removed with its last connection, whichever member takes its slot.
+    // A member is removed with its last connection, whichever member reuses its slot.
     drop(seat_of_first);
     named.answer(&["10.0.0.4", "10.0.0.5"]);
     named.wait(2, "10.0.0.4");

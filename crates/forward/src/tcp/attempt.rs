@@ -1,4 +1,4 @@
-//! State that a connection needs only until its target answers.
+//! State that a connection needs only until its target has accepted.
 
 use std::{io, net::SocketAddr, time::Instant};
 
@@ -15,30 +15,28 @@ pub(super) struct Opening {
     /// Number of rules of this process that the client has passed.
     pub(super) hops: u8,
     pub(super) tried: Vec<Slot>,
-    /// Target whose queue is full.
     pub(super) queued: Option<Slot>,
-    /// No name server has answered in time, so names are skipped.
+    /// True if names are skipped because no name server has responded in time.
     pub(super) without_names: bool,
-    /// Start of the current connect. One clock read per connect, because the milliseconds of a tick are too
-    /// coarse.
+    /// Time at which the current connect started. Each connect reads the clock once, because the milliseconds
+    /// of a tick are too coarse.
     pub(super) connecting: Instant,
-    /// Error of the last address, for the log.
     pub(super) obstacle: Option<(Address, io::Error)>,
     /// Bytes read beyond the PROXY header.
     pub(super) inbox: Vec<u8>,
     /// Destination address from the PROXY header.
     pub(super) asked: Option<SocketAddr>,
-    /// The client is a trusted proxy, which sends a header first.
+    /// True if the client is a trusted proxy, which sends a header first.
     pub(super) is_proxy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Not started, or waiting for a PROXY header.
+    /// Not started yet, or waiting for a PROXY header.
     Waiting,
     Name,
     Descriptor,
-    /// The queue of a Unix socket is full. (TCP would retransmit its SYN.)
+    /// Waiting because the queue of a Unix socket is full. (TCP would retransmit its SYN.)
     Queue,
     Connecting,
 }

@@ -1,4 +1,4 @@
-//! Health check of one target: schedule and current question.
+//! Health check of one target: its schedule, and the request in progress.
 
 use std::{io, sync::Arc};
 

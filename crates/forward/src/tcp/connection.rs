@@ -1,4 +1,4 @@
-//! Connection: its two sockets and the flow in each direction.
+//! A connection: its two sockets and the flow in each direction.
 
 use turnpike_copy::Flow;
 use turnpike_net::TcpSocket;
@@ -24,14 +24,14 @@ pub(super) struct Connection {
     pub(super) target_address: Option<Address>,
     /// Seat at a target; see [`super::engine::LocalRule::sit`].
     pub(super) seat: Option<Seat>,
-    /// Index of the opening, until connected.
+    /// Index of the [`super::attempt::Opening`], until connected.
     pub(super) opening: Option<u32>,
     /// Start of the connection and time of the last byte, in milliseconds.
     pub(super) began: u64,
     pub(super) active: u64,
-    /// The client's socket is watched for writability too.
+    /// True if the client's socket is also watched for writability.
     pub(super) client_writable: bool,
-    /// The client must not send a PROXY header, and its first bytes have not been checked yet.
+    /// True if the client must not send a PROXY header and its first bytes have not been checked yet.
     pub(super) unvouched: bool,
     pub(super) keepalive_due: bool,
     pub(super) place: Place,

@@ -35,25 +35,24 @@ use crate::{
 
 /// Milliseconds between timer checks: the precision of connect and idle timeouts.
 pub(super) const TICK_MS: u64 = 100;
-/// Connections checked for idleness per tick. A hundred thousand take three seconds without delaying other
-/// work.
+/// Maximum number of connections checked for idleness per tick: a hundred thousand take three seconds,
+/// without delaying other work.
 const SCAN: usize = 4096;
 /// Maximum connections accepted per listener and wake-up.
 const MOST_ACCEPTS: u32 = 64;
-/// Wake-ups with one connection until two are requested at once; level-triggered epoll reports a second one
-/// anyway.
+/// Number of wake-ups with a single connection after which two are accepted per wake-up again;
+/// level-triggered epoll reports a second one anyway.
 const SINGLES: u32 = 16;
-/// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. That has no effect for two hours
-/// anyway (tcp(7)), and short connections are spared the call.
+/// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. Keepalive does nothing for the first
+/// two hours anyway (tcp(7)), and short connections save the system call.
 const KEEPALIVE_AGE_MS: u64 = 10_000;
 
-/// Rule with this worker's counters.
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
     pub(super) counters: Counters,
     pub(super) tallies: Tallies,
     connections: usize,
-    /// The listeners are closed; the entry is removed with its last connection.
+    /// True if the listeners are closed; the entry is removed once its last connection ends.
     removed: bool,
 }
 
@@ -62,7 +61,7 @@ struct Listener {
     rule: usize,
     /// Offset of the port in the rule's range.
     offset: u16,
-    /// Connections to accept per wake-up; adapted to avoid calls that find none.
+    /// Number of connections to accept per wake-up; adapted to avoid calls that find none waiting.
     appetite: u32,
     /// Consecutive wake-ups with a single connection since two were last requested.
     singles: u32,
@@ -95,7 +94,7 @@ impl LocalRule {
         self.state.targets.suspect(seat.member());
     }
 
-    /// Like [`LocalRule::connect_failed`], for a full queue and without a seat.
+    /// Like [`LocalRule::connect_failed`], for a full Unix socket queue, when there is no seat.
     pub(super) fn queue_full(&mut self, slot: Slot) {
         self.tallies.of(slot).failed(Failure::Timeout);
         if let Some(member) = self.state.targets.member(slot) {
@@ -122,24 +121,24 @@ pub(crate) struct Engine {
     resumed: Vec<(usize, Side)>,
     pub(super) pacing: Pacing,
     pub(super) sockmap: Option<Sockmap>,
-    /// Connections by pair number, and number of pairs.
+    /// Maps pair numbers to connections.
     pub(super) joined: Vec<Option<usize>>,
     pub(super) pairs: usize,
-    /// Directions waiting to be checked again, with the time.
+    /// Directions waiting to be checked again, each with the time of the check.
     pub(super) waiting: Vec<(u64, usize, Side)>,
-    /// Last read of kernel counters: its time, and which part was read.
+    /// Time of the last read of kernel counters, and the part that was read.
     pub(super) swept: u64,
     pub(super) sweep: usize,
     ticked: u64,
     cursor: usize,
-    /// True if the last scan, and `scan_found` if the current scan, found entries with timers.
+    /// True if the last scan found entries with timers; `scan_found` is the same for the current scan.
     scan: bool,
     scan_found: bool,
-    /// An opening waits for a descriptor and takes precedence over new clients.
+    /// True if a connection being opened waits for a descriptor; it takes precedence over new clients.
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
-    /// Something was counted since the last tick; events do not cover everything.
+    /// True if something was counted since the last tick, since not everything is counted during an event.
     pub(super) any_counted: bool,
     pub(super) wake_up: WakeUp,
 }
@@ -178,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// Serves a rule. Each socket has the offset of its port in the rule's range.
+    /// Starts serving a rule. Each socket comes with the offset of its port in the rule's range.
     pub(crate) fn add_rule(
         &mut self,
         state: &Arc<RuleState>,
@@ -226,12 +225,12 @@ impl Engine {
 
     pub(crate) fn drain(&mut self, tick: Tick<'_>) {
         for listener in self.listeners.drain() {
-            // Closing does not end the watch if other workers share the socket. A paused one is not watched.
+            // Closing does not remove the socket from the poller if other workers share it. A paused socket
+            // is not watched.
             let _ = tick.poller.remove(&listener.socket);
         }
     }
 
-    /// Listeners of a rule in the order of its range.
     pub(crate) fn listening(&self, rule: u32) -> Vec<BorrowedFd<'_>> {
         let is_of = |listener: &&Listener| {
             let of = self.rules.get(listener.rule);
@@ -243,14 +242,14 @@ impl Engine {
         found.into_iter().map(|listener| listener.socket.as_fd()).collect()
     }
 
-    /// Sets this process's options on handed-over listeners.
+    /// Applies this process's options to handed-over listeners.
     pub(crate) fn take_hold(&self) {
         for (_, listener) in &self.listeners {
             listener.socket.set_inherited(&self.rules[listener.rule].state.rule);
         }
     }
 
-    /// Leaves listeners and health checks to another process.
+    /// Gives up listeners and health checks, because another process has taken them over.
     pub(crate) fn surrender(&mut self, tick: Tick<'_>) {
         self.drain(tick);
         for state in std::mem::take(&mut self.watched) {
@@ -266,8 +265,8 @@ impl Engine {
         }
     }
 
-    /// True for new connections. Handle them last, so that no slot freed by an event of this wake-up is
-    /// reused while later events still refer to it.
+    /// True if the event is for a listener. Handle such events last, so that no slot freed by an event of
+    /// this wake-up is reused while later events still refer to it.
     pub(crate) fn is_listener(event: &Event) -> bool {
         event.token & 3 == LISTENER
     }
@@ -301,9 +300,9 @@ impl Engine {
         matches!(kind, CLIENT | TARGET) && self.connections.get(key).is_some_and(|c| c.opening.is_none())
     }
 
-    /// Runs due timers, at most every [`TICK_MS`], and continues flows whose turn is over. Returns true if
-    /// something has been counted since the last call without an event, such as bytes of a continued flow or
-    /// ended connections.
+    /// Runs due timers, at most every [`TICK_MS`], and continues flows that used up their turn. Returns true
+    /// if something has been counted since the last call other than by an event, such as bytes of a continued
+    /// flow or ended connections.
     pub(crate) fn on_tick(&mut self, tick: Tick<'_>) -> bool {
         self.do_due(tick);
         std::mem::take(&mut self.any_counted)
@@ -335,7 +334,7 @@ impl Engine {
         self.check_health(tick);
     }
 
-    /// Time of the next [`Engine::on_tick`] work, on the clock of [`Tick::now`].
+    /// Time at which [`Engine::on_tick`] next has work, on the clock of [`Tick::now`].
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         if !self.again.is_empty() {
             return Some(0);
@@ -489,7 +488,7 @@ impl Engine {
         });
     }
 
-    /// Ends a connection. A reset is passed on. A truncated stream is reset too, so that it is not mistaken
+    /// Ends a connection. A reset is passed on; a truncated stream is also reset, so that it is not mistaken
     /// for a complete one.
     pub(super) fn end(&mut self, key: usize, reason: EndReason, tick: Tick<'_>) {
         self.book(key, tick.now);
@@ -510,7 +509,7 @@ impl Engine {
         local.counters.count_end(reason);
         local.connections -= 1;
         self.any_counted = true;
-        // Before the report: its reader may rely on a free slot.
+        // Drop the slot before the report, whose reader may rely on the slot being free.
         drop(connection.place);
         let reached = connection.opening.is_none();
         if !reason.is_quiet() {
@@ -531,7 +530,7 @@ impl Engine {
             | EndReason::ClientLimit
             | EndReason::ClientRate
             | EndReason::BadProxyHeader => {}
-            // The header has not been read, so closing would reset the client.
+            // The header has not been read, so closing the socket would reset the connection anyway.
             EndReason::UntrustedProxy => connection.client.reset(),
             EndReason::ClientReset => {
                 if let Some(target) = connection.target.take() {
@@ -549,8 +548,8 @@ impl Engine {
         self.forget_rule_if_over(connection.rule);
     }
 
-    /// Pauses a listener while descriptors or memory are exhausted. Clients wait in the kernel's queue;
-    /// polled level-triggered, they would wake the worker forever.
+    /// Pauses a listener while descriptors or memory are exhausted. Clients wait in the kernel's queue, where
+    /// level-triggered polling would otherwise wake the worker forever.
     fn pause(&mut self, key: usize, error: &io::Error, tick: Tick<'_>) {
         if let Some(listener) = self.listeners.get_mut(key) {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
@@ -609,7 +608,7 @@ impl Engine {
                 if tick.now.saturating_sub(connection.began) >= KEEPALIVE_AGE_MS {
                     connection.keepalive_due = false;
                     if let Some(target) = &connection.target {
-                        // If this fails, the connection is broken and reports that itself.
+                        // If this fails, the connection is broken, which the next event reports.
                         let _ = SockRef::from(target).set_keepalive(true);
                     }
                 } else {

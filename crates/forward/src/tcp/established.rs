@@ -1,4 +1,4 @@
-//! Established connections: turns events into turns of their two flows.
+//! Established connections: on each event, gives the flows concerned a turn to move data.
 
 use std::io;
 
@@ -19,7 +19,7 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let is_joined = connection.across.is_some();
         if connection.across.as_ref().is_some_and(|across| across.passes()) {
-            // End of stream or error, which is reported again.
+            // End of stream or an error. `come_up` re-arms the poller, so the event is reported again.
             return self.come_up(key, tick);
         }
         let (inward, outward, socket) = match side {
@@ -29,7 +29,7 @@ impl Engine {
         inward.fin |= event.closed && !is_joined;
         inward.readable |= event.readable;
         if event.closed && is_joined {
-            // In the sockmap, data may be left after a short read.
+            // A socket in the sockmap may have more data even after a short read.
             inward.thorough = true;
             inward.readable = true;
         }
@@ -39,7 +39,7 @@ impl Engine {
             inward.on_urgent(socket);
         }
         if event.error {
-            // Nothing is left to read, or nothing can be read now: do not delay the reset.
+            // If nothing is left to read, or nothing can be read now, do not delay the reset.
             if inward.has_ended() || inward.is_blocked() {
                 return self.broken(key, side, tick);
             }
@@ -92,7 +92,7 @@ impl Engine {
         self.any_counted |= taken > 0;
         let moved = self.mover.take_moved();
         self.wake_up.lean += moved.lean;
-        // Bulk data with occasional acknowledgements still counts as bulk.
+        // Bulk data that the other side occasionally acknowledges still counts as bulk.
         if !(connection.up.is_bulk() || connection.down.is_bulk()) {
             self.wake_up.other += moved.buffered;
         }
@@ -129,7 +129,8 @@ impl Engine {
         }
     }
 
-    /// Watches the client's socket for writability too; current writability is reported at once.
+    /// Also watches the client's socket for writability; if it is already writable, that is reported
+    /// immediately.
     pub(super) fn watch_client_writable(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.client_writable {
@@ -138,7 +139,7 @@ impl Engine {
         connection.client_writable = true;
         match tick.poller.set(&connection.client, token(CLIENT, key), Interest::Edge) {
             Ok(()) => {}
-            // Not watched yet: `establish` calls this again.
+            // The socket is not watched yet: `establish` calls this again.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
                 self.complain(&error);
@@ -147,11 +148,11 @@ impl Engine {
         }
     }
 
-    /// Passes on the data that a broken end had sent, as far as it fits at once: a server may answer and
-    /// reset immediately, for example when it refuses an upload.
+    /// Forwards data that a broken side had already sent, as much as the other side accepts without blocking:
+    /// a server may respond and reset immediately, for example when it refuses an upload.
     fn last_words(&mut self, key: usize, side: Side) {
         let Some(connection) = self.connections.get_mut(key) else { return };
-        // Data that the kernel still has would come first, and we do not wait for it.
+        // The kernel would first have to write the data that it still has, and we do not wait for that.
         if connection.across.as_ref().is_some_and(|across| !across.is_ours(side)) {
             return;
         }
@@ -166,10 +167,10 @@ impl Engine {
             return;
         }
         flow.on_error();
-        // No more than its socket holds, and only once.
+        // Ignore the bandwidth limit: this moves at most what the socket buffer contains, and only once.
         flow.budget = None;
         let before = flow.bytes;
-        // The connection ends in any case.
+        // The connection ends anyway, so an error does not matter.
         let _ = self.mover.pump(flow, from, to, copy.splices(), false);
         local.moved(connection.seat.as_ref(), side, flow.bytes - before);
         let moved = self.mover.take_moved();
@@ -187,8 +188,9 @@ impl Engine {
     }
 }
 
-/// Checks the first bytes of a client that is not a trusted proxy. Returns a reason to end it if it sends a
-/// PROXY header, which must not reach a target. Undecided bytes stay in the queue.
+/// Checks the first bytes of a client that is not a trusted proxy. Returns a reason to end the connection if
+/// they start a PROXY header, which must not reach a target. Bytes that are too few to tell stay in the
+/// socket's receive queue.
 #[cold]
 fn look_for_header(connection: &mut Connection) -> Option<EndReason> {
     let mut beginning = [0; ENOUGH_TO_TELL];

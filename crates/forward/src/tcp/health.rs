@@ -1,4 +1,4 @@
-//! Health checks of targets at the rule's interval: a TCP connect, with a question if configured, or a
+//! Health checks of targets at the rule's interval: a TCP connect, followed by a request if configured, or a
 //! datagram for UDP targets.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::{
 use crate::{datagram_check, state::RuleState, targets::Member};
 
 impl Engine {
-    /// Starts checking a rule's targets, if configured and done by this worker.
+    /// Starts checking a rule's targets, if checks are configured and this worker performs them.
     pub(crate) fn watch_health(&mut self, state: &Arc<RuleState>, now: u64) {
         if self.checks_health && state.rule.health.is_some() {
             self.watched.push(Arc::clone(state));

@@ -1,4 +1,4 @@
-//! Opening of a connection: PROXY header, name lookup, and connect attempts per address.
+//! Opens connections: PROXY header, name lookup, and a connect attempt for each address.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
@@ -44,7 +44,7 @@ impl Engine {
             };
             let transparent;
             let options = if state.rule.transparent {
-                // For a client without an IP address, ours is used.
+                // If the client has no IP address, our own address is used.
                 let source = connection.client_address.ip().map(|ip| SocketAddr::new(ip, 0));
                 transparent =
                     ConnectOptions { source, transparent: source.is_some(), ..state.connect.clone() };
@@ -170,7 +170,7 @@ impl Engine {
             lead = match (&connection.client_address, asked) {
                 (Address::Ip(client), Some(asked)) => proxy_protocol::encode(version, *client, asked),
                 (Address::Unix(_), _) => proxy_protocol::encode_unknown(version),
-                // A client without a local address is gone; the next read fails.
+                // If its socket has no local address, the client has disconnected; the next read fails.
                 (Address::Ip(_), None) => Vec::new(),
             };
             if rule.nodelay
@@ -191,7 +191,7 @@ impl Engine {
         connection.active = tick.now;
         let watched = opening.is_proxy;
         let greets = connection.down.readable;
-        // Read before registering the client's socket, which saves an event.
+        // Reading before the client's socket is registered saves an event.
         self.resume(key, Side::Client, tick);
         if greets {
             self.resume(key, Side::Target, tick);
@@ -204,7 +204,7 @@ impl Engine {
             self.complain(&error);
             return self.end(key, EndReason::Limit, tick);
         }
-        // Requested while the socket was not watched.
+        // Watching for writability was requested before the socket was watched.
         if std::mem::take(&mut connection.client_writable) {
             self.watch_client_writable(key, tick);
         }
@@ -249,7 +249,7 @@ impl Engine {
                     if !self.common.admits_from(&self.rules[connection.rule].state.rule, client) {
                         return self.end(key, EndReason::Denied, tick);
                     }
-                    // A header without a client makes the proxy the client.
+                    // If the header names no client, the proxy itself counts as the client.
                     if let Some((client, _)) = addresses
                         && let Err(reason) = connection.place.of_client(client.ip(), tick.now)
                     {
@@ -261,7 +261,8 @@ impl Engine {
         }
     }
 
-    /// Handles timeouts of openings, and retries those waiting for a descriptor or queue.
+    /// Handles timeouts of connections being opened, and retries those waiting for a descriptor or a Unix
+    /// socket's queue.
     pub(super) fn look_at_openings(&mut self, tick: Tick<'_>) {
         if self.openings.is_empty() {
             self.starving = false;
@@ -280,7 +281,7 @@ impl Engine {
                 (Stage::Waiting, _) => self.end(key, EndReason::BadProxyHeader, tick),
                 (Stage::Name, _) => self.give_up_on_name(key, tick),
                 (Stage::Descriptor, true) => self.end(key, EndReason::Limit, tick),
-                // If the first one fails, skip the others.
+                // If one still gets no descriptor, skip the others.
                 (Stage::Descriptor, false) if self.starving => {}
                 (Stage::Descriptor, false) => self.connect_next(key, tick),
                 (Stage::Queue, false) => self.connect_next(key, tick),
@@ -290,7 +291,7 @@ impl Engine {
         }
     }
 
-    /// The program behind a Unix socket does not accept; try another target.
+    /// Tries another target, because the program behind a Unix socket does not accept connections.
     fn give_up_on_queue(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get(key) else { return };
         let local = &mut self.rules[connection.rule];
@@ -304,7 +305,7 @@ impl Engine {
         self.connect_next(key, tick);
     }
 
-    /// The name servers do not answer; try a target with known addresses.
+    /// Tries a target with known addresses, because the name servers do not respond.
     fn give_up_on_name(&mut self, key: usize, tick: Tick<'_>) {
         let opening = self.connections.get(key).and_then(|connection| connection.opening);
         if let Some(opening) = opening.and_then(|at| self.openings.get_mut(at as usize)) {
@@ -315,8 +316,8 @@ impl Engine {
     }
 }
 
-/// Logs the first connection that finds no target, then none until one succeeds. The connection log lacks the
-/// cause.
+/// Logs the first connection that finds no target; later ones are not logged until a connection succeeds
+/// again. The connection log does not include the cause.
 fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     if !state.is_now_unreachable() {
         return;
@@ -324,7 +325,8 @@ fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     let rule = &state.rule.id.0;
     match obstacle {
         Some((address, error)) => {
-            // The source address is gone, or all its ports towards the target are in use (connect(2)).
+            // This machine no longer has the source address, or all its ports towards the target are in use
+            // (connect(2)).
             let remedy = if error.kind() == io::ErrorKind::AddrNotAvailable {
                 "; check that `source` is an address of this machine and net.ipv4.ip_local_port_range is wide enough"
             } else {

@@ -1,5 +1,5 @@
-//! Byte rates of connections. A flow without tokens stops reading, so that TCP slows the sender down, and
-//! waits in a queue. At short intervals, each waiting flow gets an equal share of the new tokens.
+//! Bandwidth limits of connections. A flow without tokens stops reading, so that TCP slows the sender down,
+//! and waits in a queue. At short intervals, each waiting flow gets an equal share of the new tokens.
 
 use super::{
     connection::Connection,
@@ -9,12 +9,12 @@ use super::{
 
 /// Milliseconds between runs of the queue.
 const STEP_MS: u64 = 10;
-/// Maximum bytes taken at once by a flow that is not waiting: more than one turn moves.
+/// Maximum bytes granted at once to a flow that is not waiting: more than it can move in one turn.
 const MOST: u64 = 4 << 20;
 
 impl Connection {
-    /// Sets the number of bytes that the flow from `side` may move now: `share`, if its turn in the queue has
-    /// come.
+    /// Sets the number of bytes that the flow from `side` may move now. `share` is set if the flow's turn in
+    /// the queue has come.
     #[cold]
     pub(super) fn grant(&mut self, side: Side, share: Option<u64>, now: u64) {
         let Some(pace) = &self.pace else { return };
@@ -54,7 +54,7 @@ impl Engine {
         pacing.queue.push_back((pacing.tickets, key, side));
     }
 
-    /// Gives waiting flows their shares in order. Flows without tokens stay in front.
+    /// Gives waiting flows their shares in order. Flows for which no tokens are left stay at the front.
     pub(super) fn pace(&mut self, tick: Tick<'_>) {
         if self.pacing.due().is_none_or(|due| tick.now < due) {
             return;

@@ -1,4 +1,4 @@
-//! Flows waiting for a byte rate, in order of arrival.
+//! Flows waiting because of a bandwidth limit, in order of arrival.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use super::side::Side;
 #[derive(Default)]
 pub(super) struct Pacing {
     pub(super) queue: VecDeque<(u64, usize, Side)>,
-    /// Last ticket; 0 means none.
+    /// Number of the last ticket; 0 means that none was issued.
     pub(super) tickets: u64,
     pub(super) last: u64,
     pub(super) due: u64,

@@ -1,4 +1,4 @@
-//! Ends of a connection, and poller tokens.
+//! Sides of a connection, and poller tokens.
 
 use turnpike_net::Poller;
 

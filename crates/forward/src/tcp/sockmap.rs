@@ -32,10 +32,10 @@ use super::{
 /// Milliseconds between reads of counters; each connection is read once every `SWEEPS` times.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
-/// First and maximum time between checks of a waiting direction, in milliseconds.
+/// Initial and maximum interval between checks of a waiting direction, in milliseconds.
 const SOON_MS: u64 = 1;
 const LATER_MS: u64 = 64;
-/// Milliseconds to wait for the data that a broken end had sent.
+/// Milliseconds to wait for data that a broken side had already sent.
 const LAST_WORDS_MS: u64 = 100;
 
 impl Connection {
@@ -46,7 +46,7 @@ impl Connection {
         }
     }
 
-    /// True if user space has no unsent data, so that the kernel can take over without reordering bytes.
+    /// True if user space has no unsent data, so the kernel can take over without reordering bytes.
     fn is_quiet(&self) -> bool {
         let is_idle = [&self.up, &self.down].into_iter().all(|flow| {
             !flow.readable && !flow.is_blocked() && !flow.has_ended() && !flow.fin && !flow.thorough
@@ -86,7 +86,8 @@ impl Engine {
         }
     }
 
-    /// Puts both sockets into the map. Data received since the last read is found by a read through the map.
+    /// Adds both sockets to the map. Data received since the last read will be found by a read through the
+    /// map.
     fn join(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&mut self.sockmap, self.connections.get_mut(key)) else {
             return;
@@ -94,7 +95,7 @@ impl Engine {
         let Some(target) = &connection.target else { return };
         let client = &connection.client;
         let mut join = || -> io::Result<_> {
-            // An urgent byte stays in the stream, as in user space.
+            // Keeps an urgent byte in the stream, as user space does.
             SockRef::from(client).set_out_of_band_inline(true)?;
             SockRef::from(target).set_out_of_band_inline(true)?;
             let base = [target.written()?, client.written()?];
@@ -140,7 +141,8 @@ impl Engine {
         }
     }
 
-    /// Takes a connection back: new data is read here, and written once the kernel has written its part.
+    /// Takes a connection back: new data is read here, and is written once the kernel has written the data it
+    /// has.
     pub(super) fn come_up(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get(key)) else { return };
         let Some(across) = connection.across.as_ref().filter(|across| across.passes) else { return };
@@ -158,15 +160,15 @@ impl Engine {
         connection.talk.deceived();
         connection.client_writable = true;
         for (socket, kind) in [(&connection.client, CLIENT), (target, TARGET)] {
-            // Pending events are reported again. Even if this fails, the end of the connection is still
-            // reported.
+            // Pending events are reported again. Even if this fails, the poller still reports the end of the
+            // connection.
             let _ = tick.poller.set(socket, token(kind, key), Interest::Edge);
         }
         (connection.up.readable, connection.down.readable) = (true, true);
         self.again.extend(Side::BOTH.map(|side| (key, side)));
     }
 
-    /// True if data from this side may be read and written here; otherwise it is checked again later.
+    /// Returns true if data from this side may be read and written here; otherwise, schedules another check.
     pub(super) fn settle(&mut self, key: usize, side: Side, tick: Tick<'_>) -> bool {
         let Some(connection) = self.connections.get_mut(key) else { return false };
         let Some(across) = connection.across.as_mut().filter(|across| !across.passes) else { return false };
@@ -176,7 +178,7 @@ impl Engine {
             Side::Client => connection.target.as_ref(),
             Side::Target => Some(&connection.client),
         };
-        // A broken socket fails on write.
+        // A broken socket will fail on the next write.
         let written = sink.and_then(|sink| sink.written().ok());
         if written.is_none_or(|written| written.saturating_sub(way.base) >= first) {
             way.settles = None;
@@ -223,7 +225,7 @@ impl Engine {
                     self.waiting.push((due, key, side));
                     continue;
                 }
-                // The connection may have ended and its slot been reused; then the check is harmless.
+                // The connection may have ended and its slot been reused; in that case the check is harmless.
                 let Some(connection) = self.connections.get_mut(key) else { continue };
                 let Some(across) = &mut connection.across else { continue };
                 across.ways[side.index()].is_waiting = false;
@@ -250,7 +252,7 @@ impl Engine {
         self.waiting.iter().map(|(due, ..)| *due).chain(sweep).min()
     }
 
-    /// Counts bytes forwarded by the kernel since the last call; true if there were any.
+    /// Counts bytes forwarded by the kernel since the last call; returns true if there were any.
     pub(super) fn book(&mut self, key: usize, now: u64) -> bool {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return false;
@@ -284,7 +286,7 @@ impl Engine {
         sockmap.part(now, across.joined);
     }
 
-    /// True if the program has stopped forwarding without a notification.
+    /// True if the program has stopped forwarding but has not notified us.
     fn is_raised(&self, key: usize) -> bool {
         let across = self.connections.get(key).and_then(|connection| connection.across.as_ref());
         let (Some(sockmap), Some(across)) = (&self.sockmap, across) else { return false };

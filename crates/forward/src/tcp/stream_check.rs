@@ -1,4 +1,4 @@
-//! Health check with a question over TCP: data to send after the connect, and the expected reply.
+//! Health check that sends a request over TCP after the connect, and expects a certain response.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use turnpike_wire::proxy_protocol;
 
 use crate::{Question, Rule};
 
-/// Bytes per read; only as many as expected are kept.
+/// Bytes per read; only the length of the expected response is kept.
 const READ: usize = 1024;
 
 pub(super) struct StreamCheck {
@@ -20,8 +20,8 @@ pub(super) struct StreamCheck {
 }
 
 impl StreamCheck {
-    /// Prepares the question for a socket that is connecting. A target that expects PROXY headers gets one
-    /// without a client.
+    /// Prepares the request for a socket that is still connecting. A target that expects PROXY headers gets
+    /// one that names no client.
     pub(super) fn new(socket: TcpSocket, rule: &Rule, question: &Question) -> Self {
         let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
         Self { socket, unsent: [header, question.send.clone()].concat(), heard: Vec::new() }
@@ -47,7 +47,7 @@ impl StreamCheck {
             let sent = self.socket.write(&self.unsent)?;
             self.unsent.drain(..sent);
         }
-        // If no particular reply is expected, any byte will do.
+        // If no particular response is expected, any byte will do.
         let wanted = expect.len().max(1);
         let mut bytes = [0; READ];
         loop {

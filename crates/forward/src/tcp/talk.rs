@@ -4,13 +4,13 @@ use turnpike_offload::Joined;
 
 use super::side::Side;
 
-/// Number of turns between the sides before a connection counts as interactive. It doubles after each wrong
-/// guess, up to the maximum.
+/// Number of times the sides must alternate before a connection counts as interactive: the initial value,
+/// which doubles after each wrong guess, and its maximum.
 const TURNS: u16 = 4;
 const MOST_TURNS: u16 = 1024;
-/// Bytes in one read that are too many for interactive traffic.
+/// A read of this many bytes is too large for interactive traffic.
 const LOUD: u64 = 64 << 10;
-/// Counts how often the sides of a connection alternate with little data.
+/// Counts how often the sides of a connection alternate in sending little data.
 pub(super) struct Talk {
     pub(super) last: Option<Side>,
     pub(super) turns: u16,
@@ -46,9 +46,9 @@ impl Talk {
 /// Connection whose sockets are in the map.
 pub(super) struct Across {
     pub(super) joined: Joined,
-    /// The kernel forwards new data; otherwise it is read here.
+    /// True if the kernel forwards new data; otherwise it is read here.
     pub(super) passes: bool,
-    /// By source.
+    /// Directions, by source.
     pub(super) ways: [Way; 2],
 }
 
@@ -58,11 +58,12 @@ pub(super) struct Way {
     pub(super) taken: u64,
     /// Bytes written to the other socket before joining.
     pub(super) base: u64,
-    /// The kernel was stopped and still has to write the data that it has.
+    /// Set while the kernel has stopped forwarding but still has to write data that it received before.
     pub(super) settles: Option<Settling>,
-    /// The source is broken, which limits the wait.
+    /// True if the source is broken, which limits the wait.
     pub(super) is_broken: bool,
-    /// True if listed in [`super::engine::Engine::waiting`]; `delay` is the last delay in milliseconds.
+    /// True if the direction is in [`super::engine::Engine::waiting`]; `delay` is the last delay in
+    /// milliseconds.
     pub(super) is_waiting: bool,
     pub(super) delay: u64,
 }

@@ -1,5 +1,5 @@
-//! Sessions that leave a target because it was removed or never answers. Timers trigger this, based on
-//! existing counters and timestamps.
+//! Sessions that leave a target because it was removed or never responds. This runs from timers and uses only
+//! counters and timestamps that exist anyway.
 
 use std::cmp::Reverse;
 
@@ -11,19 +11,19 @@ use super::{
 };
 use crate::{EndReason, Failure};
 
-/// Milliseconds of silence after which a session leaves a former target.
+/// Milliseconds without data from a former target after which a session leaves it.
 const SILENCE_MS: u64 = 5000;
-/// First check of a session without an answer, in milliseconds after its first datagram. The interval doubles
-/// with each check, so that a slow target eventually gets enough time.
+/// Milliseconds from the first datagram of a session to the first check whether the target has responded. The
+/// interval doubles with each check, so that a slow target eventually gets enough time.
 const FIRST_LOOK_MS: u64 = 500;
 const LONGEST_LOOK_MS: u64 = 32_000;
 /// Maximum checks per tick.
 const LOOKS: usize = 256;
 
 impl Engine {
-    /// Ends sessions of a rule with former targets: immediately if the target never answered, otherwise once
-    /// it is silent. The client's next datagram starts a session with another target. Returns true if such
-    /// sessions remain.
+    /// Ends sessions with a rule's former targets: immediately if the target has never responded, otherwise
+    /// once it has sent nothing for a while. The client's next datagram starts a session with another target.
+    /// Returns true if such sessions remain.
     pub(crate) fn leave_former(
         &mut self,
         key: RuleKey,
@@ -31,14 +31,14 @@ impl Engine {
         tick: &mut Tick<'_>,
     ) -> bool {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
-        // During a drain no session would replace the ended one.
+        // During a drain, no new session would replace this one.
         let Some((slot, _)) = found.filter(|_| !self.draining) else { return false };
         let mut remain = false;
         for at in self.sessions.of_rule(narrow(slot)) {
             if !self.sessions.get(at).is_some_and(|session| is_former(session.choice)) {
                 continue;
             }
-            // The kernel may have forwarded answers.
+            // The kernel may have forwarded responses in the meantime.
             self.book(at, tick);
             let Some(session) = self.sessions.get_mut(at) else { continue };
             if session.heard.bytes != session.to_client {
@@ -54,7 +54,7 @@ impl Engine {
         remain
     }
 
-    /// Schedules checks of a new session until its target answers.
+    /// Schedules checks of a new session until its target responds.
     pub(super) fn await_answer(&mut self, at: u32, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get(at) else { return };
         let state = &self.rules[session.rule as usize];
@@ -68,9 +68,9 @@ impl Engine {
         self.expect_at(Some(due));
     }
 
-    /// Moves sessions to another target if the client sends again without having got an answer, and targets
-    /// of the rule are known to answer. If no target has ever answered, as with a one-way protocol, a single
-    /// session tries them all.
+    /// Moves a session to another target if the client has sent again without having received a response, and
+    /// targets of the rule are known to respond. If no target has ever responded, as with a one-way protocol,
+    /// only a single session tries them all.
     pub(super) fn seek_answers(&mut self, tick: &mut Tick<'_>) {
         for _ in 0..LOOKS {
             let Some(mut look) = self.unanswered.pop(tick.now) else { return };
@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// Moves a session to an untried target or, after a full round, to any other target. Returns false if
-    /// there is none.
+    /// there is no other target.
     fn choose_another(&mut self, look: &mut Look, tick: &mut Tick<'_>) -> bool {
         let Some(session) = self.sessions.get(look.at) else { return false };
         let (rule, client, port, hops) = (session.rule, session.client, session.port, session.hops);
@@ -104,7 +104,7 @@ impl Engine {
         let silent = session.choice.map(|choice| choice.target);
         look.tried.extend(silent);
         let choice = tick.worker.choose(key, client, port, &look.tried).or_else(|| {
-            // After a round without an answer, return to the regular choice.
+            // After a round without a response, return to the regular choice.
             look.explores = false;
             look.tried = silent.into_iter().collect();
             tick.worker.choose(key, client, port, &look.tried)
@@ -130,13 +130,14 @@ impl Engine {
         self.leaving.extend(std::mem::replace(&mut session.outward, outward).socket());
         if let Some(silent) = session.choice.replace(choice) {
             state.left(silent, Some(Failure::Timeout));
-            // The target is not considered unhealthy: any client can send data that it does not answer.
+            // The target is not considered unhealthy: any client can send data that the target does not
+            // respond to.
             tick.worker.release(key, silent, false);
         }
         state.took(choice);
         session.tried = choice.address;
         session.attempts = session.attempts.saturating_add(1);
-        tracing::debug!(rule = state.rule.id.0, to = %choice.address, "no answer; trying another target for this session");
+        tracing::debug!(rule = state.rule.id.0, to = %choice.address, "no response; trying another target for this session");
         self.send_across(look.at, tick.now);
         if self.is_leaving_full() {
             self.send_queued();

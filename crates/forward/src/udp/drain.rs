@@ -1,8 +1,8 @@
-//! Draining: live sessions are served to the end, while the port becomes free for other processes.
+//! Draining: live sessions are served until they end, while the port becomes free for other processes.
 //!
-//! A session that continues gets its own socket, bound to the address that its client uses and connected to
-//! the client. The kernel prefers this socket for datagrams of that client and passes all others to the next
-//! listener on the port (SO_REUSEPORT among processes of one user, ip(7); reliable since Linux 5.3).
+//! Each session that continues gets its own socket, bound to the address that its client uses and connected
+//! to the client. The kernel prefers this socket for datagrams of that client and passes all others to the
+//! next listener on the port (SO_REUSEPORT among processes of one user, ip(7); reliable since Linux 5.3).
 
 use std::{
     cmp::Reverse,
@@ -23,13 +23,15 @@ use super::{
 };
 use crate::EndReason;
 
-/// Idle time after which a UDP session does not delay a drain: longer than a round trip or a pause in a call,
-/// but short enough for a restart. UDP has no end of stream, so a session stays open until its idle timeout.
+/// Idle time after which a UDP session no longer delays a drain: longer than a round trip or a pause in a
+/// call, but short enough not to hold up a restart. UDP has no end of stream, so a session stays open until
+/// its idle timeout.
 const QUIET: Duration = Duration::from_secs(2);
-/// Maximum number of sessions per port and worker that are served to the end, most recent first. The kernel
-/// keeps their sockets in one chain and walks it for each datagram (before Linux 6.13).
+/// Maximum number of sessions per port and worker that are served until they end; the most recently active
+/// ones are chosen. The kernel keeps their sockets in one chain and walks it for each datagram (before Linux
+/// 6.13).
 const MOST: usize = 1024;
-/// Maximum reads from a listener before it is closed, which bounds a flood.
+/// Maximum number of reads from a listener before it is closed, in case of a flood.
 const LAST_ROUNDS: usize = 16;
 
 impl Engine {
@@ -72,7 +74,7 @@ impl Engine {
     }
 
     /// Closes the listeners. Call this after all workers that share the ports have drained: until then, the
-    /// kernel may deliver datagrams here that belong to sessions with their own sockets.
+    /// kernel may deliver datagrams to this worker although their sessions have their own sockets.
     pub fn unlisten(&mut self, tick: &mut Tick<'_>) {
         let listeners: Vec<_> = self
             .listeners

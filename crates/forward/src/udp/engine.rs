@@ -1,5 +1,5 @@
-//! Engine of one worker: listeners, sockets and sessions. [`Engine::on_event`] handles a datagram from top to
-//! bottom; TCP streams are in `streams.rs`.
+//! UDP engine of one worker: listeners, sockets and sessions. [`Engine::on_event`] handles a datagram from
+//! top to bottom; TCP streams are in `streams.rs`.
 
 use std::{
     io,
@@ -31,7 +31,7 @@ use crate::{
     rate::{DOWN, Pace, UP},
 };
 
-/// Maximum buffers per listener and tick, for fairness; a super-packet is one.
+/// Maximum buffers per listener and tick, for fairness; a super-packet counts as one.
 const LISTENER_SHARE: usize = 512;
 /// Maximum buffers per session socket and tick.
 const TARGET_SHARE: usize = 64;
@@ -39,7 +39,7 @@ const TARGET_SHARE: usize = 64;
 const ERRORS: usize = 16;
 /// Maximum sockets of ended sessions that wait for the next flush.
 const LEAVING: usize = 64;
-/// Maximum sessions that expire per tick, so that ten thousand at once do not stall the worker.
+/// Maximum sessions that expire per tick, so that ten thousand expiring together do not stall the worker.
 const EXPIRIES: usize = 256;
 
 /// Maximum sessions whose kernel counters are read before one of them is evicted.
@@ -58,7 +58,7 @@ pub struct Engine {
     /// Bytes copied into `tx` since the last flush.
     pub(super) copied: u64,
     pub(super) offload: Option<Offload>,
-    /// Sockets left by sessions, closed after their queued datagrams are sent.
+    /// Sockets of ended sessions, closed once their queued datagrams have been sent.
     pub(super) leaving: Vec<SocketId>,
     pub(super) unanswered: Unanswered,
     /// Lower bound of the time of the next timer.
@@ -156,7 +156,7 @@ impl Engine {
                 match self.sessions.get(at).map(|session| session.stage) {
                     Some(Stage::Connecting) => self.try_next_target(at, Failure::Timeout, tick),
                     Some(Stage::Closing) => self.end(at, EndReason::Finished, tick),
-                    // The timeout may be that of a drain.
+                    // During a drain, the timeout may be the drain's.
                     _ if self.draining => self.end(at, EndReason::Shutdown, tick),
                     _ => self.end(at, EndReason::Idle, tick),
                 }
@@ -171,7 +171,7 @@ impl Engine {
         budget < EXPIRIES
     }
 
-    /// Time of the next [`Engine::on_tick`] work, on the clock of [`Tick::now`].
+    /// Time at which [`Engine::on_tick`] next has work, on the clock of [`Tick::now`].
     pub fn next_timeout(&self) -> Option<u64> {
         let offload = self.offload.as_ref().and_then(Offload::due);
         [self.due, offload].into_iter().flatten().min()
@@ -189,8 +189,8 @@ impl Engine {
         self.tx.stats()
     }
 
-    /// Receives from a socket of clients. `key` contains the listener, and the destination address if the
-    /// socket has only one. Returns true if more datagrams may be queued.
+    /// Receives from a socket to which clients send. `key` contains the listener and, if the socket has only
+    /// one address, that destination address. Returns true if more datagrams may be queued.
     pub(super) fn receive_from_clients(&mut self, key: Key, socket: SocketId, tick: &mut Tick<'_>) -> bool {
         let mut share = LISTENER_SHARE;
         while self.rx.has_room() {
@@ -210,7 +210,8 @@ impl Engine {
         true
     }
 
-    /// Sends a received buffer; all of it is from one client, so the session is looked up once.
+    /// Forwards a received buffer to the target. All of it is from one client, so the session is looked up
+    /// only once.
     fn send_to_target(&mut self, key: Key, index: usize, tick: &mut Tick<'_>) {
         let Some(buffer) = self.rx.buffer(index) else { return };
         let key = Key { client: buffer.from, local: key.local.or(buffer.local), ..key };
@@ -259,7 +260,7 @@ impl Engine {
         }
         state.counters.limited_datagrams += gate.limited;
         session.to_target += bytes;
-        // Data waiting for a connect is counted for the target that accepts it.
+        // Data that waits for a connect is counted for the target that accepts the connection.
         state.moved(session.choice.filter(|_| session.stage != Stage::Connecting), bytes, 0);
         state.counters.to_target_datagrams += datagrams;
         self.sessions.touch(at, tick.now, &mut state.lists);
@@ -349,7 +350,8 @@ impl Engine {
     }
 
     /// True if an ICMP port unreachable (RFC 792) or ICMPv6 port unreachable (RFC 4443 section 3.1) is
-    /// queued. Other errors may be temporary: a router reboots, or a datagram is too big.
+    /// queued. Other errors may be temporary, such as a router that reboots, or may concern only one datagram
+    /// that is too big.
     fn is_refused(&self, socket: SocketId) -> bool {
         let Some(socket) = self.sockets.get(socket) else { return false };
         let mut refused = false;
@@ -360,7 +362,7 @@ impl Engine {
     }
 
     fn end_refused(&mut self, at: u32, tick: &mut Tick<'_>) {
-        // The kernel may have forwarded answers.
+        // The kernel may have forwarded responses.
         self.book(at, tick);
         let answered = self.sessions.get(at).is_some_and(|session| session.answered);
         self.end(at, if answered { EndReason::TargetReset } else { EndReason::ConnectFailed }, tick);
@@ -415,14 +417,14 @@ impl Engine {
         Some(at)
     }
 
-    /// Counts another session of a rule, evicting the longest idle one if necessary.
+    /// Counts a new session of a rule, evicting the longest idle session if necessary.
     fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
         let key = self.rules[rule as usize].key;
         let admission = tick.worker.enter(key);
         if admission == Admission::Entered {
             return true;
         }
-        // The kernel may have forwarded data for some since the last check.
+        // The kernel may have forwarded data for some sessions since the last check.
         let mut looks = LOOKS;
         let idle = loop {
             let lists = (admission == Admission::RuleFull).then(|| &self.rules[rule as usize].lists);
@@ -440,7 +442,7 @@ impl Engine {
     }
 
     /// Opens a socket towards one of the rule's targets, watched under the token of the next session. `asked`
-    /// is the address that the client used, if the listener has several.
+    /// is the address that the client sent to, if the listener has several.
     pub(super) fn reach(
         &mut self,
         arrival: Arrival,
@@ -496,8 +498,8 @@ impl Engine {
         Ok((addressed(self.sockets.insert(socket), any_port, header), link))
     }
 
-    /// PROXY header for each datagram to the target; empty if the rule sends none. See [`Engine::reach`] for
-    /// `asked`.
+    /// PROXY header for each datagram to the target; empty if the rule sends no headers. See
+    /// [`Engine::reach`] for `asked`.
     pub(super) fn header(
         &self,
         Arrival { rule, client, port, .. }: Arrival,
@@ -533,7 +535,7 @@ impl Engine {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
         let Some(mut session) = self.sessions.remove(at, &mut state.lists) else { return };
-        // Before its socket is closed: another session may get the same port.
+        // Dropped before its socket is closed: another session may get the same port.
         session.link = None;
         if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
             state.forwarded_across(&mut session, offload.release(*across));
@@ -544,7 +546,8 @@ impl Engine {
         tick.worker.dismiss_client(state.key, session.client.ip());
         tick.worker.leave(state.key);
         if let Some(choice) = session.choice {
-            // UDP failures are known only from ICMP; a TCP target that closes without data has refused.
+            // For UDP, only ICMP reports a failure; a TCP target that closes without sending data counts as
+            // having refused.
             state.left(choice, failed.then_some(Failure::Refused));
             tick.worker.release(state.key, choice, failed);
         }
@@ -561,7 +564,8 @@ impl Engine {
             self.rules.remove(rule as usize);
         }
         let outward = session.outward.socket();
-        // A pending event of this wake-up with its tokens finds no session, or another session without data.
+        // If an event with one of its tokens is still pending in this wake-up, it finds no session, or a new
+        // one without data.
         self.leaving.extend(outward.into_iter().chain(session.inward.own_socket()));
         if self.is_leaving_full() {
             self.send_queued();
@@ -572,7 +576,7 @@ impl Engine {
         self.leaving.len() >= LEAVING
     }
 
-    /// Sets the timer to the list heads of a rule.
+    /// Adjusts the timer to the first sessions in a rule's lists.
     pub(super) fn expect(&mut self, rule: u32) {
         let lists = self.rules[rule as usize].lists;
         let due = lists.all().into_iter().filter_map(|list| self.sessions.due(list)).min();
@@ -583,8 +587,8 @@ impl Engine {
         self.due = [self.due, due].into_iter().flatten().min();
     }
 
-    /// Sends queued datagrams and closes the sockets that waited for it. The arena keeps data that has not
-    /// been routed yet.
+    /// Sends queued datagrams, then closes the sockets that were waiting for that. The arena keeps data that
+    /// has not been routed yet.
     pub(super) fn send_queued(&mut self) {
         self.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {

@@ -12,7 +12,7 @@ pub(super) struct Offload {
     pub(super) flows: Flows,
     pub(super) sockets: WorkerSockets,
     pub(super) clock: WorkerClock,
-    /// True if sessions get flows.
+    /// True if sessions get kernel flows.
     pub(super) is_active: bool,
     pub(super) open: usize,
 }
@@ -46,9 +46,9 @@ impl Offload {
         [across.to_target, across.to_client].map(|flow| self.remove(flow))
     }
 
-    /// Installs the flows of a session: `client` sends to `asked`, and the session reaches `target` from
-    /// `from`. `None` if the table is full, which is counted, or an address needs an interface, which a flow
-    /// cannot express.
+    /// Installs the flows of a session: `client` sends to `asked`, and the session sends to `target` from
+    /// `from`. Returns `None` if the table is full, which is counted, or if an address needs an interface,
+    /// which a flow cannot express.
     pub(super) fn install(
         &mut self,
         [client, asked, from, target]: [SocketAddr; 4],
@@ -109,8 +109,8 @@ impl Offload {
         self.flows.give_back_state(state)
     }
 
-    /// Returns the counts since the last read. Extends the flows of a live session in time, even if only user
-    /// space has seen datagrams of it (at `heard`).
+    /// Returns the counts since the last read. Extends the flows of a live session before they expire, even
+    /// if only user space has seen its datagrams (last at `heard`).
     pub(super) fn counted(
         &mut self,
         across: &mut Across,

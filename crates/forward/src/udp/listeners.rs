@@ -11,8 +11,8 @@ use turnpike_net::{Datapath, ListenOptions, PassedSockets, TcpListener, UdpOptio
 
 use crate::{Bind, Protocol, Rule};
 
-/// Holds a burst of 16,000 full datagrams while the worker is busy; the kernel uses memory only for queued
-/// data.
+/// Receive buffer, large enough for a burst of 16,000 datagrams while the worker is busy; the kernel uses
+/// memory only for queued data.
 const LISTENER_BUFFER: usize = 4 << 20;
 
 /// Bound ports of a rule for one worker, in the order of the rule's range.
@@ -90,7 +90,7 @@ impl Listeners {
     }
 }
 
-/// Sockets bound elsewhere, in the order of the rule's range; those with a wildcard address need
+/// Sockets bound elsewhere, in the order of the rule's range; those bound to a wildcard address need
 /// `packet_info`.
 impl From<Vec<UdpSocket>> for Listeners {
     fn from(sockets: Vec<UdpSocket>) -> Self {

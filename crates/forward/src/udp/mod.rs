@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The sessions of a rule are in lists ordered by their last datagram, and each list has one timeout. The
-//! head is the next session to expire and the one to evict, so a datagram costs a few pointer updates and no
-//! timer.
+//! head of a list is the next session to expire and the first to evict, so a datagram costs only a few
+//! pointer updates and no timer.
 
 mod departures;
 mod drain;
@@ -58,12 +58,13 @@ pub enum Admission {
     /// The rule is at its limit ([`crate::Rule::max_connections`]). A UDP client evicts the rule's longest
     /// idle session; a TCP client is refused.
     RuleFull,
-    /// All rules together are at their limit. As above, but the longest idle session of all rules is evicted.
+    /// All rules together are at their limit. Like [`Admission::RuleFull`], but the longest idle session of
+    /// all rules is evicted.
     TotalFull,
 }
 
-/// Services of the worker for its engine. Called when sessions begin and end, never for a datagram of an
-/// existing session.
+/// Services that a worker provides to its engine. Called when sessions begin and end, never for a datagram of
+/// an existing session.
 pub trait WorkerContext {
     /// True if the global lists and those of the rule admit the client.
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
@@ -79,7 +80,7 @@ pub trait WorkerContext {
     /// Counts a connection or session of a rule, unless a limit is reached.
     fn enter(&mut self, rule: RuleKey) -> Admission;
     fn leave(&mut self, rule: RuleKey);
-    /// Counts a handed-over session regardless of limits. Returns its target if that still exists.
+    /// Counts a handed-over session regardless of limits. Returns its target if it still exists.
     fn resume(
         &mut self,
         rule: RuleKey,
@@ -90,20 +91,20 @@ pub trait WorkerContext {
         let _ = (rule, client, port, target);
         None
     }
-    /// Selects a target for a session, excluding `tried`; `port` is the offset of the client's port in the
-    /// rule's range. `None` if no address is known.
+    /// Selects a target for a session, excluding `tried`; `port` is the offset, in the rule's range, of the
+    /// port that the client used. Returns `None` if no address is known.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice>;
     /// True if a rule may have more than one target.
     fn has_choice(&mut self, rule: RuleKey) -> bool {
         let _ = rule;
         false
     }
-    /// True if targets of a rule are known to answer. Those of a one-way protocol never answer.
+    /// True if targets of a rule are known to respond. Those of a one-way protocol never do.
     fn answers(&mut self, rule: RuleKey) -> bool {
         let _ = rule;
         false
     }
-    /// True if a session should try all targets once; rarely granted.
+    /// True if a session should try all targets once, which only a few sessions may do.
     fn explores(&mut self, rule: RuleKey, now: u64) -> bool {
         let _ = (rule, now);
         false
@@ -133,7 +134,7 @@ pub trait WorkerContext {
     /// Records that a target accepted the connection, or sent its first datagram to a session.
     fn answered(&mut self, rule: RuleKey, choice: Choice);
     /// Releases the target of an ended or failed session. `failed` is true if the target refused without ever
-    /// having answered; otherwise its health is unknown.
+    /// having responded; otherwise its health is unknown.
     fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool);
     fn ended(&mut self, report: ConnectionReport);
 }

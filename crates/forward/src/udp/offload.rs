@@ -1,5 +1,5 @@
-//! Sessions forwarded by the kernel (`turnpike_offload`): a flow per direction, from the session's first
-//! datagram to its end, and its counters. Datagrams left to user space keep their order.
+//! Sessions forwarded by the kernel (`turnpike_offload`): each has a flow per direction, with counters, from
+//! its first datagram until it ends. Datagrams that user space handles keep their order.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -64,7 +64,7 @@ impl Engine {
         self.sweep(tick)
     }
 
-    /// Installs kernel flows for a session, if allowed and missing.
+    /// Installs kernel flows for a session if they are allowed and not installed yet.
     pub(super) fn send_across(&mut self, at: u32, now: u64) {
         let (Some(offload), Some(session)) = (&mut self.offload, self.sessions.get_mut(at)) else { return };
         let state = &self.rules[session.rule as usize];
@@ -86,8 +86,8 @@ impl Engine {
         session.across = offload.install(ends, sockets, expires);
     }
 
-    /// Counts data forwarded by the kernel since the last read and refreshes the session; true if there was
-    /// any.
+    /// Counts data forwarded by the kernel since the last read and refreshes the session; returns true if
+    /// there was any.
     pub(super) fn book(&mut self, at: u32, tick: &mut Tick<'_>) -> bool {
         let heard = self.sessions.stamp(at);
         let (Some(offload), Some(session)) = (&mut self.offload, self.sessions.get_mut(at)) else {

@@ -1,4 +1,4 @@
-//! Sockets towards targets with the options of a rule.
+//! Sockets towards targets, with the options of a rule.
 
 use std::{
     io,
@@ -12,11 +12,12 @@ use turnpike_net::{Datapath, Interest, TcpSocket, UdpOptions, UdpSocket};
 use super::{Tick, rule_state::RuleState, sessions::Arrival};
 use crate::{Rule, circles::Link};
 
-/// A few super-packets of 64 KiB per direction; the kernel uses memory only for queued data.
+/// Buffer size per direction, enough for a few super-packets of 64 KiB; the kernel uses memory only for
+/// queued data.
 pub(super) const BUFFER: usize = 1 << 20;
 
-/// UDP socket connected to the target: the kernel looks up the route once and drops datagrams from other
-/// sources. The socket is not connected if the target may answer from any port.
+/// UDP socket connected to the target, so that the kernel looks up the route once and drops datagrams from
+/// other sources. The socket is not connected if the target may respond from any port.
 pub(super) fn datagrams(
     rule: &Rule,
     client: SocketAddr,
@@ -24,12 +25,12 @@ pub(super) fn datagrams(
     datapath: Datapath,
 ) -> io::Result<UdpSocket> {
     let options = UdpOptions {
-        // A client of a transparent rule that uses two of our ports needs its address bound twice.
+        // If a client of a transparent rule uses two of our ports, its address must be bound twice.
         reuse_port: rule.transparent,
         recv_buffer: Some(BUFFER),
         send_buffer: Some(BUFFER),
         gro: datapath == Datapath::Gso,
-        // Otherwise an ICMP error between two sends is lost.
+        // Otherwise, an ICMP error that arrives between two sends would be lost.
         errors: true,
         ..route_options(rule)
     };
@@ -50,13 +51,12 @@ pub(crate) fn to_check(rule: &Rule, target: SocketAddr) -> io::Result<std::net::
     Ok(OwnedFd::from(socket).into())
 }
 
-/// Source address of such a socket's datagrams.
 pub(super) fn source_of(socket: &UdpSocket, rule: &Rule, target: SocketAddr) -> io::Result<SocketAddr> {
     let source = socket.source()?;
     if !source.ip().is_unspecified() {
         return Ok(source);
     }
-    // An unconnected socket uses the route's address.
+    // An unconnected socket sends from the address that the route selects.
     let route = to_check(rule, target)?.local_addr()?;
     Ok(SocketAddr::new(route.ip(), source.port()))
 }
@@ -74,7 +74,7 @@ pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io:
     Ok(socket)
 }
 
-/// TCP socket that is connecting and watched, with its link if it leads to a rule of this process.
+/// Returns a TCP socket that is connecting and watched, with its link if it leads to a rule of this process.
 pub(super) fn watched_stream(
     state: &RuleState,
     arrival: Arrival,
@@ -101,7 +101,6 @@ pub(super) fn is_unreachable(error: &io::Error) -> bool {
     matches!(error.kind(), AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkUnreachable)
 }
 
-/// Options that affect the route.
 fn route_options(rule: &Rule) -> UdpOptions {
     UdpOptions {
         device: rule.device.clone(),

@@ -1,4 +1,4 @@
-//! A rule in an engine, and its listeners.
+//! State of a rule and its listeners in the UDP engine.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -22,7 +22,7 @@ pub(super) struct Listener {
 
 pub(super) enum Kind {
     Datagrams(SocketId),
-    /// `paused_until`: not watched until then, because descriptors are exhausted.
+    /// Until `paused_until`, the listener is not watched, because descriptors have run out.
     Streams {
         socket: TcpListener,
         paused_until: Option<u64>,
@@ -36,7 +36,7 @@ pub(super) struct RuleState {
     pub(super) counters: RuleSnapshot,
     pub(super) tallies: Tallies,
     pub(super) rates: Option<Arc<Rates>>,
-    /// The kernel forwards its sessions where possible.
+    /// True if the kernel forwards the rule's sessions where possible.
     pub(super) goes_across: bool,
     pub(super) removed: bool,
 }
@@ -92,7 +92,7 @@ impl RuleState {
     }
 }
 
-/// Datagram socket of an event, if shared by sessions or towards a target.
+/// Datagram socket that an event refers to, if sessions share it or it leads to a target.
 pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64) -> Option<SocketId> {
     let at = slot_of(token);
     match token & 3 {

@@ -13,13 +13,12 @@ use super::{
 };
 use crate::{EndReason, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
 
-/// Default, as in rinetd.
 const DEFAULT_IDLE: Duration = Duration::from_secs(72);
-/// Time to wait for further answers to a TCP client that has sent FIN.
+/// Time to wait for more responses to a TCP client that has sent FIN.
 const LINGER: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Serves a rule at these listeners; on error nothing is added.
+    /// Starts serving a rule on these listeners; on error, nothing is added.
     pub fn add_rule(
         &mut self,
         key: RuleKey,
@@ -60,8 +59,9 @@ impl Engine {
         }
     }
 
-    /// Stops serving a rule and returns its listeners, for closing or for another rule. Sessions of UDP
-    /// clients end, since their answers are sent from the listeners; connections of TCP clients may finish.
+    /// Stops serving a rule and returns its listeners, to be closed or used by another rule. Sessions of UDP
+    /// clients end, since responses to them are sent from the listeners; connections of TCP clients may
+    /// finish.
     pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) -> Listeners {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
         let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return Listeners { bound: Vec::new() } };
@@ -154,7 +154,7 @@ impl Engine {
             }
         }
         for one in &bound {
-            // A paused listener is not watched, which is fine.
+            // Fails for a paused listener, which is not watched.
             let _ = match one {
                 Bound::Datagrams(socket) => poller.remove(socket),
                 Bound::Streams(socket) => poller.remove(socket),

@@ -1,5 +1,5 @@
-//! Sessions of an engine: dense slots, a seeded hash table from clients to slots, and lists per rule ordered
-//! by age.
+//! Sessions of an engine: dense slots, a seeded hash table that maps clients to slots, and lists per rule
+//! ordered by last activity.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _},
@@ -18,8 +18,8 @@ const NONE: u32 = u32::MAX;
 /// Maximum targets tried per session.
 pub(super) const ATTEMPTS: u8 = 4;
 
-/// Key of a UDP session. A client that uses two of our addresses has two sessions, each answered from its own
-/// address.
+/// Key of a UDP session. A client that uses two of our addresses has two sessions; responses in each come
+/// from the address that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) listener: u32,
@@ -38,16 +38,15 @@ impl Key {
 /// A client and the rule it has reached.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
-    /// Slot of the rule.
     pub(super) rule: u32,
     pub(super) client: SocketAddr,
-    /// Offset of the client's port in the rule's range.
+    /// Offset, in the rule's range, of the port that the client used.
     pub(super) port: u16,
     /// Number of rules of this process that the client has passed.
     pub(super) hops: u8,
 }
 
-/// Bytes from the target at the last check, and the time of their last growth.
+/// Bytes received from the target by the last check, and the time at which they last increased.
 pub(super) struct Heard {
     pub(super) bytes: u64,
     pub(super) at: u64,
@@ -56,7 +55,7 @@ pub(super) struct Heard {
 pub(super) struct Session {
     pub(super) rule: u32,
     pub(super) client: SocketAddr,
-    /// Offset of the client's port in the rule's range.
+    /// Offset, in the rule's range, of the port that the client used.
     pub(super) port: u16,
     pub(super) inward: Inward,
     pub(super) outward: Outward,
@@ -73,9 +72,9 @@ pub(super) struct Session {
     pub(super) across: Option<Box<Across>>,
     pub(super) stage: Stage,
     pub(super) hops: u8,
-    /// Set if it leads to another rule of this process.
+    /// Set if the session leads to another rule of this process.
     pub(super) link: Option<Box<Link>>,
-    /// Used once the target is a former one.
+    /// Used once the target has been removed.
     pub(super) heard: Heard,
     /// Time at which the session moved to the end of its list.
     stamp: u64,
@@ -102,12 +101,12 @@ impl Inward {
 /// Target side.
 pub(super) enum Outward {
     Datagrams(SocketId),
-    /// A socket whose datagrams need a destination or a header each.
+    /// A socket whose datagrams each need a destination or a header.
     Addressed(Box<Addressed>),
     Stream(Box<Stream>),
 }
 
-/// Route to a target that expects PROXY headers ([`crate::Rule::send_proxy`]), or may answer from any port
+/// Route to a target that expects PROXY headers ([`crate::Rule::send_proxy`]), or may respond from any port
 /// ([`crate::Rule::any_port`]).
 pub(super) struct Addressed {
     pub(super) route: Route,
@@ -124,12 +123,12 @@ impl Outward {
     }
 }
 
-/// Applies a session's byte rates to the datagrams of one wake-up and direction.
+/// Applies a session's bandwidth limits to the datagrams of one wake-up in one direction.
 pub(super) struct Gate<'a> {
     pace: Option<&'a Pace>,
     way: usize,
     now: u64,
-    /// Datagrams beyond the rate, and their bytes.
+    /// Number of datagrams beyond the limit, and their bytes.
     pub(super) limited: u64,
     pub(super) bytes: u64,
 }
@@ -153,10 +152,10 @@ impl<'a> Gate<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// A TCP target has not accepted yet.
+    /// The TCP target has not accepted the connection yet.
     Connecting,
     Active,
-    /// The TCP client has sent FIN; answers may still arrive.
+    /// The TCP client has sent FIN; responses may still arrive.
     Closing,
 }
 
@@ -248,7 +247,7 @@ impl Table {
         self.slots.len()
     }
 
-    /// Upper bound of all slots.
+    /// Upper bound on slot numbers.
     pub(super) fn capacity(&self) -> usize {
         self.slots.capacity()
     }
@@ -268,7 +267,7 @@ impl Table {
         self.slots.get_mut(at as usize)
     }
 
-    /// Slot of the next [`Table::insert`].
+    /// Slot that the next [`Table::insert`] will use.
     pub(super) fn next(&self) -> u32 {
         number(self.slots.vacant_key())
     }
@@ -320,7 +319,7 @@ impl Table {
         }
     }
 
-    /// Moves a session to the end of another list, or of the same.
+    /// Moves a session to the end of its list or of another one.
     pub(super) fn enter(&mut self, at: u32, stage: Stage, now: u64, lists: &mut Lists) {
         let old = self.slots[at as usize].stage;
         self.unlink(at, lists.of(old));
@@ -371,7 +370,10 @@ impl Table {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "sessions have descriptors, which are fewer than 2^31")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "each session has a descriptor, and there are fewer than 2^31"
+)]
 fn number(slot: usize) -> u32 {
     slot as u32
 }
@@ -398,7 +400,7 @@ fn hash(seeded: &RandomState, key: &Key) -> u64 {
 /// Target side, and its link if it leads to a rule of this process.
 pub(super) type Reached = (Outward, Option<Box<Link>>);
 
-/// Target side for this socket, with `any_port` if it is not connected.
+/// Target side that uses this socket; `any_port` is set if the socket is not connected.
 pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: Vec<u8>) -> Outward {
     if any_port.is_none() && header.is_empty() {
         return Outward::Datagrams(socket);
@@ -406,7 +408,6 @@ pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: 
     Outward::Addressed(Box::new(Addressed { route: Route { to: any_port, ..connected(socket) }, header }))
 }
 
-/// Route of all datagrams of a connected socket.
 #[inline]
 pub(super) fn connected(socket: SocketId) -> Route {
     Route { socket, to: None, from: None, tos: 0, ttl: 0, dont_fragment: false }

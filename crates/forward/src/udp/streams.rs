@@ -18,7 +18,7 @@ use crate::{
 
 /// Maximum connections accepted per listener and tick.
 const ACCEPTS: usize = 64;
-/// Milliseconds for which a listener pauses when no descriptors are left.
+/// Milliseconds for which a listener pauses when descriptors have run out.
 const REST: u64 = 100;
 /// Maximum number of bytes copied from streams before a flush.
 const COPIED: u64 = 1 << 20;
@@ -43,13 +43,13 @@ impl Engine {
                     }
                     return self.complain(&error);
                 }
-                // Only this connection is lost: a firewall has refused it (accept(2)).
+                // Only this connection is lost, for example refused by a firewall (accept(2)).
                 Err(_) => {}
             }
         }
     }
 
-    /// Watches paused listeners again; returns the time of the next one.
+    /// Watches listeners again whose pause is over; returns the time at which the next pause ends.
     pub(super) fn resume_listeners(&mut self, tick: &mut Tick<'_>) -> Option<u64> {
         let mut next: Option<u64> = None;
         for (at, listener) in &mut self.listeners {
@@ -158,7 +158,7 @@ impl Engine {
         }
         self.copy_done(turn.bytes);
         if turn.closed {
-            // UDP has no half-close, so no further data for the target is expected.
+            // UDP has no half-close, so no more data for the target is expected.
             self.end(at, EndReason::Finished, tick);
         }
     }
@@ -174,8 +174,8 @@ impl Engine {
         }
         if stream.read_closed {
             stream.watch(tokens::inward_token(at), tick.poller);
-            // The client has also stopped reading: when no events are watched, only a hang-up or an error is
-            // reported.
+            // The client has also stopped reading: since no events are watched, only a hang-up or an error
+            // can be reported.
             if event.error || event.readable {
                 let reset = stream.socket().take_error().is_err();
                 let reason = if reset { EndReason::ClientReset } else { EndReason::Finished };
@@ -252,7 +252,7 @@ impl Engine {
             }
             session.choice = None;
             // Connects rarely fail immediately, so local failures are not treated separately; the next health
-            // check corrects the result.
+            // check corrects a wrong verdict.
             tick.worker.release(state.key, choice, true);
         }
         self.end(at, EndReason::ConnectFailed, tick);
@@ -266,7 +266,6 @@ impl Engine {
     }
 }
 
-/// Refuses a TCP client before it has a session.
 fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &mut Tick<'_>) {
     state.count_end(reason);
     if reason.is_quiet() {

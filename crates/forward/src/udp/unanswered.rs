@@ -1,23 +1,23 @@
-//! Queue of sessions without an answer, by the time of their next check.
+//! Queue of sessions whose target has not responded yet, ordered by the time of their next check.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use crate::Slot;
 
-/// Sessions without an answer that could use another target; each is listed once.
+/// Sessions without a response that could use another target; each is listed once.
 #[derive(Default)]
 pub(super) struct Unanswered(pub(super) BinaryHeap<Reverse<Look>>);
 
 pub(super) struct Look {
     pub(super) due: u64,
     pub(super) at: u32,
-    /// Start of the session; its slot may have been reused.
+    /// Start of the session, by which a reused slot is recognized.
     pub(super) opened: u64,
-    /// Time at which it got its current target.
+    /// Time at which the session got its current target.
     pub(super) since: u64,
     pub(super) wait: u64,
     pub(super) tried: Vec<Slot>,
-    /// True if the session tests whether any target of the rule answers.
+    /// True if the session tests whether any target of the rule responds.
     pub(super) explores: bool,
 }
 

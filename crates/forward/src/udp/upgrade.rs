@@ -1,5 +1,5 @@
-//! Handover of UDP clients' sessions to another process, with their sockets and in order of age. Connections
-//! of TCP clients stay.
+//! Hands the sessions of UDP clients over to another process, with their sockets and in the order of last
+//! activity. Connections of TCP clients stay in this process.
 
 use std::{
     io,
@@ -39,7 +39,7 @@ pub(crate) struct Portable {
     to_client: u64,
     lived_ms: u64,
     idle_ms: u64,
-    /// Last value of the kernel's drop counter of its socket.
+    /// Last value of the kernel's drop counter for its socket.
     drops: u32,
     stream: Option<bridge::Held>,
     /// See [`Arrival::hops`]; older versions do not send this field.
@@ -48,7 +48,6 @@ pub(crate) struct Portable {
 }
 
 impl Engine {
-    /// Listeners of a rule in the order of its range.
     pub(crate) fn listening(&self, key: RuleKey) -> Vec<BorrowedFd<'_>> {
         let mut found: Vec<&Listener> = self.listeners_of(key).map(|(_, listener)| listener).collect();
         found.sort_unstable_by_key(|listener| listener.port);
@@ -80,7 +79,7 @@ impl Engine {
         }
     }
 
-    /// Movable sessions, the longest idle first.
+    /// Sessions that can be handed over, the longest idle first.
     pub(crate) fn portable(&self) -> Vec<u32> {
         let rules = self.rules.iter().filter(|(_, state)| !state.removed);
         let mut all: Vec<u32> = rules.flat_map(|(slot, _)| self.sessions.of_rule(narrow(slot))).collect();
@@ -122,8 +121,8 @@ impl Engine {
         Some((portable, socket))
     }
 
-    /// Continues a session of another process. Fails with `InvalidData` if it does not belong to this rule or
-    /// already exists.
+    /// Continues a session of another process. Fails with `InvalidData` if the session does not belong to
+    /// this rule or already exists.
     pub(crate) fn resume(
         &mut self,
         session: Portable,
@@ -131,7 +130,8 @@ impl Engine {
         socket: OwnedFd,
         tick: &mut Tick<'_>,
     ) -> io::Result<()> {
-        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a session of an unknown rule");
+        let unknown =
+            || io::Error::new(io::ErrorKind::InvalidData, "handed-over session belongs to an unknown rule");
         let found = self.listeners_of(key).find(|(_, listener)| listener.port == session.port);
         let (listener, rule, shared) = match found {
             Some((at, Listener { rule, kind: Kind::Datagrams(shared), .. })) => (narrow(at), *rule, *shared),
@@ -141,10 +141,10 @@ impl Engine {
         let arrival = Arrival { rule, client, port, hops };
         let client_key = Key { listener, client, local };
         if self.sessions.find(&client_key).is_some() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a session that already exists"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "handed-over session already exists"));
         }
         let token = outward_token(self.sessions.next());
-        // The other process has accepted it, so an error does not end it.
+        // The other process has accepted the session, so an error here does not end it.
         let leads_here = tick.worker.approach(key, session.target, local, tick.now).unwrap_or(false);
         let mut end = Err(io::ErrorKind::NotConnected.into());
         let outward = match session.stream {
@@ -198,8 +198,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Drops listeners and sessions of UDP clients without a report, since another process has them. TCP
-    /// clients stay.
+    /// Drops listeners and sessions of UDP clients without a report, since another process has them.
+    /// Connections of TCP clients stay.
     pub(crate) fn surrender(&mut self, tick: &mut Tick<'_>) {
         self.recall(tick);
         self.send_queued();

@@ -1,5 +1,5 @@
 //! Handover steps of a worker ([`crate::upgrade`]): it pauses, exports its sessions of UDP clients to the new
-//! process and keeps its connections, or resumes normal service.
+//! process and keeps its TCP connections, or resumes normal service.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -9,10 +9,10 @@ use turnpike_worker::{Batch, Channel, Step};
 use super::{Command, Worker};
 use crate::{tcp, udp};
 
-/// First message, before the sessions.
+/// First message on a channel, sent before the sessions.
 #[derive(Serialize, Deserialize)]
 struct Head {
-    /// Last values of the kernel's drop counters, per rule and UDP listener.
+    /// Last values of the kernel's drop counters, for each rule and UDP listener.
     drops: Vec<Vec<u32>>,
 }
 
@@ -85,7 +85,7 @@ impl Worker {
         }
     }
 
-    /// Sends all movable sessions; they also remain here.
+    /// Sends all sessions that can be handed over; they also remain here.
     fn export_sessions(&mut self, channel: &Channel) -> io::Result<usize> {
         let now = self.frame.now_ms();
         let rules: Vec<udp::RuleKey> = self.handed_over.iter().map(|key| udp::RuleKey(*key)).collect();
@@ -119,7 +119,7 @@ impl Worker {
         self.publish(now);
     }
 
-    /// Takes over from a worker of the old process, and serves clients once all other workers can too.
+    /// Takes over from a worker of the old process, and serves clients once all other workers are ready too.
     pub(crate) fn run_from_handover(&mut self) {
         self.rest();
         // If the worker was stopped, the sessions still belong to the old process.

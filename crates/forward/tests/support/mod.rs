@@ -15,7 +15,6 @@ use turnpike_offload::{OffloadError, Sockmap};
 use turnpike_testkit::alone::skip;
 pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
-/// From any port of 127.0.0.1 to `target`.
 pub(crate) fn rule(id: &str, target: SocketAddr) -> Rule {
     Rule::new(id, ([127, 0, 0, 1], 0).into(), target.into())
 }
@@ -89,7 +88,6 @@ impl Reports {
         self.0.lock().unwrap().clone()
     }
 
-    /// Waits until `count` connections have ended.
     pub(crate) fn wait(&self, count: usize) -> Vec<ConnectionReport> {
         eventually("the reports", || Some(self.all()).filter(|all| all.len() >= count))
     }
@@ -193,7 +191,7 @@ pub(crate) fn read_exactly(stream: &mut TcpStream, len: usize) -> Vec<u8> {
 
 pub(crate) fn read_all(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).expect("a clean end");
+    stream.read_to_end(&mut bytes).expect("an end of stream without a reset");
     bytes
 }
 

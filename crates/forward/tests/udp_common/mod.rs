@@ -30,7 +30,7 @@ pub(crate) fn rule(protocol: Protocol, listen: SocketAddr, target: SocketAddr) -
     Rule { protocol, ..Rule::new("test", listen, target.into()) }
 }
 
-/// Calls made by the engine, and settings.
+/// Records the engine's calls, and contains settings.
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) targets: HashMap<RuleKey, Vec<SocketAddr>>,
@@ -39,7 +39,7 @@ pub(crate) struct World {
     pub(crate) most_in_total: Option<u64>,
     pub(crate) active: HashMap<RuleKey, u64>,
     pub(crate) reports: Vec<ConnectionReport>,
-    /// Choices not yet released.
+    /// Number of choices not yet released.
     pub(crate) held: i64,
     pub(crate) failures: Vec<SocketAddr>,
     turn: usize,
@@ -100,7 +100,6 @@ impl WorkerContext for Shared {
 
 type Command = Box<dyn FnOnce(&mut Engine, &mut Tick<'_>) + Send>;
 
-/// Worker that runs only an engine.
 pub(crate) struct Worker {
     pub(crate) world: Arc<Mutex<World>>,
     commands: Sender<Option<Command>>,
@@ -170,12 +169,11 @@ impl Worker {
         release.send(()).unwrap();
     }
 
-    /// Adds a rule and returns its address.
     pub(crate) fn add(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
         self.add_with(key, rule, datapath, false)
     }
 
-    /// Like [`Worker::add`], on a port that other processes of this user may share, as real forwarders do.
+    /// Like [`Worker::add`], but other processes of this user may share the port, as with real forwarders.
     pub(crate) fn add_shared(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
         self.add_with(key, rule, datapath, true)
     }
@@ -209,8 +207,8 @@ impl Worker {
         let time = time.as_millis() as u64;
         let before = self.ask(|_, tick| tick.now);
         self.ahead.fetch_add(time, Ordering::SeqCst);
-        // The wake-up that answers a question may have read the clock earlier; the answer follows the tick of
-        // that wake-up.
+        // The wake-up that runs the closure may have read the clock earlier; the closure runs after the tick
+        // of that wake-up.
         eventually("time has passed", || self.ask(|_, tick| tick.now) >= before + time);
     }
 
@@ -273,7 +271,6 @@ pub(crate) fn client(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Sends and expects an echo.
 pub(crate) fn expect_echo(client: &UdpSocket, bytes: &[u8]) {
     client.send(bytes).unwrap();
     assert_eq!(receive(client), bytes);
@@ -286,7 +283,7 @@ pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that identify sender and number.
+/// Bytes that identify the sender and the number of the datagram.
 pub(crate) fn payload(who: usize, number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (who.wrapping_mul(31) ^ number.wrapping_mul(7) ^ at.wrapping_mul(3)) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! Both ends of one thread's clients: sends due packets and counts arrivals.
+//! Sends due packets and counts arrivals, at both ends of one thread's clients.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -71,7 +71,7 @@ pub(crate) struct ProfileEnds<'a> {
 struct EndCounts<'a> {
     profile: &'a Profile,
     seed: u64,
-    /// Number of clients, and the number of the first one within the run.
+    /// Number of this thread's clients, and the number of the first one within the run.
     share: (usize, usize),
     flows: Vec<FlowCounters>,
     tallies: Vec<RunTallies>,

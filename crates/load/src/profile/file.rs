@@ -1,4 +1,4 @@
-//! Profile files: TOML with strict parsing. All errors are reported at once, with line and column.
+//! Profile files: TOML with strict parsing. All errors are reported together, with line and column.
 
 use std::{ops::RangeInclusive, path::Path};
 
@@ -9,13 +9,13 @@ use turnpike_strict::{Document, Mistakes};
 use super::{KeyFrames, Profile, ProfileStream, Range, Shape, Sizes};
 use crate::{payload::HEADER_LEN, udp::MAX_SIZE};
 
-/// Bursts per second of one flow.
+/// Allowed rates, in bursts per second of one flow.
 const RATES: RangeInclusive<f64> = 0.1..=10_000.0;
 const BURSTS: RangeInclusive<u32> = 1..=256;
 const FRAMES: RangeInclusive<u32> = 1..=1_048_576;
 const COPIES: RangeInclusive<u32> = 1..=100;
 const WEIGHTS: RangeInclusive<u32> = 1..=1_000_000;
-/// Interval between key frames, in frames.
+/// Allowed intervals between key frames, in frames.
 const EVERY: RangeInclusive<u32> = 1..=1_000_000;
 #[expect(clippy::cast_possible_truncation, reason = "both are short")]
 const PACKETS: RangeInclusive<u32> = HEADER_LEN as u32..=MAX_SIZE as u32;
@@ -100,7 +100,7 @@ pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mis
 
 const NO_NAME: &str = "name: expected text in quotes, neither empty nor with control characters";
 
-/// Stream under construction. `None` results have been reported already.
+/// A stream that is being parsed. If a method returns `None`, the error has already been reported.
 struct ProfileTable<'a> {
     document: &'a mut Document,
     path: String,

@@ -1,5 +1,5 @@
 //! Traffic profiles: each client has streams in both directions with their own rates, bursts and sizes. Peers
-//! send on their own, not only replies.
+//! send data of their own rather than replies.
 //!
 //! ```text
 //! client ──▶ [server | forwarder] ──▶ peer        to-peer     both ends are in the generator, with one clock: latency
@@ -35,7 +35,8 @@ const BUILT_IN: [(&str, &str); 5] = [
 pub struct Profile {
     name: String,
     streams: Vec<ProfileStream>,
-    /// The stream of each flow of a client, by flow index. Every flow has its own sequence numbers.
+    /// Index of the stream to which each of a client's flows belongs. Every flow has its own sequence
+    /// numbers.
     flows: Vec<usize>,
 }
 
@@ -56,23 +57,22 @@ enum Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     range: Range,
-    /// Cumulative weight: a random number between the previous entry's value and this one selects these
-    /// sizes.
+    /// Cumulative weight: a random number between the previous entry's value and this one selects this
+    /// entry's sizes.
     weights: u32,
 }
 
-/// Larger frames that do not depend on others.
+/// Key frames: larger frames that do not depend on others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct KeyFrames {
     bytes: Range,
-    /// Interval in frames.
+    /// Interval between key frames, in frames.
     every: u32,
 }
 
 impl Profile {
     const MAX_FLOWS: usize = 200;
 
-    /// Opens a built-in profile by name, or a profile file.
     pub fn open(name: &str) -> Result<Self, Mistakes> {
         if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return file::parse(Path::new(name), name, text);
@@ -135,7 +135,7 @@ struct Mean {
 }
 
 impl Shape {
-    /// `number` is the index of the burst within its flow, from any origin.
+    /// `number` is the index of the burst within its flow, counted from an arbitrary start.
     #[inline]
     fn burst(&self, mut draw: Draw, number: u64, mut packets: impl FnMut(usize, usize)) {
         match self {
@@ -213,7 +213,7 @@ fn draw_size(sizes: &[Sizes], draw: &mut Draw) -> usize {
     draw.from(range) as usize
 }
 
-/// Profile and seed of the command line.
+/// Profile and seed given on the command line.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct ProfileOptions {
     /// Instead of --rate, --size, --burst and --window: give each client the streams of audio, call, sfu,

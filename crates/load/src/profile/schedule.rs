@@ -1,8 +1,8 @@
 //! Due times of the bursts of all flows.
 //!
 //! All flows of a stream have the same interval, and each has a fixed random offset within it, so their
-//! bursts repeat in the same order every round. Finding the next burst needs no queue, and due times do not
-//! drift.
+//! bursts repeat in the same order every round. So no queue is needed to find the next burst, and due times
+//! do not drift.
 
 use super::{Draw, Profile};
 
@@ -65,7 +65,7 @@ impl Bursts {
         Self { rotations: (0..profile.streams.len()).map(rotation).collect() }
     }
 
-    /// Due time of the next burst; `u64::MAX` if there is none.
+    /// Due time of the next burst; `u64::MAX` if no bursts are left.
     #[inline]
     pub(super) fn due(&self) -> u64 {
         self.rotations.iter().map(|rotation| rotation.due_ns).min().unwrap_or(u64::MAX)
@@ -126,7 +126,7 @@ mod tests {
         for (index, stream) in profile().streams.iter().enumerate() {
             let found = second.iter().filter(|(_, burst)| burst.stream == index).count() as f64;
             let wanted = stream.bursts_per_second * 3.0 * 10.0;
-            assert!((found - wanted).abs() <= 10.0, "{}: {found} of {wanted}", stream.name);
+            assert!((found - wanted).abs() <= 10.0, "{}: {found} of {wanted} bursts", stream.name);
         }
         let numbers: Vec<u64> = second
             .iter()

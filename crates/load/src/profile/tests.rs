@@ -12,7 +12,7 @@ fn packets(shape: &Shape, bursts: u64) -> Vec<Vec<usize>> {
 #[test]
 fn built_in_profiles_match_their_documented_rates() {
     for (name, to_peer, to_client) in [
-        // Packets and kbit/s of one client, per direction.
+        // Packets per second and kbit/s of one client, to the peer and to the client.
         ("audio", (50.2, 48.0), (50.2, 48.0)),
         ("call", (248.6, 1_630.0), (248.6, 1_630.0)),
         ("sfu", (476.0, 3_300.0), (673.0, 3_900.0)),

@@ -1,5 +1,5 @@
 //! State machine of one TCP connection to the reflector; its first bytes select the workload (see
-//! [`crate::greeting`]). Only an echo connection whose peer does not read keeps a buffer.
+//! [`crate::greeting`]). A connection keeps a buffer only if it echoes data to a peer that does not read.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -16,8 +16,8 @@ use crate::{
     pattern,
 };
 
-/// Makes recv(2) count bytes as read without copying them (tcp(7), since Linux 2.4). The same on all
-/// architectures.
+/// Makes recv(2) count bytes as read without copying them (tcp(7), since Linux 2.4). Has the same value on
+/// all architectures.
 pub(crate) const MSG_TRUNC: i32 = 0x20;
 const READ: usize = 256 << 10;
 const BUDGET: usize = 1 << 20;
@@ -38,7 +38,7 @@ impl Buffers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextStep {
     Wait,
-    /// Returned once: the worker must call [`ReflectedConnection::tell`].
+    /// There is something to report, so the worker must call [`ReflectedConnection::tell`]; returned once.
     News,
     Close,
 }
@@ -63,7 +63,7 @@ struct SinkState {
     discard: bool,
     record: StreamRecord,
     since: Instant,
-    /// The worker has been asked to call `tell`.
+    /// True if the worker has been asked to call `tell`.
     news: bool,
     told: u64,
     rest: Rest,
@@ -71,7 +71,7 @@ struct SinkState {
 
 struct SourceState {
     block: usize,
-    /// Commands received: the first starts, the second stops.
+    /// Number of commands received: the first starts sending, the second stops it.
     commands: usize,
     total: u64,
     since: Instant,
@@ -164,7 +164,7 @@ impl ReflectedConnection {
             if self.take(len, buffers, now)? == NextStep::Close || self.write(buffers)? == NextStep::Close {
                 return Ok(NextStep::Close);
             }
-            // A short read has emptied the socket; the poller reports new data.
+            // A short read means that the socket is empty; the poller will report new data.
             if len < asked {
                 break;
             }
@@ -178,10 +178,11 @@ impl ReflectedConnection {
         }
     }
 
-    /// Sends a sink's record. Returns false if there is nothing more to send or the peer is gone.
+    /// Sends a sink's record. Returns false if there is nothing left to send or the peer has closed the
+    /// connection.
     pub(super) fn tell(&mut self, buffers: &mut Buffers, now: Instant) -> bool {
         let ReflectRole::Sink(sink) = &mut self.role else { return false };
-        // Errors are reported again by the next read.
+        // Errors are ignored here, because the next read reports them again.
         if matches!(sink.rest.write(&mut self.stream, buffers), Ok(true)) && sink.record.total != sink.told {
             sink.record.elapsed = now.saturating_duration_since(sink.since);
             sink.rest = Rest::of(sink.record);
@@ -197,7 +198,7 @@ impl ReflectedConnection {
             let len = SockRef::from(&self.stream).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)?;
             return Ok((len, READ));
         }
-        // Must not discard bytes after the greeting.
+        // Bytes after the greeting must not be discarded.
         let room = if let ReflectRole::Greeting { .. } = self.role { MAX_GREETING_READ } else { READ };
         Ok((self.stream.read(&mut buffers.bytes[..room])?, room))
     }
@@ -306,7 +307,7 @@ impl ReflectedConnection {
     }
 }
 
-/// A greeting and a small request after it.
+/// Bytes per read until the greeting is complete: room for it and a small request after it.
 const MAX_GREETING_READ: usize = 4 << 10;
 
 impl ReflectRole {

@@ -1,5 +1,5 @@
-//! Reflector, the far end of every generator. It returns datagrams to their sender; the first bytes of a TCP connection
-//! choose its workload (see [`crate::greeting`]).
+//! Reflector, the opposite end of every generator. It returns datagrams to their sender; the first bytes of a
+//! TCP connection choose its workload (see [`crate::greeting`]).
 
 mod connection;
 mod tcp;
@@ -24,10 +24,11 @@ pub(crate) use connection::MSG_TRUNC;
 
 pub(crate) const DEFAULT_PORT: u16 = 3480;
 
-/// Bytes of the receive and send buffer of each UDP socket.
+/// Size in bytes of the receive and send buffers of each UDP socket.
 const BUFFER: usize = 8 << 20;
 
-/// Flags of `turnpike reflect`. Without addresses it listens on port 3480 of all addresses, for UDP and TCP.
+/// Flags of `turnpike reflect`. If no addresses are given, it listens on port 3480 of all addresses, for UDP
+/// and TCP.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ReflectConfig {
     /// UDP address to reflect on; may be repeated [default without --tcp: port 3480 of all addresses, including IPv6 if
@@ -97,14 +98,14 @@ pub struct ReflectStats {
     pub received: u64,
     pub received_bytes: u64,
     pub sent: u64,
-    /// Part of `sent`.
+    /// Part of `sent` that the kernel returned.
     pub in_kernel: u64,
     /// Datagrams that a send call rejected.
     pub refused: u64,
     /// Datagrams dropped because the receive buffer was full.
     pub kernel_drops: u64,
     pub connections: u64,
-    /// Includes greetings.
+    /// Bytes received over TCP, including greetings.
     pub tcp_received_bytes: u64,
     pub tcp_sent_bytes: u64,
 }
@@ -122,7 +123,7 @@ impl ReflectStats {
     }
 }
 
-/// A running reflector. Dropping it stops it.
+/// A running reflector. It stops when dropped.
 pub struct Reflector {
     listeners: Vec<SocketAddr>,
     tcp_listeners: Vec<SocketAddr>,
@@ -207,7 +208,8 @@ impl Reflector {
         total
     }
 
-    /// Stops and joins the workers and returns the final counts; those of [`Self::stats`] may lag behind.
+    /// Stops and joins the workers and returns the final counts; the counts of [`Self::stats`] may lag
+    /// behind.
     pub fn stop(mut self) -> ReflectStats {
         self.workers.stop();
         self.stats()
@@ -232,8 +234,8 @@ struct PerWorker<S> {
     sockets: Vec<Vec<S>>,
 }
 
-/// Binds each address first without SO_REUSEPORT and then once per worker; otherwise a second reflector would
-/// silently take half of the traffic.
+/// Binds each address first without SO_REUSEPORT, then once per worker. Otherwise, a second reflector could
+/// be started unnoticed and would take half of the traffic.
 fn per_worker<S>(
     wanted: &[SocketAddr],
     everywhere: bool,
@@ -249,7 +251,7 @@ fn per_worker<S>(
         probes.push(bind((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into(), false)?);
         match bind((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT).into(), false) {
             Ok(socket) => probes.push(socket),
-            // Many containers have no IPv6.
+            // Ignore the error, because many containers have no IPv6.
             Err(LoadError::Listen { source, .. }) if source.kind() != io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(error),
         }

@@ -23,11 +23,10 @@ use super::{
 use crate::LoadError;
 
 const BACKLOG: i32 = 4096;
-/// First token of the listeners.
 const LISTENERS: u64 = 1 << 32;
 /// Interval between the records of a sink.
 const RECORDS: Duration = Duration::from_millis(50);
-/// Pause of a connection whose peer sends without reading, and of listeners when descriptors run out.
+/// Pause for a connection whose peer sends without reading, and for listeners when descriptors run out.
 const PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) struct ReflectListener {
@@ -78,9 +77,9 @@ pub(super) struct TcpReflectWorker {
     connections: Slab<ReflectedConnection>,
     buffers: Buffers,
     ready: Vec<Event>,
-    /// Sinks with bytes to report, each once.
+    /// Sinks that have bytes to report; each is listed once.
     news: Vec<usize>,
-    /// Time of their next records.
+    /// Time at which their next records are due.
     tell: Option<Instant>,
     /// Connections removed from the poller until `unpark`.
     parked: Vec<usize>,
@@ -90,7 +89,7 @@ pub(super) struct TcpReflectWorker {
 
 impl TcpReflectWorker {
     pub(super) fn new(listeners: Vec<ReflectListener>) -> io::Result<Self> {
-        /// Several times the maximum number of clients of a generator.
+        /// Limit on open files: several times a generator's maximum number of clients.
         const FILES: u64 = 1 << 16;
         // With a lower limit, accepting pauses whenever descriptors run out.
         turnpike_net::rlimit::raise_open_files(FILES);
@@ -113,7 +112,7 @@ impl TcpReflectWorker {
     }
 
     fn accept(&mut self, number: usize, now: Instant) {
-        /// Maximum connections accepted before existing ones are served.
+        /// Maximum connections accepted before existing connections get a turn.
         const MOST: usize = 64;
         let Some(listener) = self.listeners.get_mut(number) else { return };
         for _ in 0..MOST {
@@ -137,7 +136,8 @@ impl TcpReflectWorker {
                         error.kind(),
                         io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
                     ) => {}
-                // Out of descriptors or memory: the queue stays full, so the poller would never sleep.
+                // Descriptors or memory have run out: the queue stays non-empty, so the poller would never
+                // sleep.
                 Err(_) => {
                     listener.paused = self.frame.poller.remove(listener).is_ok();
                     self.unpark.get_or_insert(now + PAUSE);

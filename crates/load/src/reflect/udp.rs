@@ -50,11 +50,11 @@ impl UdpReflectWorker {
     }
 
     fn reflect(&mut self, id: SocketId) {
-        /// Maximum receive calls before the other sockets are served.
+        /// Maximum receive calls before other sockets get a turn.
         const CALLS: usize = 8;
         let Some(socket) = self.sockets.get(id) else { return };
         for _ in 0..CALLS {
-            // Errors are ICMP replies to earlier sends; the next call receives.
+            // An error is an ICMP reply to an earlier send; the next call receives data again.
             let Ok(received) = self.rx.recv(socket) else { continue };
             for buffer in self.rx.buffers(received) {
                 let route = Route {

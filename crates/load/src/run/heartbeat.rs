@@ -25,7 +25,7 @@ impl<'a, C> Heartbeat<'a, C> {
         now >= self.next
     }
 
-    /// Publishes if due, and returns true if it did. Updates `schedule`.
+    /// Publishes counts if due, and returns true in that case. Updates `schedule`.
     #[inline]
     pub(crate) fn beat(
         &mut self,

@@ -44,8 +44,8 @@ pub struct RunOutcome {
 pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
-    /// Stops the run within half a second. It still waits for the last replies, deletes its allocations and
-    /// reports.
+    /// Stops the run within half a second. The run still waits for the last replies, deletes its allocations
+    /// and returns a report.
     pub fn stop(&self) {
         self.0.store(true, Relaxed);
     }
@@ -65,7 +65,7 @@ pub(crate) struct RunFrame {
 }
 
 impl RunFrame {
-    /// Defaults to one thread per core, but at most `clients`.
+    /// The number of threads defaults to one per core, but at most `clients`.
     pub(crate) fn new(run: &RunOptions, clients: usize, kind: CountKind) -> Self {
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let threads = run.threads.unwrap_or_else(cores).min(clients);
@@ -111,7 +111,7 @@ pub(crate) fn run<C: Sync>(
         for number in 0..frame.threads {
             let (sender, shared, body) = (sender.clone(), &shared, &body);
             let work = move || {
-                // Best effort: with coarser timers the pace is less even, which is visible in `late_us`.
+                // Best effort: with coarser timers, the pace is less even, which is visible in `late_us`.
                 let _ = turnpike_net::rlimit::exact_timers();
                 let result = body(shared, number).map_err(|error| shared.fail(error)).ok();
                 let _ = sender.send(result);
@@ -146,7 +146,7 @@ pub(crate) fn check(
 }
 
 pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
-    /// Other files: standard streams, epoll instances, and those of the caller.
+    /// Number of other files: standard streams, epoll instances, and files of the caller.
     const OTHERS: usize = 128;
     let needed = (clients + OTHERS) as u64;
     let limit = turnpike_net::rlimit::raise_open_files(needed);
@@ -339,7 +339,7 @@ fn exceeded(asked: &RequestedLoad, report: &LoadReport) -> Vec<String> {
     }
     if let Some(limit) = asked.limits.max_p99 {
         if report.received == 0 {
-            exceeded.push(format!("nothing came back, so p99 is not within the limit of {limit} us"));
+            exceeded.push(format!("no replies arrived, so p99 is not within the limit of {limit} us"));
         } else if report.rtt_us.p99 > limit {
             exceeded.push(format!("p99 is {} us, above the limit of {limit} us", report.rtt_us.p99));
         }

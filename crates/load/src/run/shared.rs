@@ -21,7 +21,7 @@ pub(crate) struct RunShared<'a, C> {
     pub(crate) slots: Vec<Mutex<RunTallies>>,
     pub(crate) ready_clients: AtomicUsize,
     ready_threads: AtomicUsize,
-    /// Start of traffic in nanoseconds on the clock; 0 during setup.
+    /// Time at which traffic starts, in nanoseconds on the run's clock; 0 during setup.
     start_ns: AtomicU64,
     /// End of an interrupted run; otherwise `u64::MAX`.
     cut_ns: AtomicU64,
@@ -73,10 +73,10 @@ impl<'a, C> RunShared<'a, C> {
         (start > 0).then_some(Schedule { start, measure, end })
     }
 
-    /// Ends the run early; measured results count. Fails the run if nothing has been measured yet.
+    /// Ends the run early and keeps the results so far. Fails the run if nothing has been measured yet.
     pub(crate) fn interrupt(&self) {
-        /// Longer than any thread runs between calls of [`Self::check_on`], so that all threads end at the
-        /// same time.
+        /// Longer than the time between any thread's calls of [`Self::check_on`], so that all threads end at
+        /// the same time.
         const NOTICE_NS: u64 = 300_000_000;
         let cut = self.clock.ns() + NOTICE_NS;
         match self.schedule() {
@@ -95,7 +95,8 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    /// Fails if another thread has failed, and updates the schedule. Must be called five times a second.
+    /// Fails if another thread has failed, and updates the schedule. Must be called at least five times a
+    /// second.
     pub(crate) fn check_on(&self, schedule: &mut Schedule) -> Result<(), LoadError> {
         self.check()?;
         if let Some(current) = self.schedule() {

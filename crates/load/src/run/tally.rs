@@ -17,8 +17,8 @@ pub(crate) struct RunTally {
     pub(crate) reordered: u64,
     pub(crate) rtt: Latency,
     pub(crate) late: Latency,
-    /// Pending round trips of equal length, recorded together: a batch shares a clock read and often a due
-    /// time.
+    /// Pending round trips of equal length are recorded together: a batch shares one clock read and often has
+    /// one due time.
     run_us: u64,
     run_length: u32,
 }
@@ -111,7 +111,7 @@ pub(crate) struct ThreadResult {
     pub(crate) garbled: u64,
     /// CPU time during the measurement, including the wait for the last replies.
     pub(crate) cpu: Option<Duration>,
-    /// Mode-specific figures; the maximum over all threads is reported.
+    /// Mode-specific figures, of which the maximum over all threads is reported.
     pub(crate) extra: BTreeMap<&'static str, f64>,
     /// Mode-specific figures that are summed over all threads.
     pub(crate) sums: BTreeMap<&'static str, f64>,

@@ -333,7 +333,8 @@ impl Sending {
         }
     }
 
-    /// By the reflector's clock, so that bytes that only fill buffers do not count. Falls back to bytes sent.
+    /// Rate by the reflector's clock, so that bytes that only fill buffers are not counted. Without a record,
+    /// uses the bytes sent.
     fn rate(&self, duration: Duration) -> f64 {
         let between = self.window.and_then(|(first, last)| {
             let time = last.elapsed.checked_sub(first.elapsed)?;
@@ -366,7 +367,7 @@ impl Receiving {
     ) -> io::Result<()> {
         let mut budget = BUDGET;
         while budget > 0 {
-            // The record follows the stop command, so earlier bytes may be discarded.
+            // The record comes only after the stop command, so bytes before that may be discarded.
             let discard = buffers.discard && !self.stopped;
             let read = if discard {
                 SockRef::from(&*socket).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)
@@ -428,7 +429,7 @@ impl Receiving {
     }
 }
 
-/// Holds back the end of a stream, which is a record rather than payload.
+/// Keeps the end of a stream separate, because it is a record rather than payload.
 #[derive(Default)]
 struct Tail {
     bytes: [u8; RECORD_LEN],

@@ -39,7 +39,6 @@ pub enum Workload {
     Connect(ConnectLoad),
 }
 
-/// Flags of `load tcp`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct BulkLoad {
     /// Streams, one connection each, 1 to 10000; with --bidir, this many in each direction
@@ -67,7 +66,6 @@ pub struct BulkLoad {
     pub skip_rx_copy: bool,
 }
 
-/// Flags of `load rr`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ExchangeLoad {
     /// Connections, with one outstanding request each, 1 to 10000
@@ -91,7 +89,6 @@ pub struct ExchangeLoad {
     pub limits: ResultLimits,
 }
 
-/// Flags of `load connect`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ConnectLoad {
     /// Concurrent connections, 1 to 10000
@@ -121,8 +118,8 @@ pub struct ConnectLoad {
     pub limits: ResultLimits,
 }
 
-/// Side that closes first. It keeps the address pair for 60 s (TIME_WAIT); a client has 28,000 ports per
-/// server.
+/// Side that closes first. That side keeps the address pair for 60 s (TIME_WAIT); a client has 28,000 ports
+/// per server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Close {
@@ -174,8 +171,8 @@ impl StreamLoadConfig {
         if both { self.clients() * 2 } else { self.clients() }
     }
 
-    /// A due request waits only for a free client, which adds to its latency. Bulk transfers have no rate or
-    /// losses.
+    /// A request that is due is never lost: it only waits for a free client, which adds to its latency. Bulk
+    /// transfers have neither a rate nor losses.
     pub(crate) fn rate_and_limits(&self) -> (OfferedRate, ResultLimits) {
         match self.workload {
             Workload::Bulk(_) => (OfferedRate::Max, ResultLimits::default()),

@@ -20,7 +20,7 @@ use crate::{
 
 pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
 
-/// Pause of a client after a failure, which would otherwise repeat immediately.
+/// Pause after a client's connection has failed, because the failure would otherwise repeat immediately.
 const REST_NS: u64 = 10_000_000;
 const GONE_NS: u64 = 1_500_000_000;
 const READ: usize = 64 << 10;
@@ -32,7 +32,7 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<ThreadResu
     let ConnectLoad { size: request, response, close, .. } = options;
     let (count, first) = shared.share(options.clients, thread);
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
-    // Check that a reflector answers; otherwise the run would only measure refusals.
+    // Check first that a reflector responds; otherwise, the run would only measure refusals.
     drop(dial::all(shared, &mut poller, &[StreamMode::Exchange { request, response }])?);
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;

@@ -1,5 +1,4 @@
-//! Non-blocking connection attempts and, for lasting connections, the wait for the reflector's
-//! acknowledgement.
+//! Connects without blocking and, for connections that stay open, waits for the reflector's acknowledgement.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -25,7 +24,7 @@ pub(super) fn finish(stream: &TcpStream) -> io::Result<()> {
     stream.take_error()?.map_or(Ok(()), Err)
 }
 
-/// Poller tokens are indices into the result.
+/// Opens all connections; their poller tokens are indices into the result.
 pub(super) fn all(
     shared: &StreamShared<'_>,
     poller: &mut Poller,
@@ -57,7 +56,7 @@ pub(super) fn all(
         if shared.clock.ns() - last_progress > nanos(shared.config.timeout) {
             let greeted = dials.iter().any(|dial| matches!(dial.state, DialState::Greeted { .. }));
             return Err(if greeted {
-                LoadError::NotReflector { server, what: "does not answer" }
+                LoadError::NotReflector { server, what: "does not respond" }
             } else {
                 LoadError::Connect { server, source: io::ErrorKind::TimedOut.into() }
             });
@@ -110,10 +109,10 @@ impl Dial {
             }
             DialState::Greeted { ack, len } => {
                 match self.stream.read(&mut ack[*len..]) {
-                    Ok(0) => return Err(refused("closed it without an answer")),
+                    Ok(0) => return Err(refused("closed it without a response")),
                     Ok(read) => *len += read,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                    Err(_) => return Err(refused("reset it without an answer")),
+                    Err(_) => return Err(refused("reset it without a response")),
                 }
                 if *ack == greeting::ack(true) {
                     self.state = DialState::Ready;
@@ -125,7 +124,7 @@ impl Dial {
                 Err(refused(if *ack == greeting::ack(false) {
                     "is a reflector of a different version"
                 } else {
-                    "does not answer like a reflector"
+                    "does not respond like a reflector"
                 }))
             }
             // The server sends only on request, so the connection has ended.

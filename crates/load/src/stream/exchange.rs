@@ -155,7 +155,7 @@ impl Exchange<'_> {
     fn receive(&mut self, index: usize) -> Result<(), LoadError> {
         let client = &mut self.clients[index];
         loop {
-            // Read one byte more than expected, to detect surplus data.
+            // Allow one byte more than expected, to detect excess data.
             let room = (client.missing + 1).min(READ);
             match client.stream.read(&mut self.buffer[..room]) {
                 Ok(0) => return Err(self.lost(index, &io::ErrorKind::UnexpectedEof.into())),

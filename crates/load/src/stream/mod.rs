@@ -6,8 +6,8 @@
 //! connect  connect, request, response, close      several at once
 //! ```
 //!
-//! [`crate::greeting`] documents the protocol. A run starts once the reflector has answered on every
-//! connection, so that a forwarder without a target is an error instead of a result.
+//! [`crate::greeting`] documents the protocol. A run starts once the reflector has responded on every
+//! connection. A forwarder without a reachable target thus causes an error rather than a misleading result.
 
 mod bulk;
 mod config;
@@ -33,7 +33,8 @@ type StreamShared<'a> = run::RunShared<'a, StreamLoadConfig>;
 
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
-/// Calls `progress` about once a second. In bulk, counts are bytes and `recv_bps` is the receiver's rate.
+/// Calls `progress` about once a second. For bulk transfers, the counts are bytes, and `recv_bps` is the
+/// receiver's rate.
 pub fn run(
     config: &StreamLoadConfig,
     stop: &StopHandle,
@@ -96,7 +97,7 @@ fn complete(report: &mut LoadReport, workload: Workload) {
     if report.sent > 0 && report.received == 0 {
         report
             .notes
-            .push("nothing came back: check that the forwarder still reaches the reflector".to_owned());
+            .push("no replies arrived: check that the forwarder still reaches the reflector".to_owned());
     }
     if let Some(count) = report.errors.get(starts::NOT_STARTED) {
         report.notes.push(format!(

@@ -10,7 +10,7 @@ use crate::{
     run::{ErrorCounts, RunTallies, Schedule},
 };
 
-/// Requests due in the measured time that found no free client before its end.
+/// Name of the count of requests that were due in the measured time but found no free client before its end.
 pub(super) const NOT_STARTED: &str = "not_started";
 
 const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
@@ -30,7 +30,7 @@ impl Starts {
             OfferedRate::Pps(rate) => {
                 let all = shared.config.clients() as f64;
                 let share = rate * clients as f64 / all;
-                // Threads start with different phases instead of all at once.
+                // Each thread starts with a different phase, so that they do not all send at the same time.
                 #[expect(clippy::cast_possible_truncation, reason = "positive")]
                 let offset = (first as f64 / all * 1e9 / share) as u64;
                 Some(Pacer::new(schedule.start + offset, share))
@@ -69,8 +69,8 @@ impl Starts {
         now >= end && (self.busy() == 0 || now - end > LONGEST_DRAIN_NS)
     }
 
-    /// Only the delay after `free_since` and the due time is lateness of the generator; the wait for a client
-    /// is part of the round trip.
+    /// The generator is late only by the delay after both `free_since` and the due time; waiting for a free
+    /// client is part of the round trip.
     #[inline]
     fn take(&mut self, now: u64, free_since: u64, tallies: &mut RunTallies) -> Option<u64> {
         if now < self.schedule.start || now >= self.schedule.end {

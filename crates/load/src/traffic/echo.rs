@@ -3,7 +3,7 @@
 //!
 //! One thread alternates between sending and receiving. Payloads are written in place, consecutive ones of a
 //! client are sent as one super-packet, and replies are read from GRO buffers, so a datagram costs the
-//! generator a fraction of its cost to the relay.
+//! generator far less CPU time than the relay.
 
 use std::time::Duration;
 
@@ -144,7 +144,7 @@ struct EchoSender {
 
 enum EchoPace {
     Open(Pacer),
-    /// `stuck_since`: nothing has come back since then.
+    /// `stuck_since` is the time since which no replies have arrived.
     Flood {
         window: u64,
         stuck_since: u64,
@@ -157,7 +157,7 @@ impl EchoSender {
             OfferedRate::Pps(pps) => {
                 let bursts = pps / plan.burst as f64;
                 let share = flows as f64 / plan.clients as f64;
-                // Threads start with different phases instead of all at once.
+                // Each thread starts with a different phase, so that they do not all send at the same time.
                 let offset = (first as f64 / plan.clients as f64) * 1e9 / (bursts * share);
                 #[expect(clippy::cast_possible_truncation, reason = "positive")]
                 EchoPace::Open(Pacer::new(schedule.start + offset as u64, bursts * share))
@@ -226,10 +226,10 @@ impl EchoSender {
 
     /// Queues one batch, round robin over the clients; returns how long to wait for replies.
     fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) -> Duration {
-        /// Time without replies, with every window full, after which the packets in flight count as lost.
+        /// If every window is full and no replies arrive for this long, the packets in flight count as lost.
         const STUCK_NS: u64 = 100_000_000;
-        /// Maximum bursts of one client gathered for one call. Without a window, gathering would never end,
-        /// so there is none.
+        /// Maximum number of bursts of one client gathered for one call. Without a window, bursts are not
+        /// gathered, because gathering would never end.
         const GATHERED: usize = 32;
         const GATHERED_BYTES: usize = 256 << 10;
         let EchoPlan { burst, size, .. } = self.plan;
@@ -263,7 +263,7 @@ impl EchoSender {
         }
         *stuck_since = 0;
         let dropped = flush(carrier, echo, &self.plan, now >= self.schedule.measure);
-        // The kernel is full: leave time for it and other processes on the core.
+        // The kernel's buffers are full: leave CPU time to the kernel and to other processes on the core.
         if dropped == queued { Duration::from_micros(50) } else { Duration::ZERO }
     }
 }

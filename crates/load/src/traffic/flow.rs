@@ -47,7 +47,7 @@ impl FlowCounters {
         true
     }
 
-    /// Payloads sent that have neither arrived nor been overtaken by a later one.
+    /// Number of payloads sent that have neither arrived nor been overtaken by a later one.
     pub(crate) fn under_way(&self) -> u64 {
         self.next_sequence - self.seen.next().max(self.settled)
     }

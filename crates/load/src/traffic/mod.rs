@@ -15,19 +15,18 @@ use crate::{
 };
 
 pub(crate) const BATCH: usize = 256;
-/// Waking for every burst cost 38 % of the generator's CPU time at 25,000 bursts/s. At 20,000/s, the rate for
-/// latency, each burst has its own wake-up.
+/// Waking up for every burst cost 38 % of the generator's CPU time at 25,000 bursts/s. At 20,000/s, the rate
+/// used to measure latency, each burst still has its own wake-up.
 pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// Time without arrivals after which missing packets count as lost.
 pub(crate) const QUIET_NS: u64 = 400_000_000;
-/// Maximum wait for the last packets while some still arrive.
+/// Maximum wait for the last packets, as long as some still arrive.
 pub(crate) const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 /// Token of a socket that does not belong to the carrier; see [`Sink::peer_is_ready`].
 pub(crate) const PEER: u64 = 1 << 32;
 
 pub(crate) trait Carrier {
-    /// Queues `count` payloads of `len` bytes, each written by `fill`, from a client to its peer.
     fn push(&mut self, client: usize, count: usize, len: usize, fill: impl FnMut(&mut [u8]));
     fn queued(&self) -> usize;
     /// Sends the queue; returns the number of messages that were not accepted.
@@ -35,7 +34,7 @@ pub(crate) trait Carrier {
     fn can_send(&self, _client: usize) -> bool {
         true
     }
-    /// Waits for at most `timeout`, then passes on arrivals. Returns the number of messages.
+    /// Waits for at most `timeout`, then passes received messages to `sink`. Returns their number.
     fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError>;
     /// Source address of a client's payloads as its peer sees it; `None` if only the peer can know.
     fn seen_as(&self, _client: usize) -> Option<SocketAddr> {
@@ -44,8 +43,8 @@ pub(crate) trait Carrier {
     fn poller(&self) -> &Poller;
     fn errors(&mut self) -> &mut ErrorCounts;
 
-    // The following methods are for clients that change their socket during the run; due bursts wait until
-    // then.
+    // The following methods are for clients that change their socket during the run; bursts that are due in
+    // the meantime have to wait.
 
     fn plan(&mut self, _schedule: Schedule) {}
     /// True if [`Carrier::tend`] has work to do.
@@ -71,13 +70,13 @@ pub(crate) trait Carrier {
     }
     fn give_up(&mut self) {}
 
-    /// Reports the number of a client's payloads lost in the measured time, at the end of the run.
+    /// Reports the number of a client's payloads lost in the measured time; called at the end of the run.
     fn lost(&mut self, _client: usize, _count: u64) {}
 }
 
 pub(crate) trait Sink {
     fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]);
-    /// Packets of this client in flight will not be answered any more.
+    /// No more replies will arrive to this client's packets in flight.
     fn forget(&mut self, _client: usize) {}
     fn peer_is_ready(&mut self) {}
 }

@@ -1,8 +1,9 @@
-//! Modes `allocate` and `bind`: authenticated allocations, each deleted once it is granted or has enough
-//! channels.  Up to `clients` are in progress at a time, each from a fresh source port where possible: a
-//! server may remember the 5-tuple of a deleted allocation (coturn 4.6 for one second, answering 437). The
-//! latency is that of the whole Allocate dialogue, challenge included; over TCP, TLS and DTLS it includes
-//! opening a connection. Mode `bind` counts and times only its ChannelBind requests.
+//! Modes `allocate` and `bind`: authenticated allocations. Each is deleted once it has been granted
+//! (`allocate`) or has enough channels (`bind`).  Up to `clients` are in progress at a time, each from a
+//! fresh source port where possible: a server may remember the 5-tuple of a deleted allocation (coturn 4.6
+//! does so for one second and responds with 437). The latency covers the whole Allocate exchange, including
+//! the challenge; over TCP, TLS and DTLS it also covers opening the connection. Mode `bind` counts and times
+//! only its ChannelBind requests.
 
 use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,8 +23,8 @@ use crate::{
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
-/// Source ports. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
-/// section 7.2).
+/// Source ports. They end below 49152, because a server on the same machine has its relay ports above (RFC
+/// 8656 section 7.2).
 const PORTS: std::ops::Range<u16> = 20_000..49_152;
 
 /// Channels per allocation in mode `bind`: fewer than servers allow by default.
@@ -111,8 +112,8 @@ impl Churn<'_> {
         if let Some(pacer) = pacer.as_mut()
             && now >= self.schedule.measure
         {
-            // If the server falls behind during the warm-up, it would otherwise spend the whole run catching
-            // up.
+            // If the server has fallen behind during the warm-up, it would otherwise spend the whole run
+            // catching up.
             pacer.skip_to(self.schedule.measure);
         }
         while self.under_way < self.limit {
@@ -228,7 +229,7 @@ impl Churn<'_> {
         Err(LoadError::Socket { server: self.engine.endpoints[index].history.server, source })
     }
 
-    /// Fails if the server has granted nothing for a while.
+    /// Fails if the server has granted no allocations or channels for a while.
     fn check_answers(&self, now: u64) -> Result<(), LoadError> {
         if self.granted > 0 {
             return Ok(());
@@ -244,7 +245,7 @@ impl Churn<'_> {
 }
 
 struct UserRotation {
-    /// Settings of the first user; the others append a number to the name.
+    /// Settings of the first user; for other users, a number is appended to the name.
     settings: Arc<client::Config>,
     count: usize,
     next: usize,
@@ -252,7 +253,7 @@ struct UserRotation {
 }
 
 impl UserRotation {
-    /// Threads start with different users, so that each user has one turn per `count` allocations.
+    /// Threads start with different users, so that every user gets one of each `count` allocations.
     fn of_thread(thread: usize, shared: &TurnShared<'_>) -> Self {
         let config = shared.config;
         let settings = client_settings(config);
@@ -276,9 +277,9 @@ impl SourcePorts {
     fn of_thread(thread: usize, threads: usize) -> Self {
         let each = (PORTS.len() / threads).max(1);
         let offset = (thread * each).min(PORTS.len() - 1);
-        #[expect(clippy::cast_possible_truncation, reason = "both are parts of PORTS, which are 16 bits")]
+        #[expect(clippy::cast_possible_truncation, reason = "both lie within PORTS, a range of u16")]
         let (first, count) = (PORTS.start + offset as u16, each as u16);
-        // Starts at random, because the previous run may still occupy the first ports.
+        // Starts at a random port, because the previous run may still occupy the first ones.
         Self { first, count, next: rand::random_range(0..count) }
     }
 

@@ -117,8 +117,7 @@ pub struct TurnLoadConfig {
     #[command(flatten)]
     pub bursts: BurstOptions,
 
-    /// Profile, with peers inside the generator that listen on `peer` (those of thread n on the n-th port
-    /// from there).
+    /// Profile, with peers inside the generator that listen on `peer`; for thread n, the port is n higher.
     #[command(flatten)]
     pub profile: Option<ProfileOptions>,
 
@@ -163,8 +162,8 @@ pub struct TurnLoadConfig {
     #[arg(skip = Duration::from_secs(10))]
     pub setup_timeout: Duration,
 
-    /// Resolved addresses of `servers`. Clients of one server are adjacent, and at a fixed rate clients send
-    /// in order, so each thread's load moves from server to server.
+    /// Resolved addresses of `servers`. The clients of a server have adjacent numbers, and at a fixed rate
+    /// clients send in order, so each thread sends to one server after the other.
     #[arg(skip)]
     pub addresses: Vec<SocketAddr>,
 }
@@ -178,7 +177,7 @@ macro_rules! refuse_if {
 }
 
 const USERS: RangeInclusive<usize> = 1..=1_000_000;
-/// Interval between moves: a lost Refresh is retransmitted after half a second.
+/// Allowed intervals between moves. A lost Refresh is retransmitted after half a second.
 const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
@@ -293,7 +292,7 @@ impl TurnLoadConfig {
         );
         refuse_if!(
             !matches!(self.mode, Mode::Packet | Mode::Bind),
-            "--client-prefix cannot be used with --mode {}: its clients need changing ports",
+            "--client-prefix cannot be used with --mode {}: its clients must change their ports",
             self.mode
         );
         for (flag, is_given) in
@@ -347,7 +346,6 @@ impl TurnLoadConfig {
         })
     }
 
-    /// Listen address of the peers of a thread's clients.
     pub(super) fn peer_of(&self, thread: usize) -> SocketAddr {
         let peer = self.peer();
         let port = match peer.port() {

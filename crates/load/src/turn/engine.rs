@@ -1,5 +1,5 @@
 //! Clients of one thread with their sockets or connections: sending, receiving and retransmission. The modes
-//! decide on the traffic.
+//! decide what to send.
 
 use std::{io, mem, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -73,12 +73,12 @@ pub(super) struct TurnEngine {
     pub(super) events: Vec<(usize, Event)>,
     pub(super) bound: Vec<(usize, Result<(), Failure>)>,
     pub(super) errors: ErrorCounts,
-    /// Endpoint that received an ICMP port unreachable from its server's address.
+    /// Endpoint for which an ICMP port unreachable arrived from its server's address.
     pub(super) unreachable: Option<usize>,
     pub(super) redirects: u64,
     pub(super) moves: ClientMoves,
     pub(super) reconnects: Reconnects,
-    /// Clients bind a channel to their peer instead of installing only a permission.
+    /// True if clients bind a channel to their peer, rather than only create a permission.
     pub(super) binds: bool,
     clock: Clock,
     poller: Poller,
@@ -168,7 +168,8 @@ impl TurnEngine {
         })
     }
 
-    /// Port 0 means any port. Nothing may be queued for the old socket.
+    /// Opens a new socket on `port`, or any port if it is 0. The queue must contain nothing for the old
+    /// socket.
     pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
             EngineSockets::Datagrams(datagrams) => {
@@ -185,7 +186,8 @@ impl TurnEngine {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.peer = peer);
     }
 
-    /// Closes the peer connections (RFC 6062), so that deleting their allocations does not look like a loss.
+    /// Closes the peer connections (RFC 6062), so that deleting their allocations is not counted as a loss of
+    /// data.
     pub(super) fn close_peer_connections(&mut self) {
         if let EngineSockets::Links(links) = &mut self.wire {
             links.close_from(self.endpoints.len());
@@ -428,7 +430,7 @@ impl TurnEngine {
         messages
     }
 
-    /// Reads a peer connection: the response to ConnectionBind, then the peer's bytes.
+    /// Reads from a peer connection: first the response to ConnectionBind, then the peer's bytes.
     fn drain_peer_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
         let Self {
             wire: EngineSockets::Links(links), endpoints, errors, clock, poller, bound, piece, ..
@@ -520,7 +522,7 @@ impl Carrier for TurnEngine {
         }
     }
 
-    /// A UDP socket does not report beforehand that it is full.
+    /// Always true for UDP: a socket does not report in advance that its buffer is full.
     fn can_send(&self, client: usize) -> bool {
         let has_room = match &self.wire {
             EngineSockets::Datagrams(_) => true,
@@ -643,7 +645,7 @@ fn deliver(
     }
 }
 
-/// Appends the number to the name if there are several users.
+/// Settings of user `number`, which is appended to the name if there are several users.
 pub(super) fn as_user(settings: &Arc<client::Config>, users: usize, number: usize) -> Arc<client::Config> {
     if users == 1 {
         return Arc::clone(settings);

@@ -20,7 +20,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 const DRAIN_NS: u64 = 300_000_000;
 /// Number of prepared messages; a multiple of the number of kinds.
 const PREPARED: usize = 10 * 32;
-/// Transaction ID of a STUN message; ours consists of a mark, the message length and the due time.
+/// Position of a STUN message's transaction ID; ours consists of a mark, the message length and the due time.
 const TRANSACTION: std::ops::Range<usize> = 8..20;
 const MARK: [u8; 2] = *b"TP";
 

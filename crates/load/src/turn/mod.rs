@@ -99,7 +99,7 @@ pub fn run(
         profile::put(&mut report, shaped, streams, measured);
     } else if report.sent > 0 && report.received == 0 {
         report.notes.push(
-            "nothing came back: check that the reflector is running at the peer's address and that the server can reach it"
+            "no replies arrived: check that the reflector is running at the peer's address and that the server can reach it"
                 .to_owned(),
         );
     }
@@ -146,11 +146,11 @@ fn relay(
     };
     engine.moves.finish(&told.moved);
     engine.reconnects.finish(&told.returned);
-    // Even after a failure, because some clients may have an allocation.
+    // Allocations are deleted even after a failure, because some clients may have one.
     let taken_down = set_up::take_down(&mut engine, shared);
     let relayed = relayed?;
     taken_down?;
-    // A relayed stream that lost or gained a byte is misaligned from there on.
+    // A relayed stream that has lost or gained a byte is misaligned from that byte on.
     if relayed.garbled > 0 && shared.config.relayed == Relayed::Tcp {
         engine.errors.insert("garbled", relayed.garbled);
     }

@@ -8,7 +8,8 @@ use turnpike_turn::client::Failure;
 use super::TurnLoadConfig;
 use crate::{clock::nanos, run::Schedule};
 
-/// Maximum bursts held back per thread; any others are sent, and lost if the server is not ready.
+/// Maximum number of bursts held back per thread; additional bursts are sent, and are lost if the server is
+/// not ready.
 const MOST_HELD: usize = 4096;
 
 pub(super) struct ClientMoves {
@@ -118,7 +119,7 @@ impl ClientMoves {
     pub(super) fn end(&mut self) {
         for index in 0..self.clients.len() {
             if self.is_moving(index) {
-                self.failed(index, || "no answer before the end of the run".to_owned());
+                self.failed(index, || "no response before the end of the run".to_owned());
             }
         }
     }
@@ -179,7 +180,8 @@ impl ClientMoves {
 }
 
 impl MovePlan {
-    /// Time of the next move of `count` clients. All clients of the run are spread over the interval.
+    /// Time of the next move of `count` clients. The moves of all clients in the run are spread over the
+    /// interval.
     fn next(&self, count: usize) -> u64 {
         let (round, index) = (self.turn / count as u64, self.turn % count as u64);
         let place = u128::from(self.interval_ns) * (2 * (self.first as u128 + u128::from(index)) + 1);
@@ -201,7 +203,7 @@ impl MoveFigures {
         ]);
         if let Some(why) = &self.why {
             report.notes.push(format!(
-                "{} of {} moves to another socket failed; the first: {why}",
+                "{} of {} moves to another socket failed; the first failure: {why}",
                 self.failed,
                 self.done + self.failed
             ));

@@ -1,10 +1,10 @@
 //! Reconnecting clients (`--reconnect`): a client that has received nothing for a while opens another socket,
 //! allocates again at the first server and follows redirects (300) from there.
 //!
-//! This models a call whose path has failed: ICE notices the silence and gathers candidates again (RFC 8445
-//! section 2.4). Packets due while a client has no allocation count as lost. The report contains the number
-//! of lost allocations, the time until they are replaced, and the longest silence of each client: the
-//! duration of a fault as users see it.
+//! This models a call whose path has failed: ICE notices that no packets arrive and gathers candidates again
+//! (RFC 8445 section 2.4). Packets due while a client has no allocation count as lost. The report contains
+//! the number of lost allocations, the time until they are replaced, and each client's longest time without
+//! packets: the duration of a fault as users see it.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl TurnEngine {
         let mut from = 0;
         while let Some(index) = self.reconnects.next_due(from, now_ns) {
             from = index + 1;
-            // Nothing may be queued for a closed socket.
+            // The queue must contain nothing for a socket that is closed.
             if self.queued() > 0 {
                 self.flush();
             }
@@ -64,7 +64,7 @@ impl TurnEngine {
         true
     }
 
-    /// The client tries again after its timeout.
+    /// Leaves the client without an allocation; it tries again after its timeout.
     fn stay_away(&mut self, request: Request, failure: &Failure) {
         allocate::count(&mut self.errors, request, failure);
         self.reconnects.failed(|| failure.to_string());

@@ -12,21 +12,21 @@ const SPREAD: Duration = Duration::from_secs(1);
 pub(super) struct Reconnects {
     clients: Vec<ReconnectingClient>,
     patience_ns: u64,
-    /// Silences count only within this time.
+    /// Times without packets are counted only within this schedule.
     measured: Option<Schedule>,
     looked_ns: u64,
-    /// Silence before this time proves nothing, because the thread itself was stalled.
+    /// A lack of packets before this time proves nothing, because the thread itself was stalled.
     awake_ns: u64,
     found: ReconnectFigures,
 }
 
 #[derive(Clone, Copy)]
 struct ReconnectingClient {
-    /// Timeout; differs per client, so that they do not all reconnect at once.
+    /// Timeout; different for each client, so that they do not all reconnect at the same time.
     patience_ns: u64,
     heard_ns: u64,
     asked_ns: u64,
-    /// Start of the silence that ended the last allocation.
+    /// Time of the last packet before the client gave up its last allocation.
     lost_ns: u64,
     longest_ns: u64,
     away: bool,
@@ -101,15 +101,16 @@ impl Reconnects {
         }
     }
 
-    /// Called before each check: after a long gap, packets that arrived in the meantime have not been read
-    /// yet.
+    /// Call this before each check. If the last one was long ago, packets that arrived in the meantime have
+    /// not been read yet.
     pub(super) fn look(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(mem::replace(&mut self.looked_ns, now_ns)) > self.patience_ns / 2 {
             self.awake_ns = now_ns;
         }
     }
 
-    /// Next client, starting with `from`, that has received nothing for too long. `None` outside the run.
+    /// Next client, starting with `from`, that has received nothing for too long. Returns `None` outside the
+    /// measured time.
     pub(super) fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
         let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
         let is_due = |client: &ReconnectingClient| {
@@ -191,7 +192,7 @@ impl ReconnectFigures {
         let lost_within_us = self.lost_ns.map_or(0, |(first, last)| (last - first) / 1_000);
         report.add_figures([
             ("allocations_lost", self.lost as f64),
-            // Name of this figure in the previous version.
+            // The previous version used this name for the figure.
             ("sessions_lost", self.lost as f64),
             ("lost_within_ms", ms(lost_within_us)),
             ("lost_of_others", self.lost_of_others as f64),
@@ -207,7 +208,7 @@ impl ReconnectFigures {
             ("pause_ms_max", ms(self.pauses.max())),
         ]);
         if let Some(why) = &self.why {
-            report.notes.push(format!("{} reconnects failed; the first: {why}", self.failed));
+            report.notes.push(format!("{} reconnects failed; the first failure: {why}", self.failed));
         }
         if self.silent > 0 {
             report.notes.push(format!("{} clients received nothing at the end of the run", self.silent));

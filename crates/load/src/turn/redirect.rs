@@ -12,7 +12,8 @@ use crate::LoadError;
 const MAX_PORTS: usize = 5;
 
 impl TurnEngine {
-    /// Same transport and credentials; `domain` is the certificate name given in the redirect.
+    /// Follows a redirect with the same transport and credentials; `domain` is the certificate name given in
+    /// the redirect.
     pub(super) fn follow(
         &mut self,
         index: usize,
@@ -32,8 +33,8 @@ impl TurnEngine {
         Ok(())
     }
 
-    /// The server may still have an allocation for the current port. Returns false if the limit has been
-    /// reached.
+    /// Switches to another port, because the server may still have an allocation for the current one. Returns
+    /// false if the limit has been reached.
     pub(super) fn take_another_port(&mut self, index: usize) -> Result<bool, LoadError> {
         let history = &mut self.endpoints[index].history;
         let server = history.server;

@@ -8,7 +8,7 @@ use crate::LoadError;
 
 const MAX_HOPS: usize = 5;
 
-/// Returns true if the client's port belongs to another allocation (437).
+/// Returns true if the server still has an allocation for the client's port (437).
 pub(super) fn is_taken_port(request: Request, failure: &Failure) -> bool {
     request == Request::Allocate && matches!(failure, Failure::Refused { code: 437, .. })
 }

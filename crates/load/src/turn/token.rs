@@ -8,15 +8,15 @@ use turnpike_turn::client;
 /// Parses `username:`, `mac_key:`, `access_token:` and `expires_in:` in any order.
 #[derive(Clone)]
 pub struct PrintedToken {
-    /// USERNAME: the name (kid) of the key with which the token was sealed.
+    /// USERNAME attribute: the name (kid) of the key with which the token was sealed.
     pub kid: String,
     pub(super) secret: client::AccessToken,
-    /// Validity in seconds when issued, if given.
+    /// Lifetime in seconds at the time of issue, if given.
     pub expires_in: Option<u64>,
 }
 
 impl FromStr for PrintedToken {
-    /// Never quotes the text, which is secret.
+    /// Errors never quote the text, because it is secret.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -77,7 +77,7 @@ mod tests {
         for name in ["username", "mac_key", "access_token"] {
             assert!(refused(&PRINTED.replace(name, "x")).starts_with(&format!("{name} is missing")));
         }
-        // Unquoted output, as a shell splits it.
+        // Output without quotes, which the shell has split into words.
         assert!(refused("username:").starts_with("username is missing"));
         assert!(refused("username: mac_key: AAAA").starts_with("username is missing"));
         assert_eq!(refused(&PRINTED.replace("AAz", "%%")), "access_token is not base64");

@@ -61,7 +61,7 @@ pub struct UdpLoadConfig {
     #[command(flatten)]
     pub bursts: BurstOptions,
 
-    /// Profile of each flow's client; limits the run to one thread.
+    /// Profile of each client; limits the run to one thread.
     #[command(flatten)]
     pub profile: Option<ProfileOptions>,
 
@@ -93,7 +93,7 @@ impl UdpLoadConfig {
 
     fn frame(&self) -> RunFrame {
         let frame = RunFrame::new(&self.run, self.clients, CountKind::Answered);
-        // A forwarder has one target address, which all peers must share.
+        // All peers must share one address, because a forwarder has only one target address.
         if self.profile.is_some() { RunFrame { threads: 1, ..frame } } else { frame }
     }
 }
@@ -124,7 +124,7 @@ pub fn run(
         profile::put(&mut report, shaped, streams, measured);
     } else if report.sent > 0 && report.received == 0 {
         report.notes.push(format!(
-            "nothing came back: check that a reflector is still running at udp {}",
+            "no replies arrived: check that a reflector is still running at udp {}",
             config.server
         ));
     }

@@ -1,4 +1,4 @@
-//! Setup of flows: each client gets one datagram back before the run starts, so that a forwarder has a
+//! Sets up the flows: each client must get one datagram back before the run starts. A forwarder then has a
 //! session for it, and a missing reflector is reported immediately.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
@@ -11,11 +11,11 @@ use crate::{
     traffic::{Carrier as _, Sink},
 };
 
-/// Sequence number that no client reaches, so a late answer is never mistaken for traffic.
+/// Sequence number that no client reaches, so a late reply is never mistaken for traffic.
 pub(crate) const PROBE: u64 = u64::MAX;
 const OUTSTANDING: usize = 256;
-/// The interval doubles each time, because socat accepts one flow at a time and loses datagrams of the
-/// others.
+/// First retry interval. It doubles each time, because socat accepts only one flow at a time and loses the
+/// other flows' datagrams.
 const FIRST_RETRY_NS: u64 = 50_000_000;
 const LONGEST_RETRY_NS: u64 = 200_000_000;
 

@@ -145,7 +145,7 @@ pub(crate) fn listener(relay: &Relay, transport: ClientTransport) -> SocketAddr 
     }
 }
 
-/// Counter of the state machine, summed over all workers.
+/// A counter of the state machine, summed over all workers.
 pub(crate) fn counter(relay: &Relay, family: &str, label: &str) -> u64 {
     let counts = |(name, with, value): (&str, Option<(&str, &str)>, u64)| {
         (name == family && with.map_or("", |with| with.1) == label).then_some(value)
@@ -192,7 +192,6 @@ pub(crate) fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// Report of a run that must succeed.
 pub(crate) fn measured(relay: &Relay, reflector: &Reflector, flags: &str) -> LoadReport {
     quiet(&load(relay, reflector, flags)).unwrap().report
 }

@@ -1,4 +1,4 @@
-//! Report of an attack: attempts and replies.
+//! Report on an attack: attempts and replies.
 
 use std::fmt;
 
@@ -53,9 +53,9 @@ impl fmt::Display for AttackEntry {
 #[serde(rename_all = "snake_case")]
 pub enum AttackOutcome {
     Refused,
-    /// Sent without a reply. The data may have reached a peer that does not answer.
+    /// The data was sent and got no reply. It may have reached a peer that does not respond.
     Silent,
-    /// Granted for the address, some of whose ports may be legitimate peers; the data test decides.
+    /// Granted for an address some of whose ports may be legitimate peers; the test with data decides.
     AddressOnly,
     Unknown,
     Open,

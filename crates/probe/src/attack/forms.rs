@@ -84,7 +84,7 @@ mod tests {
     fn notations_match_the_standards() {
         let found: Vec<String> =
             spellings("x", Ipv4Addr::new(192, 0, 2, 33)).map(|form| form.ip.to_string()).collect();
-        // RFC 4291, RFC 6052 section 2.4, RFC 8215, RFC 3056, RFC 4380 section 4, RFC 5214.
+        // See RFC 4291, RFC 6052 section 2.4, RFC 8215, RFC 3056, RFC 4380 section 4 and RFC 5214.
         for expected in [
             "::ffff:192.0.2.33",
             "::c000:221",

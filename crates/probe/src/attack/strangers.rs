@@ -34,7 +34,7 @@ pub(super) fn ask(
     for (index, (message, bytes)) in messages.into_iter().enumerate() {
         let socket = udp(server)?;
         socket.set_nonblocking(true)?;
-        // An error here belongs to an earlier datagram.
+        // An error here was caused by an earlier datagram.
         let _ = socket.send(&bytes);
         waiting.push((socket, message, bytes.len()));
         if index % AT_ONCE == AT_ONCE - 1 {
@@ -147,8 +147,8 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// ClientHellos: intact, damaged and short. The ratio is highest for the shortest ClientHello that gets an
-/// answer.
+/// ClientHellos: intact, damaged and short. The ratio is highest for the shortest ClientHello that gets a
+/// response.
 fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let settings = dtls::DtlsSettings::new(trust.security.clone(), WAIT).map_err(io::Error::other)?;
     let mut association =
@@ -159,7 +159,7 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let half = hello[..hello.len() / 2].to_vec();
     let twice = [&hello[..], hello].concat();
     let mut again = hello.clone();
-    // Changes the record sequence number, as if this were a later record.
+    // Changes the record sequence number, so that this looks like a later record.
     if let Some(byte) = again.get_mut(10) {
         *byte = 7;
     }
@@ -176,7 +176,7 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
         ("a fragment of a ClientHello", fragment(&body([0xFE, 0xFD], &[], &SUITE, &OLD))),
     ];
     let mut all = all.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec();
-    // A DTLS 1.3 answer is longer than the shortest message that gets one, so try all lengths by adding
+    // A DTLS 1.3 response is longer than the shortest message that gets one, so try all lengths by adding
     // padding.
     for (share, what) in [(1, "with a key share of one byte"), (32, "with a complete key share")] {
         all.extend([0].into_iter().chain(4..48).map(|padding| {
@@ -187,11 +187,11 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     Ok(all)
 }
 
-/// ECDHE-ECDSA with AES-128-GCM.
+/// Cipher suite: ECDHE-ECDSA with AES-128-GCM.
 const SUITE: [u8; 2] = [0xC0, 0x2B];
-/// AES-128-GCM with SHA-256 (TLS 1.3).
+/// TLS 1.3 cipher suite: AES-128-GCM with SHA-256.
 const NEW_SUITE: [u8; 2] = [0x13, 0x01];
-/// P-256, uncompressed points, ECDSA with SHA-256, extended_master_secret.
+/// Extensions: P-256, uncompressed points, ECDSA with SHA-256, extended_master_secret.
 const OLD: [u8; 26] = [0, 10, 0, 4, 0, 2, 0, 23, 0, 11, 0, 2, 1, 0, 0, 13, 0, 4, 0, 2, 4, 3, 0, 23, 0, 0];
 
 /// `padding` is the total length of a padding extension (RFC 7685), if its header fits.

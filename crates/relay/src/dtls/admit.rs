@@ -1,4 +1,4 @@
-//! Handling of ClientHello messages: replies without state, or admission.
+//! Handles ClientHello messages: either replies without keeping state, or admits the client.
 
 use std::sync::Arc;
 
@@ -58,14 +58,14 @@ impl Associations {
         if let Some(slot) = self.slot_of(&client)
             && self.table[slot].random == hello.random
         {
-            // Retransmission: our reply was lost or late.
+            // A retransmission: our reply was lost or delayed.
             return self.feed(now_ms, &client, datagram);
         }
         self.admit(now_ms, client, &hello, datagram, tx)
     }
 
     /// Handles the fragments of a ClientHello in a datagram. Without a cookie, they get a DTLS 1.2 reply;
-    /// with a valid cookie they are kept until the message is complete. A DTLS 1.3 cookie is computed from
+    /// with a valid cookie, they are kept until the message is complete. A DTLS 1.3 cookie is computed from
     /// the complete ClientHello, so clients that support both versions get DTLS 1.2.
     fn take_fragments(&mut self, now_ms: u64, client: Client, datagram: &[u8], tx: &mut Tx) -> Option<usize> {
         let now_unix = self.unix(now_ms);
@@ -111,7 +111,7 @@ impl Associations {
         tx.push_bytes(&self.route(self.place(client), client), &self.answer);
     }
 
-    /// Sends a cookie and keeps no state.
+    /// Sends a cookie without keeping state.
     fn answer(&mut self, now_ms: u64, client: Client, hello: &Hello<'_>, datagram: &[u8], tx: &mut Tx) {
         let (now, now_unix) = (self.instant(now_ms), self.unix(now_ms));
         let Some(context) = &self.config.context else { return };
@@ -127,7 +127,7 @@ impl Associations {
         if self.answer.is_empty() {
             return self.count_drop(DtlsDrop::Malformed);
         }
-        // The client's address is not verified yet.
+        // The client's address is not verified yet, so the reply must not amplify.
         if self.answer.len() > datagram.len() {
             return self.count_drop(DtlsDrop::Amplification);
         }
@@ -140,7 +140,7 @@ impl Associations {
         self.refuse(client, datagram, why, tx);
     }
 
-    /// Refuses a client with an alert, which is shorter than any ClientHello and spares the client a timeout.
+    /// Refuses a client with an alert, which is shorter than any ClientHello and saves the client a timeout.
     fn refuse(&mut self, client: &Client, datagram: &[u8], why: DtlsFailure, tx: &mut Tx) {
         self.stats.failed[why as usize] += 1;
         let description = match why {
@@ -149,7 +149,7 @@ impl Associations {
         };
         let mut alert = [0; 15];
         alert[0] = ALERT;
-        // Old clients expect their own version.
+        // Old clients expect the version that they sent.
         alert[1..3].copy_from_slice(&datagram[1..3]);
         alert[12] = 2;
         alert[13] = FATAL;

@@ -1,4 +1,4 @@
-//! A client's DTLS association: its dimpl instance, and its state with respect to the limits.
+//! A client's DTLS association: its dimpl instance, and its status under the limits.
 
 use std::time::Instant;
 
@@ -10,9 +10,9 @@ use super::stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 use crate::link::{Place, Way};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Handshake with a verified address; number in the set of handshakes.
+    /// Handshake in progress, with a verified address; contains the number in the set of handshakes.
     HalfOpen(u64),
-    /// Open without an allocation; number in the set of idle associations.
+    /// Open but without an allocation; contains the number in the set of idle associations.
     Idle(u64),
     Allocated,
 }
@@ -28,7 +28,7 @@ pub(super) struct Association {
     /// The ClientHello's random: distinguishes a retransmission from a new handshake.
     pub(super) random: [u8; 32],
     pub(super) stage: Stage,
-    /// Received an unauthenticated plaintext alert during the handshake.
+    /// True if an unauthenticated plaintext alert was received during the handshake.
     pub(super) alerted: bool,
     pub(super) deadline_ms: u64,
     /// Time in milliseconds at which dimpl's timer is next due.
@@ -120,8 +120,8 @@ enum Poll {
     Nothing,
 }
 
-/// Polls once. Queues packets for the client; also returns the number of plaintext bytes at the start of
-/// `room`.
+/// Polls dimpl once, and queues packets for the client. Also returns the number of plaintext bytes at the
+/// start of `room`.
 fn poll(dtls: &mut Dtls, room: &mut [u8], route: &Route, tx: &mut Tx) -> (Poll, usize) {
     match dtls.poll_output(room) {
         Output::Packet(packet) => {

@@ -1,4 +1,4 @@
-//! Certificates by server name and dimpl's settings, shared by all workers. A reload replaces the
+//! Certificates by server name, and settings for dimpl, shared by all workers. A reload replaces the
 //! certificates; existing associations continue.
 
 use std::{
@@ -22,7 +22,7 @@ const MTU: usize = 1200;
 /// Time until the first retransmission of a flight (RFC 9147 section 5.8.2 recommends 1 s; clients of
 /// real-time media wait less).
 const RETRANSMIT: Duration = Duration::from_millis(500);
-/// Maximum records kept out of order. Handshakes need fewer, and nothing is kept afterwards.
+/// Maximum number of out-of-order records kept. Handshakes need fewer, and none are kept after the handshake.
 const QUEUE: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +40,8 @@ pub struct DtlsContext {
 }
 
 impl DtlsContext {
-    /// Uses the certificates that support DTLS ([`Identity::can_dtls`]). The first is used for clients
-    /// without a matching server name. `handshake` is the timeout of a handshake.
+    /// Uses those certificates that support DTLS ([`Identity::can_dtls`]). The first one is for clients whose
+    /// server name does not match any. `handshake` is the timeout of a handshake.
     pub fn new(identities: &[Identity], handshake: Duration) -> Result<Self, DtlsError> {
         Self::with(directory(identities).ok_or(DtlsError::NoCertificate)?, handshake)
     }
@@ -72,7 +72,7 @@ impl DtlsContext {
         Ok(())
     }
 
-    /// Returns an instance that has replied to the first ClientHello with this cookie, and writes the reply
+    /// Returns an instance that has replied to the first ClientHello with this cookie; the reply is written
     /// to `answer`.
     pub(super) fn begin(
         &self,
@@ -85,8 +85,8 @@ impl DtlsContext {
         self.lend(hello, cookie, |certificate| self.answer(now, hello.version, certificate, first, answer))
     }
 
-    /// Like `begin`, and also feeds the second ClientHello, whose reply is pending. `None` if dimpl cannot
-    /// parse the first.
+    /// Like `begin`, and also feeds the second ClientHello, whose reply is pending. Returns `None` if dimpl
+    /// cannot parse the first one.
     pub(super) fn accept(
         &self,
         now: Instant,
@@ -146,7 +146,7 @@ impl DtlsContext {
     }
 
     /// Returns false if the client cannot verify any of our signatures. A DTLS 1.2 client that sends no list
-    /// of schemes gets any certificate.
+    /// of schemes is assumed to accept any certificate.
     pub(super) fn has_certificate_for(&self, hello: &Hello<'_>) -> bool {
         let (schemes, chosen) = (schemes(hello), self.choose(hello));
         chosen.is_some_and(|chosen| schemes.is_empty() || chosen.key.choose_scheme(&schemes).is_some())

@@ -17,7 +17,7 @@ use super::hello::{COOKIE_LEN, Cookie, Hello, Version};
 const LIFETIME: u32 = 60;
 /// Tolerated clock difference between nodes in seconds.
 const SKEW: u32 = 10;
-/// Bytes of time and padding length; the MAC fills the rest.
+/// Number of bytes for time and padding length; the MAC fills the rest.
 const PREFIX: usize = 6;
 const NO_PADDING: u16 = u16::MAX;
 
@@ -50,7 +50,7 @@ impl CookieKeys {
     ) -> Option<Cookie> {
         let (cookie, made) = read(unix, hello.cookie?)?;
         let padding = u16::from_be_bytes([cookie[4], cookie[5]]);
-        // No accepted ClientHello had more padding. A forged length must not make us write more.
+        // No accepted ClientHello can have had more padding, and a forged length must not make us write more.
         if padding != NO_PADDING && usize::from(padding) > super::hello::MAX_HELLO {
             return None;
         }
@@ -191,8 +191,8 @@ mod tests {
         assert_eq!(check(&key, 100, 1), Some(cookie));
         assert_eq!(check(&key, 100 + u64::from(LIFETIME), 1), Some(cookie));
         assert_eq!(check(&key, 101 + u64::from(LIFETIME), 1), None, "too old");
-        assert_eq!(check(&key, 90, 1), Some(cookie), "made by a clock that is slightly ahead");
-        assert_eq!(check(&key, 89, 1), None, "made too far in the future");
+        assert_eq!(check(&key, 90, 1), Some(cookie), "created by a clock that is slightly ahead");
+        assert_eq!(check(&key, 89, 1), None, "created too far in the future");
         assert_eq!(check(&key, 100, 2), None, "another port");
         assert_eq!(check(&random(), 100, 1), None);
         assert_eq!(first, body(&[]));
@@ -241,7 +241,7 @@ mod tests {
                 assert_eq!(
                     keys().check(now, &elsewhere, &hello, &mut first),
                     Some(cookie),
-                    "made at {made}, checked at {now}"
+                    "created at {made}, checked at {now}"
                 );
             }
         }

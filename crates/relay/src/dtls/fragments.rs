@@ -1,6 +1,7 @@
 //! Reassembly of fragmented ClientHellos, which clients send on paths with a small MTU (RFC 6347 section
-//! 4.2.3). Nothing is stored before a first fragment with a valid cookie, which DTLS 1.2 places there. The
-//! bounds are those of handshakes: in total and per network, and the oldest entry is evicted.
+//! 4.2.3). Nothing is stored until the first fragment arrives with a valid cookie; in DTLS 1.2 the cookie is
+//! in the first fragment. The limits are those of handshakes, in total and per network; at a limit, the
+//! oldest entry is evicted.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -39,7 +40,7 @@ impl Fragments {
     }
 
     /// Keeps a first fragment with a valid cookie for `wait_ms`. Returns false if the ClientHello is too long
-    /// or there is no room.
+    /// or the limits are reached.
     pub(super) fn begin(
         &mut self,
         client: &Client,

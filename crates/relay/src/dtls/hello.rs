@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::record::HEADER as RECORD_HEADER;
 
-/// dimpl supports only this length.
+/// Length of a cookie; dimpl supports no other.
 pub(super) const COOKIE_LEN: usize = 32;
 
 pub(super) type Cookie = [u8; COOKIE_LEN];
@@ -18,9 +18,10 @@ const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
 const DTLS_1_2: u16 = 0xFEFD;
 const DTLS_1_3: u16 = 0xFEFC;
-/// X25519, P-256 and P-384: the groups supported by dimpl.
+/// X25519, P-256 and P-384: the groups that dimpl supports.
 pub(super) const GROUPS: [u16; 3] = [0x001D, 0x0017, 0x0018];
-/// Cipher suites of dimpl for DTLS 1.2: ECDHE and ECDSA with AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
+/// Cipher suites that dimpl supports for DTLS 1.2: ECDHE and ECDSA with AES-128-GCM, AES-256-GCM and
+/// ChaCha20-Poly1305.
 pub(super) const SUITES_1_2: [u16; 3] = [0xC02B, 0xC02C, 0xCCA9];
 pub(super) const SUITES_1_3: [u16; 3] = [0x1301, 0x1302, 0x1303];
 const NULL_COMPRESSION: u8 = 0;
@@ -68,7 +69,6 @@ pub(super) struct Hello<'a> {
     cookie_extension: Option<Range<usize>>,
     padding_extension: Option<Range<usize>>,
     pub(super) server_name: Option<&'a str>,
-    /// Two bytes per algorithm.
     signature_algorithms: &'a [u8],
     cipher_suites: &'a [u8],
     compression_methods: &'a [u8],
@@ -175,7 +175,7 @@ impl<'a> Hello<'a> {
         self.signature_algorithms.chunks_exact(2).map(pair)
     }
 
-    /// Version, random and session id, which precede the cookie of DTLS 1.2. A client repeats them after a
+    /// Version, random and session id, which precede the cookie in DTLS 1.2. A client repeats them after a
     /// HelloVerifyRequest (RFC 6347 section 4.2.1).
     pub(super) fn before_cookie(&self) -> &'a [u8] {
         &self.body[..self.legacy_cookie.start - 1]
@@ -267,8 +267,7 @@ impl Beginning {
     }
 }
 
-/// HelloVerifyRequest (RFC 6347 section 4.2.1) up to the cookie. Its version field is that of DTLS 1.0 in
-/// either case.
+/// HelloVerifyRequest (RFC 6347 section 4.2.1) up to the cookie. Its version field is always DTLS 1.0.
 #[rustfmt::skip]
 const VERIFY_REQUEST: [u8; 28] = [
     HANDSHAKE, 0xFE, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0, 47,
@@ -305,7 +304,8 @@ fn write_padding(padding: Option<usize>, out: &mut Vec<u8>) {
     out.resize(out.len() + padding, 0);
 }
 
-/// RFC 6066 section 3: a list of names, although only host names were ever defined.
+/// Parses the server name extension (RFC 6066 section 3): a list of names, although host names are the only
+/// type ever defined.
 fn host_name<'a>(value: &mut Reader<'a>) -> Option<&'a str> {
     let mut list = Reader { bytes: value.vector16().ok()?, at: 0 };
     if list.take(1).ok()? != [0] {

@@ -6,8 +6,8 @@
 //! Verdict::ToClient, Reply ─▶ Associations::relay, reply ─▶ dimpl ─▶ Tx::push_bytes
 //! ```
 //!
-//! A ClientHello without a valid cookie ([`cookie`]) gets a reply and leaves no state; with a valid cookie it
-//! starts a handshake. Handshakes, fragmented ClientHellos ([`fragments`]) and associations without an
+//! A ClientHello without a valid cookie ([`cookie`]) gets a reply, and no state is kept; with a valid cookie,
+//! it starts a handshake. Handshakes, fragmented ClientHellos ([`fragments`]) and associations without an
 //! allocation are limited, and the oldest of each kind is evicted. Quotas limit associations with an
 //! allocation.
 
@@ -68,11 +68,11 @@ pub(crate) struct Associations {
     started: Instant,
     listeners: Vec<Listener>,
     cookies: CookieKeys,
-    /// Unix time at `started` in seconds; from then on the monotonic clock is used.
+    /// Unix time at `started` in seconds; after that, the monotonic clock is used.
     began: u64,
     table: Slab<Association>,
     by_client: HashMap<Client, usize, RandomState>,
-    /// Last lookup, cached because datagrams of a client arrive in runs.
+    /// Last lookup, cached because a client's datagrams often arrive one after another.
     last: Option<(Client, usize)>,
     generations: Generations,
     half_open: Bounded,
@@ -80,14 +80,14 @@ pub(crate) struct Associations {
     idle: Bounded,
     timers: BTreeSet<(u64, usize)>,
     admissions_left: u32,
-    /// Clients of ended associations for the state machine.
+    /// Clients whose associations have ended, to be reported to the state machine.
     gone: Vec<Client>,
-    /// Clients of ended associations for the new process, if it has the sockets.
+    /// Clients whose associations have ended, to be reported to the new process if it has the sockets.
     ended: Option<Vec<Client>>,
     arrived: Vec<Span>,
     plain: Vec<u8>,
     scratch: Vec<u8>,
-    /// First ClientHello: its body, and the complete packet.
+    /// First ClientHello, as its body and as the complete packet.
     hello: [Vec<u8>; 2],
     answer: Vec<u8>,
     sifted: Vec<u8>,
@@ -97,7 +97,7 @@ pub(crate) struct Associations {
 }
 
 impl Associations {
-    /// Arena space required for a receive call and its plaintext. A call reads up to 16 super-packets of 64
+    /// Arena space needed for a receive call and its plaintext. A call reads up to 16 super-packets of 64
     /// KiB, or 32 datagrams without GRO, and plaintext is shorter than its records. Two cases exceed this and
     /// may lose datagrams: 32 datagrams of 64 KiB, and tiny records whose size triples because of alignment.
     pub(crate) const ROOM: usize = 3 << 20;
@@ -204,8 +204,8 @@ impl Associations {
     }
 
     /// Processes a datagram: replies at the DTLS level and decrypts messages into the arena
-    /// ([`Associations::arrived`]). Returns the client as known to the state machine, or `None` if it has no
-    /// association.
+    /// ([`Associations::arrived`]). Returns the client as the state machine identifies it, or `None` if it
+    /// has no association.
     pub(crate) fn receive(
         &mut self,
         now_ms: u64,
@@ -218,7 +218,7 @@ impl Associations {
         self.arrived.clear();
         self.stats.datagrams += 1;
         let datagram = rx.bytes(span);
-        // RFC 7983 section 7.
+        // The first byte shows that this is not DTLS (RFC 7983 section 7).
         if !matches!(datagram.first(), Some(20..=63)) {
             self.count_drop(DtlsDrop::NotDtls);
             return None;
@@ -297,7 +297,7 @@ impl Associations {
             association.armed_ms = u64::MAX;
             if association.deadline_ms <= now_ms {
                 match association.stage {
-                    // Silence followed the plaintext alert, so it came from the client itself.
+                    // Nothing followed the plaintext alert, so the client itself sent it.
                     Stage::HalfOpen(_) if association.alerted => self.fail(slot, DtlsFailure::Closed),
                     Stage::HalfOpen(_) => self.fail(slot, DtlsFailure::Timeout),
                     Stage::Idle(_) | Stage::Allocated => self.close(slot, DtlsEnd::Idle, tx),
@@ -321,12 +321,12 @@ impl Associations {
         self.gone.pop()
     }
 
-    /// Clients with an association or a handshake in progress, as identified at the sockets.
+    /// Clients with an association or a handshake in progress, as identified by the sockets.
     pub(crate) fn clients(&self) -> impl Iterator<Item = Client> {
         self.by_client.keys().copied()
     }
 
-    /// Marks the sockets as passed to a new process, which then learns of ended associations
+    /// Records that a new process has the sockets and must be notified of ended associations
     /// ([`Associations::next_ended`]).
     pub(crate) fn left_behind(&mut self) {
         self.ended = Some(Vec::new());
@@ -339,12 +339,12 @@ impl Associations {
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
-            // Another client may now have the address of one that has moved away.
+            // Another client may now have the address of a client that has moved away.
             Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client, tx);
             }
             Effect::Moved { was, client, from, .. } => {
-                // A client that moved from another worker was released there.
+                // A client that moved from another worker was already released there.
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was, tx);
                 }
@@ -470,7 +470,7 @@ impl Associations {
     fn close(&mut self, slot: usize, end: DtlsEnd, tx: &mut Tx) {
         let route = self.route_to(slot);
         let association = &mut self.table[slot];
-        // An association that cannot send its close_notify is removed too.
+        // An association is removed even if it cannot send its close_notify.
         if association.dtls.close().is_ok() {
             association.drain(&route, tx, None, &mut self.scratch, &mut self.stats);
         }
@@ -524,7 +524,7 @@ impl Associations {
     fn note(&mut self, slot: usize, timer: Option<Instant>) {
         let Some(timer) = timer else { return };
         let since = timer.saturating_duration_since(self.started).as_millis();
-        // A timer that is always due must not starve everything else.
+        // A timer that is always due must not starve other work.
         let soonest = self.now_ms + TIMER_MS;
         self.table[slot].timer_ms = u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1).max(soonest);
         self.arm(slot);
@@ -545,7 +545,8 @@ impl Associations {
         (association.generation == generation && association.is_open()).then_some(slot)
     }
 
-    /// Slot of the client's association, looked up with or without its server name's listener number.
+    /// Slot of the client's association. The client's listener number may or may not be that of its server
+    /// name.
     fn slot_of(&mut self, client: &Client) -> Option<usize> {
         let place = self.layout.dtls_place(client.listener)?;
         let unnamed = Client { listener: self.listeners.get(place)?.number, ..*client };

@@ -1,14 +1,14 @@
 //! dimpl's cryptography with two parts replaced.
 //!
-//! - **Cookies.** dimpl creates cookies with a secret per instance, so a cookie can be checked only by that
-//!   instance. Ours can be checked without an instance ([`super::cookie`]). The instance created afterwards
-//!   processes the first ClientHello again and must compute the same cookie. dimpl calls `hmac_sha256` only
-//!   for cookies; key derivation uses `hmac`.
-//! - **Keys.** dimpl parses the private key for each instance. Ours are parsed once by rustls, and ring signs
-//!   with them.
+//! - **Cookies.** dimpl creates cookies with a secret per instance, so only that instance can check a cookie.
+//! Our cookies can be checked without an instance ([`super::cookie`]). The instance created afterwards
+//! processes the first ClientHello again and must compute the same cookie. dimpl calls `hmac_sha256` only for
+//! cookies; key derivation uses `hmac`.
+//! - **Keys.** dimpl would parse the private key for each instance. rustls parses our keys once, and ring
+//! signs with them.
 //!
-//! dimpl's interface cannot pass either to a single instance, so both are stored in a thread-local variable
-//! during a call.
+//! dimpl's interface cannot pass a cookie or key to a single instance, so both are stored in a thread-local
+//! variable during a call.
 
 use std::{cell::RefCell, fmt, panic::AssertUnwindSafe, sync::Arc};
 
@@ -60,7 +60,7 @@ struct CookieOrHmac;
 impl HmacProvider for CookieOrHmac {
     fn hmac_sha256(&self, key: &[u8], data: &[u8]) -> Result<[u8; 32], CryptoError> {
         let cookie = LENT.with_borrow(|lent| lent.as_ref().map(|lent| lent.cookie));
-        // dimpl tests its provider at startup.
+        // No cookie is set when dimpl tests its provider at startup.
         cookie.map_or_else(|| rust_crypto::default_provider().hmac_provider.hmac_sha256(key, data), Ok)
     }
 
@@ -88,7 +88,7 @@ impl KeyProvider for LentKey {
 }
 
 struct Signer {
-    // Signing does not change the key, so a panic leaves nothing half done.
+    // Signing does not change the key, so a panic cannot leave it in an inconsistent state.
     key: AssertUnwindSafe<Arc<dyn sign::SigningKey>>,
     scheme: SignatureScheme,
 }

@@ -2,7 +2,7 @@
 
 /// Length of a plaintext record header, equal in DTLS 1.2 and 1.3 (RFC 6347 section 4.1, RFC 9147 section 4).
 pub(super) const HEADER: usize = 13;
-/// RFC 6347 section 4.3.1, RFC 5246 section 7.2.
+/// Content type of alerts (RFC 6347 section 4.3.1, RFC 5246 section 7.2).
 pub(super) const ALERT: u8 = 21;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub(super) enum Sifted<'a> {
     Rest(&'a [u8]),
 }
 
-/// Removes plaintext alerts (epoch 0) from a datagram; `buffer` receives the result. A remainder with
-/// inconsistent lengths is kept for the parser.
+/// Removes plaintext alerts (epoch 0) from a datagram; `buffer` receives the result. If lengths are
+/// inconsistent, the rest of the datagram is left to the parser.
 pub(super) fn without_plain_alerts<'a>(datagram: &'a [u8], buffer: &'a mut Vec<u8>) -> Sifted<'a> {
     if !records(datagram).any(is_plain_alert) {
         return Sifted::Whole(datagram);
@@ -64,7 +64,7 @@ mod tests {
     fn plaintext_alerts_are_removed_anywhere() {
         let (alert, sealed) = (record(ALERT, 0, &[2, 40]), record(ALERT, 1, &[7; 26]));
         let (message, finished) = (record(22, 0, &[1; 30]), record(22, 1, &[2; 40]));
-        // RFC 9147 section 4: bits 001 and four flags, possibly without a length.
+        // Unified header (RFC 9147 section 4): bits 001 and five more flag bits; the length may be missing.
         let unified = vec![0x2C, 0, 1, 0, 0, 9, 9];
         for (datagram, rest) in [
             (vec![&alert], Some(vec![])),
@@ -82,7 +82,7 @@ mod tests {
             let expected = rest.as_deref().map_or(Sifted::Whole(&datagram), Sifted::Rest);
             assert_eq!(without_plain_alerts(&datagram, &mut buffer), expected, "{datagram:?}");
         }
-        // A truncated alert is removed too.
+        // A truncated alert is also removed.
         let mut buffer = Vec::new();
         assert_eq!(without_plain_alerts(&alert[..7], &mut buffer), Sifted::Rest(&[]));
     }

@@ -10,9 +10,9 @@ pub enum DtlsEnd {
     Replaced,
     Handshake,
     Protocol,
-    /// Had no allocation for too long.
+    /// The client had no allocation for too long.
     Idle,
-    /// Had no allocation, and another client needed its slot.
+    /// The client had no allocation, and another client needed its slot.
     Evicted,
     Shutdown,
 }
@@ -24,7 +24,7 @@ pub enum DtlsFailure {
     Timeout,
     Evicted,
     Version,
-    /// DTLS 1.3 only, without a key share of X25519, P-256 or P-384.
+    /// The client supports only DTLS 1.3 and sent no key share for X25519, P-256 or P-384.
     KeyShare,
     /// No common cipher suite, signature scheme or extension.
     Incompatible,
@@ -50,20 +50,21 @@ pub enum DtlsDrop {
     BadCookie,
     /// The reply would be longer than the request.
     Amplification,
-    /// Too many handshakes at once, or all slots are taken by recent clients. The client's retransmission is
-    /// served later.
+    /// Too many handshakes at once, or recent clients occupy all slots. The client's retransmission is served
+    /// later.
     Busy,
     NoAssociation,
-    /// No effect: a forged, broken or repeated record, or an acknowledgement.
+    /// The datagram had no effect: a forged, broken or repeated record, or an acknowledgement.
     NoEffect,
-    /// Contained a plaintext alert during a handshake. The alert may be forged and is ignored; the rest is
-    /// processed.
+    /// The datagram contained a plaintext alert during a handshake. The alert may be forged and is ignored;
+    /// the rest is processed.
     PlainAlert,
-    /// No room for the plaintext.
+    /// The arena had no room for the plaintext.
     NoRoom,
     /// A message to a client that exceeds the record size.
     RecordTooLong,
-    /// For the old process during an upgrade, which reads too slowly.
+    /// The datagram was to be forwarded to the old process during an upgrade, but that process reads too
+    /// slowly.
     OldProcess,
 }
 

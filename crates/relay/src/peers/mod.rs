@@ -1,5 +1,5 @@
 //! TCP relaying (RFC 6062): listening sockets of relayed transport addresses and connections to peers. The
-//! state machine decides; this module opens, accepts, and moves bytes.
+//! state machine decides; this module opens and accepts connections and moves bytes.
 //!
 //! ```text
 //!  connect ──▶ Connecting ──▶ PeerEvent::Connected ┐
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Connections are polled edge-triggered from the start. Data that a peer sends before the bind stays in the
-//! kernel; the flow only records that the socket is readable.
+//! kernel; until then, the flow only records that the socket is readable.
 
 mod tls_end;
 mod traffic;
@@ -35,7 +35,7 @@ use crate::{
 };
 use tls_end::TlsEnd;
 
-/// Pause of a listener after running out of descriptors, in milliseconds.
+/// Milliseconds for which a listener pauses after descriptors have run out.
 const PAUSE_MS: u64 = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -51,7 +51,7 @@ pub(crate) enum Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
     Listener(usize),
-    /// The generation detects events of an earlier connection in the slot.
+    /// The generation reveals events that belong to an earlier connection in the slot.
     Connection(Side, usize, u32),
 }
 
@@ -85,7 +85,7 @@ impl Token {
     }
 }
 
-/// Source of bandwidth grants, with the current time.
+/// Limits that grant bandwidth, with the current time.
 pub(crate) struct Purse<'a> {
     pub(crate) now: Now,
     pub(crate) server: &'a mut Server<WorkerPolicy>,
@@ -93,9 +93,9 @@ pub(crate) struct Purse<'a> {
 
 #[derive(Debug)]
 pub(crate) enum PeerEvent {
-    /// For `Server::connected`.
     Connected(AllocationSlot, ConnectionId, Result<(), ConnectError>),
-    /// For `Server::connection_ended`: unreported bytes to the peer and to the client.
+    /// Arguments for `Server::connection_ended`, with the bytes to the peer and to the client not reported
+    /// yet.
     Ended(ConnectionId, u64, u64),
 }
 
@@ -107,7 +107,7 @@ pub struct PeerStats {
     pub spliced_bytes: u64,
     /// Turns that ended because one side accepted no more data.
     pub stalls: u64,
-    /// Pauses of accepting for lack of file descriptors or memory.
+    /// Number of times accepting paused for lack of file descriptors or memory.
     pub accept_pauses: u64,
 }
 
@@ -123,13 +123,13 @@ struct Connection {
     generation: u32,
     peer: TcpSocket,
     stage: Stage,
-    /// Both directions. For TLS clients the flows are only used for counting.
+    /// Flows of both directions. For TLS clients, the flows are used only for counting.
     to_peer: Flow,
     to_client: Flow,
     reported: (u64, u64),
     queued: bool,
     half_closed: bool,
-    /// End of the bandwidth pause to the peer and to the client.
+    /// Time at which the bandwidth pause ends, to the peer and to the client.
     held_until_ms: [u64; 2],
 }
 
@@ -164,14 +164,15 @@ pub(crate) struct Peers {
     by_id: HashMap<ConnectionId, usize, RandomState>,
     owners: HashMap<AllocationSlot, Owned, RandomState>,
     generation: u32,
-    /// Created on the first bind: its buffer takes 256 KiB, and most servers relay no TCP.
+    /// Created by the first bind, because its buffer takes 256 KiB and most servers relay no TCP.
     mover: Option<Mover>,
     /// Connections with more to move than one turn allows.
     again: Vec<usize>,
     resumed: Vec<usize>,
     /// Connections paused by their bandwidth limit: end of the pause, slot, generation.
     paused: BTreeSet<(u64, usize, u32)>,
-    /// Half-closed connections by deadline, at which they end unless they have moved more bytes.
+    /// Half-closed connections by deadline. At its deadline, a connection ends unless it has moved more
+    /// bytes.
     half_closed: VecDeque<HalfClosed>,
     half_closed_ms: u64,
     events: VecDeque<PeerEvent>,
@@ -248,7 +249,7 @@ impl Peers {
         match listener.socket.accept() {
             Ok(accepted) => accepted.map(|(socket, peer)| (listener.relay, socket, peer)),
             Err(error) => {
-                // The poller would report it again at once.
+                // Otherwise, the poller would report it again immediately.
                 if is_exhaustion(&error) && poller.remove(&listener.socket).is_ok() {
                     listener.paused = true;
                     self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
@@ -303,7 +304,7 @@ impl Peers {
         }
     }
 
-    /// Handles an event; returns the listener to accept from, if it is one.
+    /// Handles an event; if it belongs to a listener, returns the listener to accept from.
     pub(crate) fn on_event(&mut self, event: &Event, purse: &mut Purse<'_>) -> Option<usize> {
         let (side, slot, generation) = match Token::of(event.token)? {
             Token::Listener(place) => return Some(place),
@@ -316,7 +317,7 @@ impl Peers {
                     self.connected(slot, event);
                 }
             }
-            // No more data could reach the client.
+            // No more data could be passed to the client.
             Stage::Waiting if event.error => self.end(slot),
             Stage::Waiting => note(&mut connection.to_client, &connection.peer, event),
             Stage::Bound(_) => self.on_traffic(slot, side, event, purse),
@@ -349,7 +350,7 @@ impl Peers {
         self.events.pop_front()
     }
 
-    /// Time of the next [`Peers::handle_timeout`] in milliseconds; 0 if there is more to move.
+    /// Time in milliseconds at which [`Peers::handle_timeout`] is next due; 0 if there is more data to move.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         if !self.again.is_empty() {
             return Some(0);

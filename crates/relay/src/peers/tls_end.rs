@@ -1,5 +1,5 @@
-//! TLS client of a data connection. There is one buffer per direction. A side is read only after the data of
-//! its last read has been sent, so at most the data of one read waits.
+//! TLS client of a data connection, with one buffer per direction. A side is read only after the data of its
+//! last read has been sent, so at most one read's data is waiting.
 
 use std::io::{self, ErrorKind, Write as _};
 
@@ -10,7 +10,7 @@ use turnpike_net::TcpSocket;
 use super::Side;
 use crate::stream::channel::{self, Fed};
 
-/// Bytes per read. A read may complete a record that began earlier (up to 16 KiB).
+/// Bytes per read. A read may also complete a record of up to 16 KiB that began earlier.
 const READ: usize = 16 << 10;
 const DECRYPTED: usize = READ + (32 << 10);
 const TURN: usize = 8;
@@ -18,14 +18,15 @@ const TURN: usize = 8;
 pub(super) struct TlsEnd {
     socket: TcpSocket,
     tls: Box<ServerConnection>,
-    /// Decrypted data for the peer, which starts at offset `at`.
+    /// Decrypted data for the peer; the unsent part starts at offset `at`.
     waiting: Vec<u8>,
     at: usize,
-    /// The client has ended its direction. `peer_told`: the peer's socket has been shut down accordingly.
+    /// True if the client has ended its direction. `peer_told` is true once the peer's socket has been shut
+    /// down for writing.
     client_ended: bool,
     peer_told: bool,
-    /// The peer has ended its direction. `notified`: close_notify has been written. `client_told`: all data
-    /// has been sent.
+    /// True if the peer has ended its direction. `notified` is true once close_notify has been written, and
+    /// `client_told` once all data has been sent.
     peer_ended: bool,
     notified: bool,
     client_told: bool,
@@ -59,7 +60,7 @@ impl TlsEnd {
         self.client_ended || self.peer_ended
     }
 
-    /// Returns true if a turn would not read from this side and would hence miss an error.
+    /// Returns true if a turn would not read from this side and would therefore miss an error.
     pub(super) fn is_deaf_to(&self, side: Side) -> bool {
         match side {
             Side::Client => self.client_ended || self.at < self.waiting.len(),
@@ -67,8 +68,8 @@ impl TlsEnd {
         }
     }
 
-    /// Moves as much as possible; `scratch` is free between calls. The flows indicate which sides may be
-    /// readable.
+    /// Moves as much data as possible; nothing is kept in `scratch` between calls. The flows
+    /// indicate which sides may be readable.
     pub(super) fn turn(
         &mut self,
         peer: &TcpSocket,

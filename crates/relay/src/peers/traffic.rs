@@ -1,4 +1,4 @@
-//! Traffic of a bound peer connection: events become turns in both directions.
+//! Traffic of a bound peer connection: on each event, moves data in both directions.
 
 use turnpike_copy::{Flow, Mover, Pumped};
 use turnpike_net::{Event, TcpSocket};
@@ -6,7 +6,7 @@ use turnpike_turn::server::Way;
 
 use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, tls_end::Turned};
 
-/// Bytes requested at once from a bandwidth limit; a worker never holds more of a pool.
+/// Bytes requested from a bandwidth limit per call; a worker never reserves more of it.
 const PORTION: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Peers {
         };
         note(source, socket, event);
         if event.error {
-            // Nothing can be read, so a reset ends the connection immediately.
+            // If nothing can be read, a reset ends the connection immediately.
             let stuck = match &connection.stage {
                 Stage::Bound(ClientEnd::Tls(end)) => end.is_deaf_to(side),
                 _ => source.has_ended() || source.is_blocked(),
@@ -152,7 +152,7 @@ fn one_way(mover: &mut Mover, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket,
         return Outcome::Idle;
     }
     match mover.pump(flow, from, to, None, last) {
-        // If the budget is spent, the pause set by its owner applies.
+        // If the budget is used up, `grant` has set a pause.
         Pumped::Idle | Pumped::Spent | Pumped::Done => Outcome::Idle,
         Pumped::Blocked => Outcome::Blocked,
         Pumped::Again => Outcome::Again,

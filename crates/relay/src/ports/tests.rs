@@ -110,7 +110,7 @@ fn one_after_the_other(ports: &Ports, wish: &OpenRelay, times: Range<u64>) -> Ve
 fn ports_are_reused_oldest_first_once_all_are_used() {
     let ports = ports(24_000..=24_015);
     let first = one_after_the_other(&ports, &wish(PortRequest::Any), 0..16);
-    // Other programs may have some ports. The rest repeat in the order of the first round.
+    // Other programs may have some ports. The remaining ports are reused in the order of the first round.
     let period = first.iter().skip(1).position(|port| *port == first[0]).map_or(16, |at| at + 1);
     assert!(period >= 10, "most of the range is free on this machine: {first:?}");
     let second = one_after_the_other(&ports, &wish(PortRequest::Any), 16..16 + 3 * period as u64);
@@ -172,7 +172,7 @@ fn free_port_of_another_address_precedes_a_quarantined_one() {
     }
 }
 
-/// Random draws alone would usually miss the only free port.
+/// Random draws would usually miss the only free port.
 #[test]
 fn only_port_left_by_other_programs_is_found() {
     let range = 24_100..=24_163;
@@ -373,7 +373,7 @@ fn dual_stack_allocations_use_all_ports_of_each_address() {
     let mut open = Vec::new();
     for _ in 0..16 {
         open.push(ports.get(PortRequest::Any, 0).unwrap());
-        // The other half of a dual-stack allocation; some machines lack IPv6.
+        // The other half of a dual-stack allocation, which fails on machines without IPv6.
         open.extend(ports.open(&v6, ALICE, None, 0));
     }
     let on = |open: &[Opened], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
@@ -428,7 +428,7 @@ fn reservations_are_limited_per_user_and_in_total() {
             .is_ok()
     );
     assert_eq!(taken(UserRef::new("here", "bob")), MOST_PER_USER);
-    // The limit for all users together applies too.
+    // The limit for all users together also applies.
     let users: Vec<String> = (0..20).map(|n| format!("user{n}")).collect();
     let all: usize = users.iter().map(|user| taken(UserRef::new("here", user))).sum();
     assert_eq!(all, ports.plan().most_reservations - 3 * MOST_PER_USER);
@@ -442,7 +442,11 @@ fn user_limit_of_reservations_applies_to_short_ranges() {
         ports.open(&wish(PortRequest::EvenAndReserveNext(token)), owner, None, 0).map(drop)
     };
     assert_eq!(reserve(ALICE, [1; 8]), Ok(()));
-    assert_eq!(reserve(ALICE, [2; 8]), Err(Refusal::Reservation), "at most a quarter of four reservations");
+    assert_eq!(
+        reserve(ALICE, [2; 8]),
+        Err(Refusal::Reservation),
+        "a user may have at most a quarter of four reservations"
+    );
     assert_eq!(reserve(UserRef::new("here", "bob"), [3; 8]), Ok(()));
 }
 
@@ -457,7 +461,7 @@ fn reservations_cannot_take_all_ports() {
         given += 1;
         ports.release(opened.socket.local_addr(), 0);
     }
-    assert_eq!(given, 4, "a sixteenth of the ports");
+    assert_eq!(given, 4, "reservations may use a sixteenth of the ports");
     assert_eq!(ports.get(PortRequest::EvenAndReserveNext([9; 8]), 29_999).err(), Some(Refusal::Reservation));
     assert!(ports.get(PortRequest::Any, 0).is_ok(), "plain requests still succeed");
     assert!(ports.get(PortRequest::EvenAndReserveNext([9; 8]), 30_000).is_ok());
@@ -469,7 +473,7 @@ fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
 
 fn drawn(ports: &Ports, owner: UserRef<'_>) -> Vec<u16> {
     let open = std::iter::from_fn(|| ports.open(&wish(PortRequest::Any), owner, None, 0).ok());
-    // Open at the same time, so that none is chosen twice.
+    // All are open at the same time, so that none is chosen twice.
     let open: Vec<_> = open.collect();
     open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
     let mut drawn: Vec<u16> = open.iter().map(|opened| opened.relayed.port()).collect();
@@ -518,7 +522,10 @@ fn reload_uses_the_new_range_and_keeps_open_ports() {
     let bound = opened.socket.local_addr();
     let next = vec![at("127.0.0.1", external("192.0.2.9")), at("127.0.0.2", None)];
     ports.reconfigure(&config(next, 23_700..=23_719));
-    assert!(ports.are_relayed(opened.relayed, RelayTransport::Udp), "with the old external address");
+    assert!(
+        ports.are_relayed(opened.relayed, RelayTransport::Udp),
+        "still known by its old external address"
+    );
     assert!(ports.are_relayed(bound, RelayTransport::Udp));
     let mut told = std::collections::HashSet::new();
     for _ in 0..4 {

@@ -14,9 +14,9 @@ use turnpike_net::TcpSocket;
 
 use super::HandshakeFailure;
 
-/// Maximum bytes encrypted before a write: encrypted messages can no longer be dropped.
+/// Maximum bytes encrypted before a write, because encrypted messages can no longer be dropped.
 const BATCH: usize = 32 << 10;
-/// Maximum records encrypted before a write: rustls passes no more to one write.
+/// Maximum records encrypted before a write: rustls passes at most this many to one write.
 const RECORDS: u32 = 64;
 
 pub(crate) enum Channel {
@@ -27,7 +27,7 @@ pub(crate) enum Channel {
 #[derive(Default)]
 pub(crate) struct Fed {
     pub(crate) plain: usize,
-    /// Input bytes since the last plaintext.
+    /// Bytes of TLS input since the last plaintext.
     pub(crate) barren: usize,
     pub(crate) ended: bool,
     pub(crate) error: Option<rustls::Error>,
@@ -41,8 +41,8 @@ impl Channel {
         }
     }
 
-    /// Sends close_notify (RFC 8446 section 6.1) and any pending alert to a TLS client, as far as the kernel
-    /// accepts them.
+    /// Sends close_notify (RFC 8446 section 6.1) and any pending alert to a TLS client, if the socket has
+    /// room for them.
     pub(crate) fn say_goodbye(&mut self, socket: &TcpSocket, writes: &mut u64) {
         if let Self::Tls(tls) = self {
             tls.send_close_notify();
@@ -59,8 +59,8 @@ impl Channel {
     }
 }
 
-/// Writes these slices as far as the kernel accepts them; returns the number of bytes. `more` announces
-/// another write.
+/// Writes as much of these slices as the kernel accepts; returns the number of bytes. `more` means that
+/// another write will follow.
 pub(crate) fn write(
     socket: &TcpSocket,
     slices: &[IoSlice<'_>],
@@ -88,8 +88,8 @@ impl Batch {
         self.records == 0
     }
 
-    /// Writes the batch if it is large enough, without announcing more data, so that the client decrypts it
-    /// while the next one is encrypted.
+    /// Writes the batch if it is large enough, without MSG_MORE, so that the client decrypts it while the
+    /// next one is being encrypted.
     pub(crate) fn flush_if_full(
         &mut self,
         tls: &mut ServerConnection,
@@ -108,7 +108,7 @@ impl Batch {
 /// per client; clients without certificates need one or two records.
 pub(crate) const BARREN_LIMIT: usize = 5 + (16 << 10) + 2048;
 
-/// Decrypts into `room`, which must hold `input` plus one record.
+/// Decrypts into `room`, which must be large enough for `input` plus one record.
 pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]) -> Fed {
     let mut fed = Fed::default();
     while !input.is_empty() {

@@ -13,12 +13,12 @@ use crate::bounded::share;
 pub struct StreamConfig {
     /// TCP listeners. With `tls` they also accept TLS clients, recognised by their first byte.
     pub listen: Vec<SocketAddr>,
-    /// Further listeners; ignored without `tls`.
+    /// TLS listeners; ignored without `tls`.
     pub tls_listen: Vec<SocketAddr>,
     pub tls_only: bool,
     pub tls: Option<Arc<TlsContext>>,
-    /// Server names (SNI) of TLS and DTLS clients that have realms, and hence listener numbers
-    /// ([`crate::Layout`]), of their own.
+    /// Server names (SNI) of TLS and DTLS clients that have their own realms, and therefore their own
+    /// listener numbers ([`crate::Layout`]).
     pub server_names: Vec<String>,
     /// Proxies: connections from these addresses must start with a PROXY header (version 1 or 2).
     pub proxies: Vec<Cidr>,
@@ -28,8 +28,8 @@ pub struct StreamConfig {
 }
 
 impl StreamConfig {
-    /// Maximum connections accepted per listener and tick. During a tick each listener of each worker may
-    /// exceed the limits by this many descriptors.
+    /// Maximum connections accepted per listener and tick. During a tick, each listener of each worker may
+    /// exceed the limits by this many connections.
     pub const ACCEPTS: usize = 32;
 
     pub(super) fn hands_on_tls(&self) -> bool {

@@ -18,7 +18,7 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Proxied,
-    /// The first byte decides between plain and TLS.
+    /// Not known yet: the first byte decides between plain and TLS.
     Unknown,
     Handshake,
     Open,
@@ -32,7 +32,7 @@ pub(super) struct Connection {
     /// The listener number is final after the first byte, and a proxied client's address after the header.
     pub(super) client: Client,
     pub(super) proxied: bool,
-    /// A newer connection has the same 5-tuple.
+    /// True if a newer connection has the same 5-tuple.
     pub(super) superseded: bool,
     pub(super) framer: Framer,
     pub(super) outbox: Outbox,
@@ -41,7 +41,7 @@ pub(super) struct Connection {
     pub(super) touched: bool,
     pub(super) watches_readable: bool,
     pub(super) watches_writable: bool,
-    /// Not read, because its next message has to wait ([`super::pause`]).
+    /// True if the socket is not read, because the next message has to wait ([`super::pause`]).
     pub(super) paused: bool,
     pub(super) deadline_ms: u64,
     /// TLS bytes since the last plaintext, or since the start of the handshake.
@@ -49,11 +49,12 @@ pub(super) struct Connection {
     pub(super) ended: bool,
     pub(super) spoke: bool,
     pub(super) allocated: bool,
-    /// Has had an allocation; only such clients may send long messages.
+    /// True if the client has had an allocation; only such clients may send long messages.
     pub(super) trusted: bool,
     /// Number among the connections without an allocation, or among the waiting ones.
     pub(super) place: Option<u64>,
-    /// Not polled: its address has too many recent connections without an allocation.
+    /// True if the connection is not polled, because its address has too many recent connections without an
+    /// allocation.
     pub(super) waiting: bool,
     pub(super) failure: Option<HandshakeFailure>,
     pub(super) closing: Option<CloseReason>,
@@ -68,8 +69,8 @@ pub(super) const PORTION: usize = 32 << 10;
 const FIRST_PORTION: usize = 4 << 10;
 
 impl Connection {
-    /// Maximum bytes of one read. It also limits how long all other clients wait, because everything read is
-    /// handled, even if it consists of the shortest possible messages.
+    /// Maximum bytes of one read. It also limits how long all other clients wait, because everything that was
+    /// read is handled, even if it consists of the shortest possible messages.
     pub(super) fn portion(&self) -> usize {
         if self.allocated { PORTION } else { FIRST_PORTION }
     }

@@ -1,4 +1,4 @@
-//! Stream listeners: bound by the thread that starts the relay, served by their worker.
+//! Stream listeners: bound by the thread that starts the relay, then used by their worker.
 
 use std::{
     io,
@@ -14,21 +14,21 @@ use super::{
     connection::NONE, outbox::Outbox,
 };
 
-/// Seconds for which the kernel holds back a silent connection (TCP_DEFER_ACCEPT). TURN clients send
-/// immediately, so accept and the first message together take one wake-up.
+/// Seconds for which the kernel holds back a connection without data (TCP_DEFER_ACCEPT). TURN clients send
+/// immediately, so the accept and the first message share one wake-up.
 const SILENT_SECONDS: u32 = 1;
-/// Pause of accepting in milliseconds after running out of descriptors or memory.
+/// Milliseconds for which accepting pauses after descriptors or memory have run out.
 pub(super) const PAUSE_MS: u64 = 1000;
 /// Milliseconds between attempts to admit new connections while all existing ones are protected.
 const RETRY_MS: u64 = 20;
-/// Maximum unsent bytes per connection in the kernel, where datagrams can no longer be dropped.
+/// Maximum unsent bytes per connection in the kernel, where relayed datagrams can no longer be dropped.
 const UNSENT_LIMIT: u32 = 128 << 10;
 
 pub(super) struct Listener {
-    /// `None` if closed or passed to another process; its connections continue.
+    /// Socket; `None` if closed or passed to another process. The listener's connections continue.
     pub(super) socket: Option<TcpListener>,
     pub(super) tls_only: bool,
-    /// Not polled for lack of descriptors or slots.
+    /// True if the socket is not polled, for lack of descriptors or slots.
     pub(super) paused: bool,
 }
 
@@ -98,7 +98,7 @@ impl Streams {
         }
     }
 
-    /// Stops polling a listener for a while, because the poller would report it again at once.
+    /// Stops polling a listener for a while, because the poller would report it again immediately.
     fn pause_listener(&mut self, place: usize, until_ms: u64, poller: &Poller) {
         let Some(Listener { socket: Some(listening), paused, .. }) = self.listeners.get_mut(place) else {
             return;
@@ -125,7 +125,7 @@ impl Streams {
         let id = self.layout.number(Transport::Tcp, place, None);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
-        // Behind a proxy the address is known after the header.
+        // Behind a proxy, the address is not known until the header has been read.
         let network = (!proxied).then(|| PrefixLengths::HOST.of(peer.ip()));
         let crowded =
             network.filter(|network| self.waiting.has(*network) || self.idle.is_crowded_by(*network, now_ms));
@@ -233,8 +233,8 @@ impl Streams {
         self.accepted.pop_front()
     }
 
-    /// Evicts the oldest connection without an allocation: of the same address if that is at its limit, or
-    /// else of all.
+    /// Evicts the oldest connection without an allocation: from the same address if that is at its limit,
+    /// otherwise from any address.
     fn make_room(&mut self, network: Option<IpAddr>) {
         if let Some(slot) = network.and_then(|network| self.idle.in_the_way_of(network)) {
             self.evict(slot, CloseReason::LimitAddress);

@@ -59,16 +59,16 @@ use hand_on::Chosen;
 use listener::Listener;
 use send::Pieces;
 
-/// First token of streams: listeners, then connections. UDP sockets use lower tokens.
+/// First poller token of streams: listeners, then connections. UDP sockets use lower tokens.
 const FIRST_TOKEN: u64 = 1 << 32;
 const FIRST_CONNECTION: u64 = 2 << 32;
 pub(crate) const END_OF_TOKENS: u64 = 1 << 62;
 /// Handshake steps per tick: each takes up to a millisecond, during which datagrams wait.
 const HANDSHAKES: u32 = 4;
-/// Messages per tick before datagrams get their turn. A higher value lets a TCP flood delay UDP clients; a
-/// lower one sends less per write.
+/// Messages per tick before datagrams get their turn. A higher value would let a TCP flood delay UDP clients;
+/// with a lower value, less would be sent per write.
 const SHARE: usize = 2048;
-/// Bytes of TLS overhead that cost as much as a message. A KeyUpdate consists of 27 bytes of overhead only.
+/// Bytes of TLS overhead that cost as much as a message. A KeyUpdate is 27 bytes, all of them overhead.
 const OVERHEAD: usize = 32;
 const SWEEP_MS: u64 = 250;
 
@@ -109,7 +109,7 @@ pub(crate) struct Streams {
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
     idle: Bounded,
-    /// Accepted, but not read until their address has a free slot.
+    /// Connections that were accepted but are not read until their address has a free slot.
     waiting: Bounded,
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -127,7 +127,7 @@ pub(crate) struct Streams {
     first_put_off: Option<usize>,
     next_sweep_ms: Option<u64>,
     resume_ms: Option<u64>,
-    /// Paused connections by end of the pause, with their generations.
+    /// Paused connections, ordered by the end of their pause, with their generations.
     paused: BTreeSet<(u64, usize, u32)>,
     stats: StreamStats,
     noted: Noted,
@@ -190,7 +190,7 @@ impl Streams {
         self.noted.drain()
     }
 
-    /// Starts a tick; returns the index of the event to begin with. The poller always reports sockets in the
+    /// Starts a tick; returns the index of the event to start with. The poller always reports sockets in the
     /// same order, so a tick continues with the first connection that the previous one deferred.
     pub(crate) fn begin_tick(&mut self, events: &[Event]) -> usize {
         self.share_left = SHARE;
@@ -246,12 +246,12 @@ impl Streams {
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
-            // Another client may now have the address of one that has moved away.
+            // Another client may now have the address of a client that has moved away.
             Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client);
             }
             Effect::Moved { was, client, from, .. } => {
-                // A client that moved from another worker was released there.
+                // A client that moved from another worker was already released there.
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was);
                 }
@@ -269,7 +269,7 @@ impl Streams {
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
-        // Chosen for eviction in this tick, but it has an allocation now.
+        // The connection was chosen for eviction in this tick, but now has an allocation.
         if matches!(connection.closing, Some(CloseReason::Evicted | CloseReason::LimitAddress)) {
             connection.closing = None;
         }
@@ -316,8 +316,8 @@ impl Streams {
         self.touch(slot);
     }
 
-    /// Closes a connection with the 5-tuple of a newer one, and notifies the state machine before the newer
-    /// one's first message.
+    /// Closes a connection that has the same 5-tuple as a newer one, and notifies the state machine before
+    /// the newer connection's first message.
     fn supersede(&mut self, older: usize) {
         let connection = &mut self.connections[older];
         connection.superseded = true;
@@ -366,7 +366,8 @@ impl Streams {
             let closed = reason.turns_away().then(|| (connection.transport(), reason));
             self.gone.push(Gone { client: connection.client, closed });
         }
-        // The kernel still delivers unread data, unless the client keeps sending, which causes an RST.
+        // The kernel still delivers data that the client has not read, unless the client keeps sending, which
+        // causes an RST.
         drop(connection.socket);
     }
 }

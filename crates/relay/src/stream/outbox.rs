@@ -3,16 +3,17 @@
 
 use std::{collections::VecDeque, io::IoSlice};
 
-/// Maximum bytes of waiting replies. Clients that send requests without reading replies are disconnected.
+/// Maximum size in bytes of the queued replies. Clients that send requests without reading replies are
+/// disconnected.
 const CONTROL_LIMIT: usize = 64 << 10;
 const KEEP: usize = 4096;
 pub(super) const SLICES: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// A reply: never dropped, but too many unsent replies close the connection.
+    /// A reply: never dropped, but the connection is closed if too many are unsent.
     Control,
-    /// A relayed datagram: the oldest is dropped, as a router would do.
+    /// A relayed datagram: if the queue is full, the oldest is dropped, as a router would do.
     Datagram,
 }
 
@@ -46,7 +47,8 @@ impl Outbox {
         self.begun.is_empty() && self.control.is_empty() && self.datagrams.is_empty()
     }
 
-    /// Queues a message of three parts; returns the number of datagrams and bytes dropped to make room.
+    /// Queues a message that consists of three parts; returns the number of datagrams and bytes dropped to
+    /// make room.
     pub(super) fn push(&mut self, class: Class, parts: [&[u8]; 3]) -> Result<(u64, u64), Overflow> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         match class {
@@ -156,8 +158,8 @@ impl Messages {
         len
     }
 
-    /// Removes `sent` bytes from the front. Moves the rest of a partial message to `begun` and then returns
-    /// true.
+    /// Removes `sent` bytes from the front. If that leaves a partial message, moves its rest to `begun` and
+    /// returns true.
     fn consume(&mut self, sent: &mut usize, begun: &mut Vec<u8>) -> bool {
         while *sent > 0
             && let Some(len) = self.lengths.pop_front()

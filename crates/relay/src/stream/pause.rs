@@ -1,6 +1,6 @@
-//! Connections that wait: their clients exceed their bandwidth limit or repeat refused requests, or their new
-//! worker has no room. The server stops reading, so that TCP slows the client down. Nothing is dropped, and
-//! at most the data of one read waits.
+//! Connections that have to wait because the client exceeds its bandwidth limit or repeats refused requests,
+//! or because its new worker has no room. The server stops reading, so that TCP slows the client down.
+//! Nothing is dropped, and at most one read's data is waiting.
 
 use turnpike_net::{Interest, Poller, Rx, Span};
 use turnpike_turn::server::Client;
@@ -24,7 +24,7 @@ impl Streams {
         let behind = incoming.rest.offset + incoming.rest.len;
         let whole = Span { offset: message.offset, len: behind - message.offset };
         connection.framer.hold(rx.bytes(whole), 0);
-        // Counted again when it is resumed.
+        // The message is counted again when the connection is resumed.
         self.stats.received -= 1;
         self.pause_until(slot, until_ms, poller);
     }
@@ -44,7 +44,7 @@ impl Streams {
         self.pause_until(slot, until_ms, poller);
     }
 
-    /// Stops reading from a client until `until_ms`; `behind` has already been read.
+    /// Stops reading from a client until `until_ms`; `behind` is data that has already been read.
     pub(crate) fn slow_down(&mut self, client: &Client, behind: &[u8], until_ms: u64, poller: &Poller) {
         let Some(slot) = self.slot_of(client) else { return };
         let Some(connection) = self.connections.get_mut(slot).filter(|it| it.closing.is_none()) else {

@@ -1,4 +1,4 @@
-//! Receiving: from a readable socket to complete messages in the worker's arena.
+//! Receives from readable sockets, and produces complete messages in the worker's arena.
 
 use std::io;
 
@@ -29,7 +29,7 @@ impl Streams {
     /// Arena space required by [`Streams::receive`].
     pub(crate) const ROOM: usize = 3 << 16;
 
-    /// Reads once; `None` if there is no complete message. Once the tick's share is used up, it reads
+    /// Reads once; returns `None` if there is no complete message. Once the tick's share is used up, it reads
     /// nothing, and the poller reports the socket again.
     pub(crate) fn receive(&mut self, slot: usize, now_ms: u64, rx: &mut Rx) -> Option<Incoming> {
         if self.share_left == 0 {
@@ -292,8 +292,8 @@ impl Streams {
         CloseReason::Handshake
     }
 
-    /// Registers the connection of a client. Returns true if it replaces one with the same 5-tuple; the state
-    /// machine must handle the end of that one first.
+    /// Registers a client's connection. Returns true if it replaces one with the same 5-tuple; the state
+    /// machine must first handle the end of the older connection.
     fn open(&mut self, slot: usize) -> Result<bool, CloseReason> {
         let connection = &self.connections[slot];
         let client = connection.client;
@@ -309,7 +309,7 @@ impl Streams {
         }
         self.by_client.insert(client, slot);
         self.connections[slot].stage = Stage::Open;
-        // Connections that ended in this tick are already removed.
+        // Connections that ended in this tick have already been removed.
         Ok(older.is_some() || self.gone.iter().any(|gone| gone.client == client))
     }
 
@@ -335,7 +335,7 @@ pub(super) fn is_stun(bytes: &[u8]) -> bool {
 }
 
 impl Connection {
-    /// Held and received bytes, if they contain a complete message or an error.
+    /// Joins held and received bytes; returns them if they contain a complete message or an error.
     pub(super) fn together(&mut self, span: Span, rx: &mut Rx) -> Option<Span> {
         if !self.framer.completes(rx.bytes(span)) {
             return None;
@@ -448,14 +448,14 @@ mod tests {
             let mut taken = 0;
             for event in events {
                 let Some(Token::Connection(slot)) = Token::of(event.token) else { continue };
-                // The flush at the end of a tick allows further handshakes.
+                // The flush at the end of a tick allows more handshakes.
                 bench.streams.handshakes_left = 4;
                 let messages = bench.read(slot);
                 *total.entry(slot).or_insert(0) += messages;
                 taken += messages;
             }
             let most = SHARE + 4096 / BINDING.len();
-            assert!(taken > 1000 && taken <= most, "{taken} in tick {tick}");
+            assert!(taken > 1000 && taken <= most, "{taken} messages in tick {tick}");
         }
         assert!(slots.iter().all(|slot| total[slot] > 0), "{total:?}");
     }
@@ -507,7 +507,11 @@ mod tests {
         let local = older.local_addr().unwrap();
         drop(older);
         let (_newer, newer_slot) = accepted(&mut bench, local, &BINDING);
-        assert_eq!(bench.read(newer_slot), 0, "the state machine must handle the end first");
+        assert_eq!(
+            bench.read(newer_slot),
+            0,
+            "the state machine must handle the end of the old connection first"
+        );
         assert_eq!(bench.streams.connections[newer_slot].closing, None);
         assert_eq!(bench.streams.connections[slot].closing, Some(CloseReason::Broken));
         let client = bench.streams.connections[newer_slot].client;

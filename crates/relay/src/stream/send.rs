@@ -1,5 +1,5 @@
-//! Sending: the messages of a tick are sent in as few writes as possible, and only data that the kernel does
-//! not accept is copied.
+//! Sends the messages of a tick in as few writes as possible, and copies only data that the kernel does not
+//! accept.
 
 use std::io::{self, IoSlice};
 
@@ -36,8 +36,8 @@ struct Piece {
     next: u32,
 }
 
-/// Pieces whose memory is kept; the rest is freed after `QUIET` ticks without a flood, because floods are
-/// rare.
+/// Number of pieces for which memory is always kept; the rest is freed after `QUIET` ticks without a flood,
+/// because floods are rare.
 const KEEP: usize = 4096;
 const QUIET: u32 = 1000;
 
@@ -96,8 +96,8 @@ impl Streams {
     }
 
     /// Queues a copy of a reply. Indications may be dropped: peers can cause any number of them with ICMP
-    /// errors (RFC 8656 section 11.5) and connections (RFC 6062 section 4.4), which must not end the client's
-    /// connection.
+    /// errors (RFC 8656 section 11.5) and connections (RFC 6062 section 4.4), and these must not end the
+    /// client's connection.
     pub(crate) fn reply(&mut self, to: Place, bytes: &[u8]) {
         let class = if is_indication(bytes) { Class::Datagram } else { Class::Control };
         self.append(to, bytes, NOWHERE, 0, class);
@@ -153,7 +153,7 @@ impl Streams {
 
     pub(crate) fn resume(&mut self, slot: usize, poller: &Poller) {
         let Some(connection) = self.connections.get_mut(slot) else { return };
-        // Messages of this tick come first.
+        // The messages of this tick are sent first.
         if connection.closing.is_some() {
             return self.touch(slot);
         }
@@ -172,8 +172,8 @@ impl Streams {
         let connection = &mut self.connections[slot];
         let mut at = std::mem::replace(&mut connection.first, NONE);
         connection.last = NONE;
-        // The outbox goes first, once the socket is writable. TLS output such as tickets or replies to
-        // KeyUpdate is sent with the pieces.
+        // The outbox is sent first, once the socket is writable. TLS output such as tickets or replies to
+        // KeyUpdate is sent together with the pieces.
         if connection.outbox.is_empty() && !connection.watches_writable {
             let sent = match &mut connection.channel {
                 Channel::Plain => Self::send_plain(

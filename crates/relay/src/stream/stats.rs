@@ -11,9 +11,10 @@ pub enum CloseReason {
     Broken,
     NotStun,
     Length,
-    /// A message longer than a request may be, or than ChannelData once the client has had an allocation.
+    /// A message longer than the maximum for a request or, once the client has had an allocation, for
+    /// ChannelData.
     TooLong,
-    /// No complete message, or no finished handshake, in time.
+    /// The client did not send a complete message, or finish the handshake, in time.
     NoMessage,
     Idle,
     Handshake,
@@ -30,14 +31,15 @@ pub enum CloseReason {
     Duplicate,
     /// The client does not read the replies to its requests.
     RepliesUnread,
-    /// Oldest connection without an allocation, evicted for a new client at the total limit.
+    /// The oldest connection without an allocation, evicted for a new client when the total limit was
+    /// reached.
     Evicted,
     /// Evicted or refused at the limit of its address.
     LimitAddress,
     DataConnection,
     /// A certificate authority has validated a name (RFC 8737).
     Challenge,
-    /// Moved to the worker that has the state it asked for.
+    /// Moved to the worker that has the state to which the client's request refers.
     HandedOver,
     /// Left to a web server ([`crate::handed_on`]).
     HandedOn,
@@ -71,11 +73,11 @@ pub enum HandshakeFailure {
     Garbage,
     /// No common protocol version, cipher suite or signature scheme.
     Incompatible,
-    /// The client offered only unknown ALPN protocols (RFC 7443).
+    /// The client offered only ALPN protocols that the server does not know (RFC 7443).
     Alpn,
     /// The client gave up, for example because it does not trust the certificate.
     Alert,
-    /// Exceeds the size of any valid client handshake.
+    /// The handshake was longer than any valid one.
     TooLong,
     Misbehaved,
     Other,
@@ -92,10 +94,10 @@ pub struct StreamStats {
     pub handshakes_resumed: u64,
     pub handshakes_failed: [u64; HandshakeFailure::VARIANTS.len()],
     pub closed: [u64; CloseReason::VARIANTS.len()],
-    /// Pauses of accepting for lack of file descriptors or memory.
+    /// Number of times accepting paused for lack of file descriptors or memory.
     pub accept_pauses: u64,
     pub queue_drops: u64,
-    /// Bytes of dropped datagrams, headers included.
+    /// Total size of dropped datagrams in bytes, headers included.
     pub queue_dropped_bytes: u64,
     pub reads: u64,
     /// Bytes read, before decryption.

@@ -1,6 +1,6 @@
 //! Session tickets (RFC 8446 section 4.6.1, RFC 5077): encrypted session state under a key shared by all
-//! workers and rotated every six hours. rustls supports such tickets but does not expose its keys. Ours can
-//! be passed to a new process, so that clients can resume their sessions there.
+//! workers and rotated every six hours. rustls supports such tickets but does not expose its keys. These keys
+//! can be passed to a new process, so that clients can resume their sessions there.
 
 use std::{
     fmt,
@@ -60,7 +60,8 @@ impl Tickets {
 
     pub(super) fn take_over(&self, TicketKeys { current, previous, age }: &TicketKeys) {
         let now = Instant::now();
-        // Soon after boot the clock cannot represent that time; the key is then used slightly longer.
+        // Soon after boot, the clock cannot represent that time; in that case the key is used slightly
+        // longer.
         let since = now.checked_sub(Duration::from_secs(*age)).unwrap_or(now);
         *self.write() = Keys { current: *current, previous: *previous, since };
     }
@@ -165,7 +166,7 @@ mod tests {
             let before = start + term * TERM - Duration::from_secs(1);
             assert_eq!(tickets.open(before, ticket).as_deref(), Some(text.as_bytes()));
         }
-        // Expires even if no new ticket was created.
+        // The ticket expires even if no new one was created.
         assert_eq!(tickets.open(start + 2 * TERM + Duration::from_secs(1), &late), None);
         let next = tickets.seal(start + TERM + Duration::from_secs(1), b"next").unwrap();
         assert!(tickets.open(start + TERM + Duration::from_secs(1), &late).is_some());

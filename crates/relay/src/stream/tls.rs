@@ -1,5 +1,5 @@
-//! TLS settings: certificates by server name, the protocols of RFC 7443, session tickets. All workers share
-//! one context. A reload replaces its certificates; existing sessions continue.
+//! TLS settings: certificates by server name, the protocols of RFC 7443, and session tickets. All workers
+//! share one context. A reload replaces its certificates; existing sessions continue.
 
 use std::{
     fmt,
@@ -37,7 +37,7 @@ pub enum CertificateError {
     NoCertificate,
     #[error("invalid PEM: {0}")]
     CertificatePem(String),
-    /// Formats of OpenSSL that the PEM parser would skip.
+    /// One of OpenSSL's formats, which the PEM parser would skip.
     #[error("BEGIN {0} is not BEGIN CERTIFICATE: convert it (openssl x509 -in FILE -out NEW)")]
     ForeignLabel(&'static str),
     #[error("the first certificate is not a usable X.509 certificate: {0}")]
@@ -48,7 +48,6 @@ pub enum CertificateError {
     NotYetValid(Duration),
     #[error("no private key in it: expected PEM with BEGIN PRIVATE KEY")]
     NoKey,
-    /// A server cannot ask for a passphrase.
     #[error(
         "the private key is encrypted, and the server cannot ask for its passphrase: decrypt it (openssl pkey -in FILE -out NEW)"
     )]
@@ -70,11 +69,11 @@ impl CertificateError {
     }
 }
 
-/// Fault of a chain that TLS can use but clients may reject. Certificates are numbered from 1, the server's
-/// own.
+/// Fault of a chain that TLS can use but clients may reject. Certificates are numbered from 1, which is the
+/// server's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainFault {
-    /// Only the server's certificate, although another authority issued it.
+    /// The file contains only the server's certificate, but it is not self-signed.
     LeafOnly,
     NotIssuer(usize),
     Unreadable(usize),
@@ -217,7 +216,7 @@ impl TlsContext {
         let tickets = Arc::new(Tickets::new());
         config.ticketer = Arc::clone(&tickets) as Arc<dyn ProducesTickets>;
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Server preference; see `provider`.
+        // Our order of preference decides; see `provider`.
         config.ignore_client_order = true;
         // Each resumption issues a new ticket, so one is enough.
         config.send_tls13_tickets = 1;
@@ -314,7 +313,7 @@ impl ResolvesServerCert for Shown {
 
 pub(crate) struct Directory {
     all: Vec<Arc<CertifiedKey>>,
-    /// Indices in `all`: an RSA and an ECDSA certificate may have the same name.
+    /// Indices in `all`, several per name, because an RSA and an ECDSA certificate may have the same name.
     by_name: HashMap<String, Vec<usize>, RandomState>,
 }
 
@@ -329,8 +328,8 @@ impl Directory {
         Self { all: identities.iter().map(|identity| Arc::clone(&identity.key)).collect(), by_name }
     }
 
-    /// Prefers an exact name, then a wildcard, then the default; among several, the first one whose type of
-    /// key the client supports.
+    /// Prefers an exact name, then a wildcard, then the default; among several, the first one whose key type
+    /// the client supports.
     pub(crate) fn choose(
         &self,
         server: Option<&str>,
@@ -350,8 +349,8 @@ impl Directory {
 
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
-    // Mandatory suites (RFC 8446 section 9.1), which are also the cheapest per byte on CPUs with AES
-    // instructions. TLS 1.2 has one for each type of certificate.
+    // The mandatory suite (RFC 8446 section 9.1), which is also the cheapest per byte on CPUs with AES
+    // instructions, and its TLS 1.2 equivalents for each certificate type.
     let is_first = |suite: CipherSuite| {
         matches!(
             suite,
@@ -364,12 +363,13 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Verifies without any trust anchor: webpki checks the validity period first, and nothing else matters here.
+/// Verifies without any trust anchor: webpki checks the validity period first, and the other checks do not
+/// matter here.
 fn time_fault(certificate: &EndEntityCert<'_>, now: UnixTime) -> Option<webpki::Error> {
     certificate.verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None).err()
 }
 
-/// Derived from the error at Unix time 0.
+/// Start of validity, derived from the error at Unix time 0.
 fn not_before(certificate: &EndEntityCert<'_>) -> u64 {
     match time_fault(certificate, UnixTime::since_unix_epoch(Duration::ZERO)) {
         Some(webpki::Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
@@ -377,8 +377,8 @@ fn not_before(certificate: &EndEntityCert<'_>) -> u64 {
     }
 }
 
-/// Derived from the error at the maximum time, when no certificate is valid any more (RFC 5280 section
-/// 4.1.2.5).
+/// End of validity, derived from the error at the maximum time, when no certificate is valid any more (RFC
+/// 5280 section 4.1.2.5).
 fn not_after(certificate: &EndEntityCert<'_>) -> u64 {
     match time_fault(certificate, UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX))) {
         Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
@@ -392,7 +392,7 @@ fn foreign_label(pem: &[u8]) -> Option<&'static str> {
         .find(|label| holds(pem, &format!("-----BEGIN {label}-----")))
 }
 
-/// Recognises the label of RFC 5958 and the older header of OpenSSL (RFC 1421 section 4.6.1.1).
+/// Recognizes the label of RFC 5958 and OpenSSL's older header (RFC 1421 section 4.6.1.1).
 fn is_encrypted(pem: &[u8]) -> bool {
     holds(pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----") || holds(pem, "Proc-Type: 4,ENCRYPTED")
 }
@@ -415,7 +415,7 @@ fn pem_fault(error: &pem::Error) -> String {
     }
 }
 
-/// webpki errors have no messages.
+/// Describes an error, because webpki errors have no messages.
 fn der_fault(error: &webpki::Error) -> &'static str {
     match error {
         webpki::Error::TrailingData(_) => "it has trailing bytes",

@@ -19,7 +19,7 @@ pub(crate) struct Detached {
     pub(crate) client: Client,
     pub(crate) socket: TcpSocket,
     pub(crate) tls: Option<Box<ServerConnection>>,
-    /// Queued bytes to send first; with TLS they are inside `tls`.
+    /// Queued bytes to send first; with TLS, they are in the buffer of `tls`.
     pub(crate) unsent: Vec<u8>,
     pub(crate) ended: bool,
     trusted: bool,
@@ -70,7 +70,7 @@ impl Streams {
         Some(Detached { client: *client, socket, tls, unsent, ended, trusted, proxied, listener })
     }
 
-    /// Adopts a connection of another worker. `None` if it cannot be polled, or if it is proxied and its
+    /// Adopts another worker's connection. Returns `None` if it cannot be polled, or if it is proxied and its
     /// 5-tuple is already in use.
     pub(crate) fn adopt(&mut self, taken: Detached, now_ms: u64, poller: &Poller) -> Option<Source> {
         let Detached { client, socket, tls, unsent, ended, trusted, proxied, listener } = taken;
@@ -125,7 +125,7 @@ impl Streams {
     }
 
     /// Handles bytes that another worker has read from an adopted connection, at most [`Streams::FEED`] at a
-    /// time; the arena needs [`Streams::ROOM`]. `None` if there is no complete message.
+    /// time; the arena needs [`Streams::ROOM`]. Returns `None` if there is no complete message.
     pub(crate) fn feed(&mut self, place: Place, bytes: &[u8], rx: &mut Rx) -> Option<Incoming> {
         let slot = self.slot_at(place)?;
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;

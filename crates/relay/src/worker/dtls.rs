@@ -56,7 +56,7 @@ impl Worker {
         }
     }
 
-    /// Routes the messages in a client's datagram with these TOS and TTL values.
+    /// Routes the messages in a client's datagram; `marks` are its TOS and TTL.
     pub(super) fn route_dtls_datagram(&mut self, now: Now, from: Client, datagram: Span, marks: (u8, u8)) {
         let source = self.out.dtls.receive(now.ms, from, datagram, &mut self.rx, &mut self.out.tx);
         let Some(source) = source else { return };

@@ -1,6 +1,6 @@
-//! Messages between workers. With CONNECTION-IDs (RFC 6062) and mobility (RFC 8016), clients arrive at a
-//! worker other than that of their allocation. No worker waits for a reply, and packets of other clients
-//! never depend on one.
+//! Messages between workers. With CONNECTION-IDs (RFC 6062) and mobility (RFC 8016), clients may arrive on a
+//! worker other than that of their allocation. No worker ever waits for a reply, and packets of other clients
+//! are never delayed by one.
 
 use std::sync::{
     Arc,
@@ -23,8 +23,8 @@ use crate::{
     stream::{CloseReason, Detached, Streams},
 };
 
-/// Maximum handoffs waiting for one worker. Beyond that, requests are dropped (clients retransmit them), and
-/// streams wait where they are.
+/// Maximum handoffs waiting for one worker. If the queue is full, requests are dropped (clients retransmit
+/// them), and streams wait on their current worker.
 const BACKLOG: usize = 1024;
 const AGAIN_MS: u64 = 10;
 
@@ -39,25 +39,25 @@ pub(crate) struct Mailbox {
 }
 
 /// Message to another worker. Allocations and streams are never dropped, because the limits on requests and
-/// accepted streams already cap their number.
+/// accepted streams already bound their number.
 pub(crate) enum Handoff {
     /// A client's stream, a request received on it, and the bytes that follow the request.
     Stream(Box<Detached>, Box<[u8]>, Vec<u8>),
-    /// A request whose client stays with worker `via`. If `occupied`, another allocation there has the
-    /// client's 5-tuple.
+    /// A request whose client stays with worker `via`. If `occupied`, another allocation on that worker has
+    /// the client's 5-tuple.
     Request { via: u16, occupied: bool, source: Source, request: Box<[u8]> },
-    /// Returns a request: its client does not move to `owner`.
+    /// Returns a request, because its client does not move to `owner`.
     Declined { owner: u16, source: Source, request: Box<[u8]> },
     /// Worker `from` cancels this pending move.
     MoveOver { from: u16, pending_move: PendingMove },
-    /// A forwarded request has deleted an allocation; remembered for retransmissions.
+    /// A forwarded request has deleted an allocation; the receiver remembers it for retransmissions.
     Deleted((u64, u64)),
     /// Reply to a forwarded request, and the move to expect, if any.
     Reply { source: Source, pending_move: Option<PendingMove>, reply: Box<[u8]> },
-    /// Requests an allocation. The client's data that triggered the request is sent along, so that it is not
+    /// Requests an allocation. The client's data that triggered the request is included, so that it is not
     /// lost.
     Wanted(MoveRequest, Box<[u8]>),
-    /// Transfers the allocation and returns the data.
+    /// Transfers the allocation, and returns the client's data.
     Allocation { from: u16, moved: Moved, sockets: Sockets, data: Box<[u8]> },
     /// The allocation does not move.
     NotMoved(Client),
@@ -99,7 +99,7 @@ impl Mailbox {
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
                 Err(handoff)
             }
-            // Send errors return the command that was sent.
+            // On error, `send` returns the command.
             Ok(()) | Err(_) => Ok(()),
         }
     }
@@ -158,7 +158,8 @@ impl Worker {
             return;
         };
         if let Some(offload) = &mut self.offload {
-            // The kernel traffic is counted here and logged where the allocation ends.
+            // Traffic that the kernel relayed is counted here, but logged by the worker on which the
+            // allocation ends.
             let [to_peer, to_client] = offload.release(moved.from(), &mut self.server).pairs();
             moved.count_across(to_peer, to_client);
         }
@@ -255,11 +256,11 @@ impl Worker {
         let verdict = self.server.from_handed_over(now, &source, request);
         self.out.reply(verdict);
         self.carry_out_effects(now, TrailingBytes::HandedOver(behind));
-        // The stream may have become a data connection or moved to another worker.
+        // The stream may have become a data connection, or moved to another worker.
         let Way::Stream(place) = Way::of(source.link) else { return };
         for part in behind.chunks(Streams::FEED) {
             if self.out.streams.is_paused(place.slot) {
-                // The stream kept the remaining bytes.
+                // The stream has kept the remaining bytes.
                 break;
             }
             if self.rx.room() < Streams::ROOM {
@@ -277,7 +278,8 @@ impl Worker {
     /// Takes the relay sockets, except shared ones, from an allocation that moves. Allocations that move
     /// between workers never share (`PortRequest::Own`).
     pub(super) fn detach_sockets(&mut self, allocation: AllocationSlot) -> Sockets {
-        // Queued datagrams must be sent before their socket is gone. The arena keeps those not routed yet.
+        // Queued datagrams must be sent before their socket is closed. The arena keeps data that has not been
+        // routed yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         let mut detached = Sockets::new();
         for family in [Family::V4, Family::V6] {
@@ -295,7 +297,7 @@ impl Worker {
             }
             self.roles[id.0 as usize] = Role::Free;
             if let Some(socket) = self.sockets.remove(id) {
-                // Fails only if the poller does not watch the socket.
+                // This fails only if the poller does not watch the socket.
                 let _ = self.frame.poller.remove(&socket);
                 detached.push((family, socket));
             }
@@ -339,7 +341,7 @@ impl Worker {
     }
 
     pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationSlot, sockets: Sockets) {
-        // An ended allocation with the same index may have pending effects.
+        // Effects of an earlier allocation with the same index may still be pending.
         self.carry_out_effects(now, NO_TRAILING);
         for (family, socket) in sockets {
             let bound = socket.local_addr();

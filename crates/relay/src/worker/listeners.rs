@@ -21,7 +21,7 @@ pub(crate) struct Reconfigure {
     pub(crate) layout: Arc<Layout>,
     pub(crate) streams: Arc<StreamConfig>,
     pub(crate) dtls: Arc<DtlsConfig>,
-    /// Configuration, over which the fields above take precedence.
+    /// Configuration; the fields above take precedence over it.
     pub(crate) config: Arc<Config>,
     pub(crate) sockets: Sockets,
 }
@@ -52,7 +52,7 @@ impl Worker {
         self.handed_on.limit(&streams.limits, config.workers);
         self.out.streams.reconfigure(Arc::clone(&layout), streams);
         self.out.dtls.reconfigure(layout, dtls, keys);
-        // Before new listeners reuse their places.
+        // Close them before new listeners reuse their places.
         self.close_gone(now);
         let is_open = |closing: &Closing| {
             let mut placed = self.layout.placed(closing.transport);
@@ -76,7 +76,7 @@ impl Worker {
                 self.out.streams.close_listener(closing.place, self.now().ms, &self.frame.poller);
             } else {
                 self.lingering.list.push((closing, true));
-                // Check immediately, because the last client may have left long ago.
+                // Check immediately, because the last client may have left some time ago.
                 self.lingering.look_ms = 0;
             }
         }
@@ -119,8 +119,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Opens the socket of a new listener and returns its address; if shared with a closing listener of the
-    /// `other` kind, also that listener's clients.
+    /// Opens the socket of a new listener and returns its address. If a closing listener of the `other` kind
+    /// shares the socket, also returns that listener's clients.
     fn open_listener(
         &mut self,
         source: Source,
@@ -195,7 +195,8 @@ impl Worker {
         self.carry_out_effects(now, NO_TRAILING);
     }
 
-    /// Queued datagrams must be sent before their socket is gone. The arena keeps those not routed yet.
+    /// Closes a socket after its queued datagrams have been sent. The arena keeps data that has not been
+    /// routed yet.
     fn close_socket(&mut self, id: SocketId) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {

@@ -1,6 +1,6 @@
-//! Maintains the kernel program's flows (`turnpike_offload`) from the effects of the state machine, reads
-//! their counters, and reports drained sockets to the program, so that its datagrams never overtake those in
-//! user space.
+//! Maintains the eBPF program's flows (`turnpike_offload`) from the effects of the state machine, reads
+//! their counters, and reports drained sockets to the program, so that datagrams it relays never
+//! overtake those in user space.
 
 use std::{
     collections::VecDeque,
@@ -24,8 +24,8 @@ use crate::link::Way;
 
 /// Maximum allocations activated or deactivated between two ticks.
 const WALK: usize = 256;
-/// Maximum channels whose flows are installed between two ticks. Each takes several system calls, during
-/// which datagrams wait.
+/// Maximum channels whose flows are installed between two ticks. Installing each takes several system calls,
+/// during which datagrams wait.
 const BEGIN: usize = 32;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,7 +74,7 @@ pub(super) struct Offload {
     walk: Option<usize>,
 }
 
-/// Last counter values read from an allocation's flows. Another process finds the flows themselves by the
+/// Last counter values read from an allocation's flows. The new process finds the flows themselves by the
 /// allocation's addresses.
 #[derive(Serialize, Deserialize)]
 pub(super) struct PassedFlows {
@@ -91,7 +91,7 @@ struct RelaySocket {
 struct OffloadedAllocation {
     allocation: AllocationSlot,
     client: Option<Client>,
-    /// Has a bandwidth limit, which only user space enforces, so there are no flows.
+    /// True if the allocation has a bandwidth limit, which only user space enforces, so it has no flows.
     limited: bool,
     /// The client's flow and the state shared by its flows to peers.
     own: Option<(Installed, State)>,
@@ -103,13 +103,12 @@ struct OffloadedAllocation {
 
 struct Channel {
     number: ChannelNumber,
-    /// Address to which datagrams are sent.
     peer: SocketAddr,
-    /// Address that the client specified, to which its permission applies.
+    /// Peer address that the client specified and to which its permission applies.
     named: IpAddr,
     expires_ms: u64,
-    /// True once a datagram has used the channel. Unused channels have no flows, so that a bind costs no
-    /// system call.
+    /// True once a datagram has used the channel. Unused channels have no flows, so that a channel bind costs
+    /// no system call.
     used: bool,
     to_peer: Option<Installed>,
     to_client: Option<(Installed, State)>,
@@ -135,7 +134,7 @@ impl Offload {
         }
     }
 
-    /// Starts or stops relaying in the kernel; [`Offload::walk`] updates the allocations.
+    /// Starts or stops relaying in the kernel; [`Offload::walk`] then updates the allocations.
     pub(super) fn set_active(&mut self, is_active: bool, sockets: &Sockets) {
         self.is_active = is_active;
         self.walk = Some(0);
@@ -196,8 +195,8 @@ impl Offload {
         self.sockets.forget(id, &self.flows);
     }
 
-    /// Must handle each effect first, so that ended flows have left the kernel before any reply is sent. Adds
-    /// the kernel's counts to the totals of an ended allocation.
+    /// Must be called before any other handling of an effect, so that ended flows have left the kernel before
+    /// a reply is sent. Adds the kernel's counts to the totals of an ended allocation.
     pub(super) fn hear<P: Policy>(
         &mut self,
         effect: &mut Effect,
@@ -233,7 +232,8 @@ impl Offload {
                 let channel = offloaded.channels.iter_mut().find(|channel| channel.number == *number);
                 let Some(channel) = channel else { return };
                 channel.used = true;
-                // Installed later, because the datagram that uses the channel must be sent first.
+                // The flows are installed later, because the datagram that uses the channel must be sent
+                // first.
                 self.begun.push_back((*allocation, *number));
             }
             Effect::PermissionEnded { allocation, peer } => {
@@ -276,8 +276,8 @@ impl Offload {
         self.renew(allocation, listeners, |_| true);
     }
 
-    /// Removes all flows of an allocation that has ended or left. Adds their new counts to the worker's total,
-    /// and returns the counts still missing from the allocation's own total.
+    /// Removes all flows of an allocation that has ended or moved to another worker. Adds their new counts to
+    /// the worker's total, and returns the counts still missing from the allocation's own total.
     pub(super) fn release<P: Policy>(
         &mut self,
         allocation: AllocationSlot,
@@ -330,7 +330,7 @@ impl Offload {
         offloaded.own = Some((own, state));
         let relays = self.relays.get(index).copied().unwrap_or_default();
         for channel in &mut offloaded.channels {
-            // The current configuration may map the peer to another address.
+            // The current configuration may map the peer to a different address.
             channel.to_peer = flows.adopt(&key(Some(channel.number)), channel.peer);
             channel.used = channel.to_peer.is_some();
             let seen = passed.to_client.iter().find(|(number, _)| *number == channel.number.get());
@@ -356,8 +356,8 @@ impl Offload {
         self.sockets.leave(&self.flows);
     }
 
-    /// After a reload: stops ChannelData flows of channels outside the range, and applies added or removed
-    /// bandwidth limits.
+    /// After a reload: removes the ChannelData flows of channels outside the range, and applies added or
+    /// removed bandwidth limits.
     pub(super) fn restrict<P: Policy>(
         &mut self,
         range: ChannelRange,
@@ -392,8 +392,8 @@ impl Offload {
         self.sockets.before_wait()
     }
 
-    /// Handles the events of a wait; `lost` is the sockets' drop count so far. `are_all` is true if nothing
-    /// else is ready.
+    /// Handles the events that a wait returned; `lost` is the sockets' drop count so far. `are_all` is true
+    /// if nothing else is ready.
     pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64, sockets: &Sockets) {
         // Tokens of datagram sockets are their socket ids.
         let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok()).map(SocketId);
@@ -420,7 +420,7 @@ impl Offload {
         while left > 0
             && let Some((allocation, begun)) = self.begun.pop_front()
         {
-            // Ended allocations do not count.
+            // Allocations that have ended do not count towards the batch.
             left -= usize::from(self.offloaded(allocation).is_some());
             self.renew(allocation, listeners, |channel| channel.number == begun);
         }
@@ -483,7 +483,7 @@ impl Offload {
         (offloaded.allocation == allocation).then_some(offloaded)
     }
 
-    /// Changes an allocation and accounts for the traffic of the flows that this removes.
+    /// Changes an allocation, and counts the traffic of flows that this removes.
     fn with<P: Policy>(
         &mut self,
         allocation: AllocationSlot,
@@ -497,7 +497,7 @@ impl Offload {
         let counted = change(offloaded, &mut self.flows);
         self.across.add(&counted);
         let [to_peer, to_client] = counted.pairs();
-        // The totals of an ended allocation are in an effect that is still queued.
+        // If the allocation has ended, its totals are in an effect that is still queued.
         if !server.count_across(allocation, to_peer, to_client) {
             offloaded.late.add(&counted);
         }
@@ -554,7 +554,7 @@ impl Offload {
     }
 }
 
-/// Installs flows of one client. Methods return `None` if the table is full, which is counted.
+/// Installs the flows of one client. Its methods return `None` if the table is full, which is counted.
 struct Installer<'o> {
     flows: &'o mut Flows,
     sockets: &'o mut WorkerSockets,
@@ -735,7 +735,7 @@ fn family_of(ip: IpAddr) -> Family {
     if ip.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
-/// Link-local addresses need an interface, which flow keys lack.
+/// Link-local addresses need an interface, which flow keys do not contain.
 fn is_link_local(address: SocketAddr) -> bool {
     matches!(address.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }

@@ -1,5 +1,5 @@
 //! Sends a verdict as a UDP datagram, stream data or a DTLS record. Separate from the worker, because the
-//! received bytes stay borrowed while this happens.
+//! received bytes stay borrowed in the meantime.
 
 use turnpike_net::{Route, Rx, SocketId, Tx};
 use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl};
@@ -7,7 +7,8 @@ use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl}
 use crate::{dtls::Associations, link::Way, stream::Streams};
 pub(super) struct Out {
     pub(super) tx: Tx,
-    /// Socket, and true if a wildcard address requires setting the source address; by UDP listener number.
+    /// Sockets by UDP listener number, and true for those on a wildcard address, which need a source address
+    /// per datagram.
     pub(super) listeners: Vec<Option<(SocketId, bool)>>,
     /// Relay sockets for IPv4 and IPv6 by allocation index; several allocations may share one.
     pub(super) relays: Vec<[Option<SocketId>; 2]>,
@@ -105,7 +106,7 @@ impl Out {
         self.relays.get(relay.allocation.index as usize).and_then(|pair| pair[side(relay.family)])
     }
 
-    /// TTL of the relayed datagram; if it expires here, counts that and returns `None`.
+    /// TTL for the relayed datagram. If the TTL expires here, counts that and returns `None`.
     #[inline]
     fn next_ttl(&mut self, received: u8) -> Option<u8> {
         let ttl = relayed_ttl(received);

@@ -51,8 +51,8 @@ impl Worker {
         self.out.reply(verdict);
     }
 
-    /// Turns the client's connection into the data connection for `connection`, whose reply is already
-    /// queued. `first` is the data after the request.
+    /// Turns the client's connection into the data connection for `connection`; the reply to the client is
+    /// already queued. `first` is the data that followed the request.
     pub(super) fn bind(
         &mut self,
         now: Now,
@@ -96,7 +96,7 @@ impl Worker {
             let Some((relay, socket, peer)) = self.peers.accept(place, now.ms, &self.frame.poller) else {
                 return;
             };
-            // A refused socket closes on drop.
+            // A socket that is refused closes on drop.
             if let PeerConnection::Accept { connection, client, link, bytes } =
                 self.server.peer_connected(now, relay, canonical(peer))
             {

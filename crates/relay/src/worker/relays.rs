@@ -71,7 +71,7 @@ impl Worker {
         self.ports.address_for(family, &client)
     }
 
-    /// Opens another shared socket while the limit allows, then assigns the least used one.
+    /// Opens another shared socket if the limit allows; otherwise, uses the one with the fewest allocations.
     fn open_shared(
         &mut self,
         now: Now,
@@ -87,7 +87,7 @@ impl Worker {
             Err(Refusal::Port)
         };
         let port = match (opened, self.shared.emptiest(family, by_datagrams, first)) {
-            // If no further socket can be opened, use an existing one.
+            // If no new socket can be opened, use an existing one.
             (Ok(port), _) | (Err(_), Some(port)) => port,
             (Err(refusal), None) => return self.refuse(refusal),
         };
@@ -169,7 +169,7 @@ impl Worker {
             self.pass_errors_on(now, holder, id);
         }
         // A shared socket may be ready at every wait, and the kernel must learn when it was empty. Only a
-        // receive call that returns nothing proves that, because an ICMP error also ends a call.
+        // receive call that returns nothing proves that it is empty, because an ICMP error also ends a call.
         let reads_on = self.offload.is_some() && matches!(holder, Holder::Many(_));
         loop {
             let Some(socket) = self.sockets.get(id) else { return };
@@ -237,7 +237,8 @@ impl Worker {
         if !is_last {
             return;
         }
-        // Queued datagrams must be sent before their socket is gone. The arena keeps those not routed yet.
+        // Queued datagrams must be sent before their socket is closed. The arena keeps data that has not been
+        // routed yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.roles[id.0 as usize] = Role::Free;
         if let Some(socket) = self.sockets.remove(id) {

@@ -1,6 +1,7 @@
-//! Relay sockets shared by several allocations of a worker (`Config::shared_ports`). The state machine distinguishes
-//! their peers; this file tracks the sockets and their use. UDP clients share with UDP clients only,
-//! because an upgrade ([`crate::upgrade`]) moves them to another process and leaves the others.
+//! Relay sockets shared by several allocations of a worker (`Config::shared_ports`). The state machine
+//! distinguishes the allocations by their peers; this file tracks the sockets and how much they are used. UDP
+//! clients share sockets only with each other, because an upgrade ([`crate::upgrade`]) moves them to another
+//! process but leaves other clients where they are.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,9 +14,11 @@ use turnpike_turn::server::{Family, SharedPort};
 use super::out::side;
 use crate::Config;
 
-/// Shared sockets by number. They are opened on demand up to a limit, and closed with their last allocation.
+/// Shared sockets by number. They are opened on demand up to a limit, and closed when their last allocation
+/// ends.
 pub(super) struct SharedPorts {
-    /// Maximum sockets for UDP clients, and also for all other clients: IPv4, IPv6.
+    /// Maximum number of sockets for UDP clients, and the same number again for all other clients: IPv4,
+    /// IPv6.
     most: [usize; 2],
     most_of_address: usize,
     /// Addresses and ports available to new allocations.
@@ -41,8 +44,8 @@ impl SharedPorts {
         }
     }
 
-    /// Applies a new configuration. Sockets outside its addresses and ports get no further allocations and
-    /// close with their last one.
+    /// Applies a new configuration. Sockets outside its addresses and ports get no more allocations and are
+    /// closed when their last one ends.
     pub(super) fn reconfigure(&mut self, config: &Config) {
         self.most = most(config);
         self.most_of_address = config.shared_ports;
@@ -148,13 +151,13 @@ fn drawn(config: &Config) -> (Vec<IpAddr>, RangeInclusive<u16>) {
 fn most(config: &Config) -> [usize; 2] {
     [true, false].map(|v4| {
         let addresses = config.relay.iter().filter(|address| address.bind.is_ipv4() == v4).count();
-        // Their 16-bit numbers cover both families and both kinds of clients.
+        // The 16-bit socket numbers must cover both families and both kinds of clients.
         config.shared_ports.saturating_mul(addresses).min(usize::from(u16::MAX / 4))
     })
 }
 
 fn number(at: usize) -> SharedPort {
-    // `most` ensures that it fits.
+    // `most` ensures that the number fits.
     SharedPort(u16::try_from(at).unwrap_or(u16::MAX))
 }
 
@@ -243,7 +246,11 @@ mod tests {
         ports.join(port);
         assert!(!ports.may_open(Family::V4, true, two) && ports.may_open(Family::V4, true, one));
         let other = open(&mut ports, 2, "127.0.0.1:1");
-        assert_eq!(ports.emptiest(Family::V4, true, two), Some(port), "despite more allocations");
+        assert_eq!(
+            ports.emptiest(Family::V4, true, two),
+            Some(port),
+            "preferred although it has more allocations"
+        );
         assert_eq!(ports.emptiest(Family::V4, true, None), Some(other));
     }
 
@@ -259,7 +266,7 @@ mod tests {
         assert_eq!(both, [Some(plain), Some(other)]);
         let portable: Vec<SharedPort> = ports.portable().map(|(port, _)| port).collect();
         assert_eq!(portable, [plain]);
-        // Another process keeps the number, whether or not lower numbers are in use.
+        // The number stays the same in another process, whether or not lower numbers are in use there.
         let mut there = self::ports(1, &["127.0.0.1"]);
         there.adopt(SharedPort(7), SocketId(3), bound, bound, true);
         there.join(SharedPort(7));

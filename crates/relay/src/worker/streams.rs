@@ -18,7 +18,7 @@ impl Worker {
                 }
                 if event.readable || event.error {
                     if self.out.streams.is_paused(slot) {
-                        // Reading is paused, so an event means that the connection is broken.
+                        // Reading is paused, so an event can only mean that the connection is broken.
                         self.out.streams.abandon(slot);
                     } else {
                         self.receive_from_stream(now, slot);
@@ -62,8 +62,8 @@ impl Worker {
         self.carry_out_effects(now, NO_TRAILING);
     }
 
-    /// Resumes connections that waited for their bandwidth limit or for the end of an older connection with
-    /// the same 5-tuple.
+    /// Resumes connections that had to wait because of their bandwidth limit, or until an older connection
+    /// with the same 5-tuple had ended.
     pub(super) fn resume_streams(&mut self, now: Now) {
         self.tell_gone(now);
         while let Some(slot) = self.out.streams.next_resumed(now.ms) {

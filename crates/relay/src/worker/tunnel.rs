@@ -1,6 +1,6 @@
-//! Forwards datagrams of DTLS clients after an upgrade. They arrive at the new process, but the old one has
-//! the keys: the new process forwards them, and the old one replies through the same sockets. After two
-//! upgrades, the middle process has both ends.
+//! Forwards datagrams of DTLS clients after an upgrade. They arrive in the new process, but the old one has
+//! the keys, so the new process forwards them, and the old one replies through the same sockets. After two
+//! upgrades, the process in the middle has a tunnel to each of the others.
 //!
 //! ```text
 //!  │ listener, 2 bytes │ TOS │ TTL │ client: IP 16, port 2 │ local: IP 16, port 2 │ datagram …     new ──▶ old
@@ -86,8 +86,8 @@ impl Tunnels {
         self.elsewhere.iter().any(|client| client.listener == listener)
     }
 
-    /// Passes a datagram to the old process; returns false if it is lost, for example because the socket is
-    /// full.
+    /// Passes a datagram to the old process; returns false if it is lost, for example because the tunnel's
+    /// socket buffer is full.
     pub(super) fn pass_on(&self, client: &Client, (tos, ttl): (u8, u8), datagram: &[u8]) -> bool {
         let Some(old) = &self.old else { return false };
         // A header without a datagram means the end of the association.
@@ -100,7 +100,7 @@ impl Tunnels {
 
     pub(super) fn tell_ended(&self, client: Client) {
         let Some(new) = &self.new else { return };
-        // If this is lost, the client's datagrams are still forwarded here until we exit.
+        // If this message is lost, the client's datagrams are forwarded here until we exit.
         let _ = new.write(&Head { client, tos: 0, ttl: 0 }.write());
     }
 }
@@ -141,7 +141,7 @@ impl Worker {
                 Ok(message) if message.len > 0 => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // The new process has ended, and only it read from the sockets.
+                // The new process has ended, so nothing reads from the sockets any more.
                 _ => {
                     let _ = self.frame.poller.remove(new);
                     return self.tunnels.close();
@@ -195,8 +195,8 @@ impl Head {
     }
 }
 
-/// Connected pair of sockets that preserve message boundaries and buffer up to [`BUFFER`] bytes, as far as
-/// the kernel allows.
+/// Connected pair of sockets that preserve message boundaries. They buffer up to [`BUFFER`] bytes if the
+/// kernel allows that much.
 fn messages() -> io::Result<(TcpSocket, TcpSocket)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -221,7 +221,7 @@ mod tests {
             address: SocketAddr,
             local: SocketAddr,
         ) {
-            // Clients have neither flow labels nor scopes.
+            // Client addresses have neither flow labels nor scope ids.
             let [address, local] =
                 [address, local].map(|at| canonical(SocketAddr::new(at.ip(), at.port())));
             let client = Client { listener: ListenerId(listener), address, local };

@@ -1,6 +1,6 @@
-//! Upgrade of a worker ([`crate::upgrade`]). It pauses, exports its allocations to the worker of the same number
-//! in the new process, and then forgets them or resumes normal service. The new worker imports them before it
-//! serves any client.
+//! Upgrade of a worker ([`crate::upgrade`]). The worker pauses, exports its allocations to the worker with
+//! the same number in the new process, and then forgets them or resumes normal service. The new worker
+//! imports them before it serves any client.
 
 use std::{
     io, mem,
@@ -27,10 +27,10 @@ use crate::{
     upgrade::Unfit,
 };
 
-/// First message, before the allocations.
+/// First message on a channel, sent before the allocations.
 #[derive(Serialize, Deserialize)]
 struct Head {
-    /// Last seen kernel drop counters of UDP and DTLS listeners with their own socket.
+    /// Last values of the kernel's drop counters for UDP and DTLS listeners that have their own socket.
     drops: Vec<(Named, u32)>,
     /// DTLS clients, which the old process keeps.
     associations: Vec<Client>,
@@ -56,7 +56,7 @@ struct ExportedAllocation {
     flows: Option<PassedFlows>,
 }
 
-/// Its descriptor is passed along.
+/// A relay socket; its descriptor is passed with the message.
 #[derive(Serialize, Deserialize)]
 struct PassedRelaySocket {
     family: Family,
@@ -71,7 +71,7 @@ struct PassedShared {
     drops: u32,
 }
 
-/// Selects clients over plain UDP, which can move with their sockets.
+/// Selects clients over plain UDP, which can be handed over with their sockets.
 fn by_datagrams(link: Link) -> bool {
     Way::of(link) == Way::Datagrams
 }
@@ -80,7 +80,7 @@ impl Worker {
     pub(super) fn upgrade(&mut self, now: Now, step: Step) {
         match step {
             Step::Pause(done) => {
-                // Send everything read so far before another process reads.
+                // Send everything that was read so far before another process starts reading.
                 self.carry_out_effects(now, NO_TRAILING);
                 self.flush();
                 let _ = done.send(());
@@ -88,7 +88,7 @@ impl Worker {
             }
             Step::Resume => self.resume(),
             Step::ResumeFlows => self.resume_offload(),
-            // Handled only while paused.
+            // These steps are handled only while the worker is paused.
             Step::Export(..) | Step::Import(..) | Step::Forget(_) | Step::Serve => {}
         }
     }
@@ -246,7 +246,7 @@ impl Worker {
         let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
         let mut descriptors = Vec::with_capacity(2 * allocations.len());
         for allocation in allocations {
-            // Exported first, because it updates the allocation's counters.
+            // The flows are exported first, because that updates the allocation's counters.
             let offload = self.offload.as_mut();
             let flows = offload.and_then(|offload| offload.export(*allocation, &mut self.server));
             let Some(mut moved) = self.server.snapshot(now, *allocation) else { continue };
@@ -267,16 +267,16 @@ impl Worker {
     }
 
     fn forget(&mut self, now: Now) {
-        // GRO is off on some sockets without flows. The new worker cannot know which, so GRO is turned on
+        // GRO is off on some sockets without flows. The new worker cannot know on which, so GRO is turned on
         // again.
         if let Some(offload) = &mut self.offload {
             offload.sockets.end(&self.sockets);
         }
-        // Removed explicitly, because the new process keeps these sockets open.
+        // The sockets are removed from the poller explicitly, because the new process keeps them open.
         for (_, id) in self.sockets_listened_on() {
             let Some(socket) = self.sockets.get(id) else { continue };
             let _ = self.frame.poller.remove(socket);
-            // Remaining associations reply through it.
+            // The remaining associations reply through this socket.
             if !matches!(
                 mem::replace(&mut self.roles[id.0 as usize], Role::Free),
                 Role::Dtls(_) | Role::Both(..)
@@ -313,7 +313,7 @@ impl Worker {
 
     pub(crate) fn run_from_handover(&mut self) {
         self.rest(false);
-        // If stopped, the old process still has the allocations.
+        // If the worker was stopped, the old process still has the allocations.
         if !self.frame.is_stopped && !self.handle_commands(self.now()) {
             self.run();
         }

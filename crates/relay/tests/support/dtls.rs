@@ -177,7 +177,6 @@ impl DtlsClient {
         answer
     }
 
-    /// Allocates with a channel to `peer`; returns the relayed transport address.
     pub(crate) fn allocated(&mut self, peer: &UdpSocket) -> SocketAddr {
         let relayed = plain(&self.ask(&allocate()).attribute(0x0016));
         self.ask(&bind(peer.local_addr().unwrap()));

@@ -1,4 +1,4 @@
-//! A relay in this process, and clients that assemble their own bytes.
+//! A relay in this process, and clients that build their own messages.
 
 pub(crate) mod dtls;
 pub(crate) mod witness;
@@ -74,7 +74,7 @@ pub(crate) fn configured(change: impl FnOnce(&mut Config)) -> Config {
         ports: 20_000..=29_999,
         relay_buffer: 8 << 20,
         server: ServerConfig {
-            // Tests without credentials.
+            // Tests need no credentials.
             authenticate: false,
             relay_v6: false,
             peers: PeerRules { allow: vec!["127.0.0.0/8".parse().unwrap()], ..PeerRules::default() },
@@ -112,7 +112,7 @@ impl World {
         snapshots.iter().map(of).sum()
     }
 
-    /// Waits until the counter is positive, or checks that it is zero.
+    /// Waits until the counter is positive, or zero if `should` is false.
     pub(crate) fn wait_whether(&self, family: &str, label: &str, should: bool) {
         eventually(&format!("{family} {label}: {should}"), || (self.counter(family, label) > 0) == should);
     }
@@ -159,8 +159,8 @@ pub(crate) fn vector(bytes: &[u8]) -> Vec<u8> {
     [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
 }
 
-/// Body of a ClientHello with these suites and signature schemes, as written by OpenSSL 3.0; `session` goes
-/// between random and suites.
+/// Body of a ClientHello with these suites and signature schemes, as written by OpenSSL 3.0; `session` is
+/// inserted between random and suites.
 pub(crate) fn hello_body(version: [u8; 2], session: &[u8], suites: &[u16], schemes: &[u16]) -> Vec<u8> {
     let list = |items: &[u16]| -> Vec<u8> { items.iter().flat_map(|item| item.to_be_bytes()).collect() };
     let extension = |kind: u16, value: &[u8]| [&kind.to_be_bytes()[..], &vector(value)].concat();
@@ -196,7 +196,7 @@ pub(crate) fn refresh(id: u8) -> Vec<u8> {
     stun(REFRESH, id, &[(0x000D, &600_u32.to_be_bytes())])
 }
 
-/// XOR-PEER-ADDRESS of an IPv4 address, which is independent of the transaction ID.
+/// Value of XOR-PEER-ADDRESS for an IPv4 address, which does not depend on the transaction ID.
 pub(crate) fn xored(address: SocketAddr) -> Vec<u8> {
     assert!(address.is_ipv4());
     stun::xor_address(address, 0)
@@ -272,7 +272,6 @@ impl<S: Read + Write> Client<S> {
         answer
     }
 
-    /// Allocates with a channel to `peer`; returns the relayed transport address.
     pub(crate) fn allocated(&mut self, peer: &UdpSocket) -> SocketAddr {
         let relayed = plain(&self.ask(&allocate()).attribute(0x0016));
         self.ask(&bind(peer.local_addr().unwrap()));

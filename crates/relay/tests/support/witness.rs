@@ -15,7 +15,8 @@ use super::{
     CHANNEL_BIND, Message, SOON, World, allocate, bind, channel_data, eventually, heard, padded, peer, plain,
 };
 
-/// Pause between two rounds: a few hundred per second resemble a client, more would be load.
+/// Pause between two rounds: a few hundred rounds per second resemble a normal client; more would be a load
+/// test.
 const PACE: Duration = Duration::from_millis(2);
 
 pub(crate) struct Witness {

@@ -73,22 +73,22 @@ impl V4 {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct V6 {
     first: u8,
-    /// Number of replaced groups; 0 without `::`.
+    /// Number of groups that `::` replaces; 0 if there is no `::`.
     count: u8,
     /// Current group, from 0 to 8.
     group: u8,
     text: Group,
-    /// Consecutive zero groups before this one.
+    /// Number of consecutive zero groups before this one.
     zeros: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Group {
     Empty,
-    /// This many colons of `::` are still expected.
+    /// Number of colons of `::` still expected.
     Due(u8),
     Zero,
-    /// Digits read, and true if all are `f`.
+    /// Number of digits read, and whether all are `f`.
     Digits(u8, bool),
 }
 
@@ -128,8 +128,8 @@ impl V6 {
         }
     }
 
-    /// State after a group; `None` if the canonical text has `::` elsewhere: it replaces the longest run of zeros, and the first
-    /// of equally long ones.
+    /// State after a group; `None` if the canonical text would have `::` elsewhere: it replaces the
+    /// longest run of zeros, or the first of several equally long runs.
     fn closed(self) -> Option<Self> {
         let is_zero = self.text == Group::Zero;
         let follows = self.count > 0 && self.group == self.first + self.count;
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Groups are often zero, so that all forms of `::` occur.
+    /// IPv6 addresses in which many groups are zero, so that all forms of `::` occur.
     fn address() -> impl Strategy<Value = IpAddr> {
         let group = prop_oneof![Just(0_u16), Just(0xffff), any::<u16>(), 0_u16..16];
         let v6 =

@@ -64,11 +64,11 @@ fn has_twins(hello: &Hello<'_>) -> bool {
     false
 }
 
-/// A first ClientHello gets a cookie, which is valid for this client and for a limited time.
+/// Checks that a first ClientHello gets a cookie that is valid only for this client and for a limited time.
 fn exchange(key: &CookieKeys, datagram: &[u8]) {
     let hello = match Hello::parse(datagram) {
         Ok(hello) => hello,
-        // Once its cookie is removed, a ClientHello may offer no version.
+        // Without its cookie, a ClientHello may offer no version at all.
         Err(error) => {
             return assert!(matches!(error, HelloError::Version | HelloError::KeyShare), "{error:?}");
         }

@@ -1,5 +1,5 @@
-//! Handoffs between two workers, delivered by the test to control losses and timing.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+//! Handoffs between two workers. The test delivers them itself to control losses and timing.
+#![allow(clippy::unwrap_used, reason = "clippy.toml exempts test functions, but not their helpers")]
 
 use std::{
     io::{Read as _, Write as _},
@@ -90,7 +90,7 @@ fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
 
 fn connected(worker: &mut Worker, words: &[u8]) -> TcpStream {
     let at = worker.out.streams.listening(0).unwrap().local_addr();
-    // The kernel chooses the worker, so retry.
+    // The kernel chooses the worker, so try several times.
     for _ in 0..100 {
         let mut client = TcpStream::connect(at).unwrap();
         client.set_read_timeout(Some(turnpike_testkit::PATIENCE)).unwrap();
@@ -172,7 +172,7 @@ fn stream_waits_for_a_full_queue_and_keeps_its_trailing_bytes() {
     assert_eq!(here.counted.handoffs_lost, 0);
 }
 
-/// The store replies after the client has begun its next message.
+/// The store responds only after the client has begun to send its next message.
 #[test]
 fn late_handover_includes_a_partial_message() {
     for is_full in [false, true] {

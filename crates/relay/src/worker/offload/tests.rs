@@ -1,6 +1,6 @@
 //! Compares the kernel's flow table with the state machine while clients bind and lose thousands of channels
 //! in simulated time.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+#![allow(clippy::unwrap_used, reason = "clippy.toml exempts test functions, but not their helpers")]
 
 use std::{
     collections::{HashMap, HashSet},
@@ -30,9 +30,9 @@ use crate::{
 
 const CLIENTS: u16 = 200;
 const NUMBERS: u16 = 64;
-/// Binds between two comparisons: as many as in one second.
+/// Number of binds between two comparisons, as many as a busy server handles in one second.
 const EACH: u64 = 10_000;
-/// Milliseconds between two binds: about a minute until all channels of all clients are bound.
+/// Milliseconds between two binds: it takes about a minute to bind all channels of all clients.
 const STEP_MS: u64 = 60;
 
 #[derive(Default)]
@@ -81,7 +81,7 @@ impl Bench {
     }
 
     /// Shares `shared_ports` relay sockets among all clients (0 for none) and limits the table to `flows`.
-    /// `None` if privileges are missing.
+    /// Returns `None` if privileges are missing.
     fn new(shared_ports: usize, flows: u32) -> Option<Self> {
         for words in [
             "link add one type veth peer name other",
@@ -202,8 +202,8 @@ impl Bench {
     fn bind(&mut self) {
         self.pass(STEP_MS);
         let (of, number) = (self.random.random_range(0..CLIENTS), self.random.random_range(0..NUMBERS));
-        // Usually each number has the same peer; rarely it is another client's peer, which conflicts on a
-        // shared relay socket.
+        // A channel number usually has the same peer each time; rarely, it gets another client's peer, which
+        // conflicts on a shared relay socket.
         let whose =
             if self.random.random_range(0..16) == 0 { self.random.random_range(0..CLIENTS) } else { of };
         let [whose, number_of_peer] = [whose + 1, number].map(|octet| u8::try_from(octet).unwrap());
@@ -235,7 +235,7 @@ impl Bench {
         }
     }
 
-    /// Flows that should exist: sends datagrams through the state machine on all used channels.
+    /// Flows that should exist, found by sending datagrams through the state machine on all used channels.
     fn expected(&mut self) -> HashSet<FlowKey> {
         let mut keys = HashSet::new();
         let used: Vec<_> = {
@@ -289,7 +289,7 @@ fn channel_has_flows_after_its_first_datagram() {
         assert_eq!((to, bench.counts(), bench.flows.keys().len()), (peer(1), (2, 0), 3));
         assert!(bench.peer_sends(relay, peer(2)));
         assert_eq!((bench.counts(), bench.flows.keys().len()), ((4, 0), 5));
-        // Further datagrams change nothing, and only the flows of used channels are renewed.
+        // More datagrams change nothing, and only the flows of used channels are extended.
         bench.pass(60_000);
         for number in 1..=2_u16 {
             assert!(bench.client_sends(client(0), 0x4000 + number).is_some());
@@ -314,7 +314,7 @@ fn channel_has_flows_after_its_first_datagram() {
         assert_eq!(
             (bench.counts(), bench.flows.keys().len()),
             ((2, 0), 3),
-            "a live channel permits its peer"
+            "a bound channel keeps its peer permitted"
         );
         assert!(bench.channel(client(0), 0x4003, peer(3)));
         assert_eq!((bench.counts(), bench.flows.keys().len()), ((2, 0), 3), "unused channels have no flows");
@@ -357,7 +357,8 @@ fn channels_with_flows_from_another_process_count_as_used() {
     });
 }
 
-/// This happens before a new process takes over the sockets, because it does not know their GRO state.
+/// GRO must be restored before a new process takes over the sockets, because that process does not know their
+/// GRO state.
 #[test]
 fn gro_is_restored_when_the_kernel_path_stops() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
@@ -372,7 +373,7 @@ fn gro_is_restored_when_the_kernel_path_stops() {
     });
 }
 
-/// The other worker rejected the allocation.
+/// The other worker has rejected the allocation.
 #[test]
 fn returned_allocation_gets_its_flows_back() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
@@ -430,7 +431,7 @@ fn many_new_channels_are_installed_in_batches() {
                 assert!(bench.channel(client(of), 0x4000 + number, peer(1 + number)));
             }
         }
-        // All channels are used in one tick; then one allocation ends before its turn.
+        // All channels are used in one tick; then one allocation ends before its flows are installed.
         for of in 0..3 {
             for number in 0..each {
                 let [high, low] = (0x4000 + number).to_be_bytes();
@@ -468,7 +469,7 @@ fn flows_of_a_shared_relay_socket_follow_their_clients() {
     });
 }
 
-/// `TURNPIKE_SOAK=600000` runs a minute of 10,000 binds per second.
+/// Runs for a minute at 10,000 binds per second if `TURNPIKE_SOAK=600000` is set.
 fn come_and_go(bench: &mut Bench) {
     let wanted = std::env::var("TURNPIKE_SOAK").map_or(2 * EACH, |wanted| wanted.parse().unwrap());
     let started = Instant::now();
