@@ -55,9 +55,9 @@ pub const CREDENTIALS_DESCRIPTORS: u64 = 144;
 
 /// Pause after a failed accept, usually because descriptors have run out.
 const REST: Duration = Duration::from_millis(100);
-/// How long a client may take to receive the response that its request was too slow.
+/// Time for a client to receive the response that its request was too slow.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// How long a new client may take to send its request and receive 503.
+/// Time for a new client to send its request and receive 503.
 const REFUSAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
@@ -269,7 +269,7 @@ async fn speak<S>(
         let (answer, progress) = (router.call(request), progress.clone());
         async move {
             let answer = answer.await;
-            // From here on, the response is being sent.
+            // The response is sent from here on.
             progress.work();
             answer
         }

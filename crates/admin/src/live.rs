@@ -46,7 +46,7 @@ const TICK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum number of watchers on all listeners together; each uses a connection.
 pub(crate) const WATCHERS: usize = 8;
-/// How long a watcher may take to receive sent events.
+/// Time for a watcher to receive sent events.
 const SLOW: Duration = Duration::from_secs(10);
 /// Time after a request during which the program is considered watched.
 const WATCHED_MS: u64 = 15_000;

@@ -14,7 +14,7 @@ use turnpike_relay::{
 
 use crate::own_addresses::{self, OwnAddress, can_bind};
 
-/// How long a lost address may be absent before its allocations end: long enough for a DHCP lease or a VRRP
+/// Time that a lost address may be absent before its allocations end: long enough for a DHCP lease or a VRRP
 /// election, but shorter than clients wait.
 const GRACE: Duration = Duration::from_secs(60);
 

@@ -28,7 +28,7 @@ use crate::{
 /// Maximum time to wait for the store if an older entry for the user is cached. It is shorter than the 500
 /// ms after which clients retransmit.
 const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
-/// How long such a user is then accepted before the store is queried again.
+/// Time for which such a user is then accepted before the store is queried again.
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
 /// Minimum interval between queries for a realm's secrets after a key did not match.
 const SECRETS_PAUSE: Duration = Duration::from_millis(100);
@@ -49,7 +49,7 @@ pub struct DirectoryLimits {
     pub users: usize,
     pub lifetime: Duration,
     pub negative: Duration,
-    /// How long a cached user stays valid while the store is unavailable.
+    /// Time for which a cached user stays valid while the store is unavailable.
     pub stale: Duration,
     pub deadline: Duration,
     pub refresh: Duration,
@@ -525,13 +525,13 @@ impl<B: Backend> Inner<B> {
             return;
         }
         for (realm, secret) in self.ended() {
-            let told = format!("an expired secret of realm {realm:?}");
+            let expired = format!("an expired secret of realm {realm:?}");
             let removal = Edit::RemoveSecret { realm, secret };
             match self.within(LIST_DEADLINE, self.backend.edit(&removal)).await {
-                Ok(true) => tracing::info!("{told} was removed from {}", self.name),
+                Ok(true) => tracing::info!("{expired} was removed from {}", self.name),
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!("{told} cannot be removed: {error}; this server no longer accepts it");
+                    tracing::warn!("{expired} cannot be removed: {error}; this server no longer accepts it");
                     *lock(&self.removes_after) = Some(Instant::now() + REMOVAL_PAUSE);
                     return;
                 }
@@ -562,18 +562,18 @@ impl<B: Backend> Inner<B> {
         if version.is_some() {
             self.cache.clear();
         }
-        let mut told = lock(&self.trouble);
-        match (result, &*told) {
+        let mut logged = lock(&self.trouble);
+        match (result, &*logged) {
             (Ok(()), None) => {}
             (Ok(()), Some(_)) => {
-                *told = None;
+                *logged = None;
                 tracing::info!("the rules of {} can be read again", self.name);
             }
-            (Err(error), told_before) => {
+            (Err(error), logged_before) => {
                 let text = error.to_string();
-                if told_before.as_ref() != Some(&text) {
+                if logged_before.as_ref() != Some(&text) {
                     tracing::error!("{text}; the previous rules stay in effect");
-                    *told = Some(text);
+                    *logged = Some(text);
                 }
                 // The change was not applied, so the version is reset to try again.
                 self.version.store(u64::MAX, Ordering::Relaxed);

@@ -343,7 +343,7 @@ impl FleetStore {
         for some in lines.chunks(LINES) {
             let mut commands = Vec::new();
             for (channel, line, kept_s) in some {
-                // In a cluster, these keys would be on other servers.
+                // A cluster would keep these keys on other servers.
                 let kept_s = kept_s.filter(|_| !self.link.address().is_cluster());
                 match kept_s {
                     Some(0) => commands.push(command("DEL", &[channel])),

@@ -177,7 +177,7 @@ const DENIED: &str = "denied-peer-ip";
 
 /// Redis hash that maps each key's name to its fields, encoded as a URL query string.
 const API_KEYS: &str = "turnpike/api-keys";
-/// In the order of [`ApiKey::written`].
+/// Same order as in [`ApiKey::written`].
 const API_KEY_WORDS: [&str; 4] = ["sha256", "realm", "max_ttl", "rate"];
 
 impl Backend for Redis {

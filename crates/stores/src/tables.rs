@@ -88,7 +88,7 @@ pub(crate) trait Sql: Send + Sync + 'static {
 
 pub(crate) struct CoturnTables<S> {
     sql: S,
-    /// Whether our own tables existed at the last check.
+    /// Result of the last check for our own tables.
     own: AtomicU8,
 }
 

@@ -23,7 +23,7 @@ const FORM: &str = "paths of TOML files with [[rule]], relative to this file, wi
 #[derive(Debug, Default)]
 pub(crate) struct Included {
     pub(crate) drafts: Vec<Draft>,
-    /// In the order in which they are read.
+    /// Included files, in the order in which they are read.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) problems: Vec<Mistake>,
     pub(crate) warnings: Vec<String>,

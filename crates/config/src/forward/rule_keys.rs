@@ -207,7 +207,7 @@ const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duratio
     )
 }
 
-/// In display order.
+/// Keys in display order.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     scalar!(
         "rule.name",

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use super::protocol::{FromNew, FromOld, PROTOCOL};
 use crate::{carried_metrics::CarriedMetrics, error::ProcessError};
 
-/// How long to wait for the rest of a refused offer.
+/// Time to wait for the rest of a refused offer.
 const REST: Duration = Duration::from_secs(2);
 
 pub struct PreviousProcess {

@@ -20,7 +20,7 @@ use crate::{exposition::MetricsPage, service_manager};
 
 /// Interval between checks for a cancelled upgrade.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long to wait for a process that has closed its end of the channel to give a reason or exit.
+/// Time to wait for a process that has closed its end of the channel to give a reason or exit.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]

@@ -37,7 +37,7 @@ use crate::request::{Request, UpgradeProgress, UpgradeRequest};
 const ENDING: &str = "sock";
 /// Maximum length of a line in bytes: a path (PATH_MAX) and a keyword.
 const LINE: u64 = 5000;
-/// How long a client may take to send its request.
+/// Time for a client to send its request.
 const ASKING: Duration = Duration::from_secs(5);
 /// Time without a step after which [`ask`] gives up: longer than the longest step.
 const SILENCE: Duration = Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! Heartbeat: writes this node's load to the store once a second. The response says whether the name, number
+//! Heartbeat: writes this node's load to the store once a second. The response shows whether the name, number
 //! and keys are still valid.
 
 use std::{

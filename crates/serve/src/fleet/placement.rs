@@ -15,7 +15,7 @@ use super::{node::Node, tallies::RedirectReason};
 
 /// After this many missed polls of the fleet, load no longer causes redirects.
 const LOOKS: u64 = 3;
-/// How long a full node without contact to the store still redirects clients to the nodes it knew;
+/// Time for which a full node without contact to the store still redirects clients to the nodes it knew;
 /// afterwards `[[alternate]]` applies.
 const REMEMBERED_MS: u64 = 300_000;
 
