@@ -17,9 +17,9 @@
 //! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)                Flow::on_error, pump
 //! ```
 //!
-//! A short read means that the socket is empty, so a message costs one read and one write; later data raises
-//! another event. (Only an urgent byte also ends a read early, see [`Flow::on_urgent`].) A spliced flow gets
-//! one call per turn, so that data can accumulate.
+//! A short read means that the socket is empty, so each message costs one read and one write; data that
+//! arrives later raises another event. (Only an urgent byte also ends a read early, see [`Flow::on_urgent`].)
+//! A spliced flow gets one call per turn, so that data can accumulate.
 #![forbid(unsafe_code)]
 
 mod splice;
@@ -38,20 +38,21 @@ const BULK: usize = 64 << 10;
 /// Consecutive bulk reads before a pipe takes over.
 const BULK_READS: u8 = 4;
 /// Bytes per splice that count as interactive; after `CHATTER_READS` of them in a row the buffer takes over
-/// again. With 8, full-speed streams switched back and forth a hundred times a second: a core that keeps up
-/// sees small pieces too.
+/// again. With only 8 of them, full-speed streams switched back and forth a hundred times a second: a core
+/// that keeps up also sees small pieces.
 const CHATTER: usize = 16 << 10;
 const CHATTER_READS: u8 = 64;
 /// Reads per direction in one turn, for fairness.
 const TURN: usize = 8;
-/// Maximum number of pipes per mover, two descriptors each. Further bulk flows use the buffer.
+/// Maximum number of pipes per mover, two descriptors each. Additional bulk flows use the buffer.
 const PIPES: usize = 256;
-/// Bytes below which a splice counts as lean. At full speed a pipe takes far more.
+/// Bytes below which a splice counts as lean. At full speed, a splice moves far more.
 const LEAN: usize = 256 << 10;
 const IDLE_PIPES: usize = 64;
 /// Idle buffers kept for unsent data.
 const SPARE: usize = 16;
-/// Bytes of a first write that fit in one segment on any path, which Nagle's algorithm never delays.
+/// Maximum size of a first write that Nagle's algorithm never delays, because it fits in one segment on any
+/// path.
 const ONE_SEGMENT: usize = 500;
 
 /// One direction of a connection.
@@ -62,7 +63,7 @@ pub struct Flow {
     held: Held,
     /// The source may have unread data. Set on an event, cleared by [`Mover::pump`].
     pub readable: bool,
-    /// The source's FIN has arrived, so a short read is the last. Set on an event.
+    /// The source's FIN has arrived, so a short read is the last one. Set on an event.
     pub fin: bool,
     /// End of stream was read from the source.
     ended: bool,
@@ -73,12 +74,12 @@ pub struct Flow {
     streak: u8,
     /// splice(2) is off: urgent byte, kernel refusal, or data that splice(2) cannot see.
     pub plain: bool,
-    /// Read until the source would block, because short reads do not mean an empty queue: after an urgent
-    /// byte or an error, and on Unix sockets, where passed descriptors and urgent bytes cut reads short
-    /// (unix(7)).
+    /// Read until the source would block, because a short read does not mean that the queue is empty: after
+    /// an urgent byte or an error, and on Unix sockets, where passed descriptors and urgent bytes cut reads
+    /// short (unix(7)).
     pub thorough: bool,
     /// TCP_NODELAY must still be set on the sink before the first write that Nagle's algorithm could delay. A
-    /// connection with one short request never pays for the call.
+    /// connection with a single short request never makes that call.
     pub nodelay_due: bool,
     /// Bytes that may still be read; `None` is unlimited. [`Mover::pump`] counts down and returns
     /// [`Pumped::Spent`] at zero, after passing on the bytes it has read.
@@ -91,12 +92,12 @@ pub struct Flow {
     pub end_read: bool,
 }
 
-/// Bytes read but not yet written.
+/// Bytes that have been read but not yet written.
 #[derive(Debug, Default)]
 enum Held {
     #[default]
     Nothing,
-    /// Unsent bytes, from the offset on; never empty.
+    /// Unsent bytes, starting at the offset; never empty.
     Bytes(Vec<u8>, usize),
     Pipe(Pipe),
 }
@@ -149,8 +150,8 @@ impl Flow {
         self.shut
     }
 
-    /// Queues bytes to send before all others, not counted in [`Flow::bytes`]. Only valid before the first
-    /// [`Mover::pump`].
+    /// Queues bytes to be sent before all others; they are not counted in [`Flow::bytes`]. Only valid before
+    /// the first [`Mover::pump`].
     pub fn lead_with(&mut self, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.held = Held::Bytes(bytes, 0);
@@ -252,10 +253,10 @@ impl Mover {
         mem::take(&mut self.moved)
     }
 
-    /// Moves available data, a few reads at most. `splice` asks for a pipe, as long as the pool has one, or
-    /// for the buffer; `None` starts with the buffer, switches to a pipe once the flow proves to be bulk, and
-    /// may switch back. `last` means that the other flow is done: both sockets are about to be closed, so the
-    /// end of stream is not passed on.
+    /// Moves available data, a few reads at most. `splice` selects a pipe (if the pool has one) or the
+    /// buffer; `None` starts with the buffer, switches to a pipe once the flow proves to be bulk, and may
+    /// switch back. `last` means that the other flow is done: both sockets are about to be closed, so the end
+    /// of stream is not passed on.
     pub fn pump(
         &mut self,
         flow: &mut Flow,
@@ -372,7 +373,7 @@ impl Mover {
                 self.moved.lean += u32::from(moved < LEAN);
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                // splice(2): the socket does not support it (kTLS, an unusual protocol).
+                // The socket does not support splice(2) (kTLS, an unusual protocol).
                 flow.plain = true;
                 self.reclaim(flow);
             }
@@ -381,7 +382,7 @@ impl Mover {
         Ok(())
     }
 
-    /// One read and one write. The outer error comes from the sink.
+    /// Does one read and one write. The outer error comes from the sink.
     fn copy(&mut self, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket) -> io::Result<io::Result<()>> {
         if let Held::Pipe(_) = flow.held {
             self.reclaim(flow);

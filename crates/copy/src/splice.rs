@@ -9,8 +9,8 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_siz
 
 use turnpike_net::rlimit;
 
-/// Requested bytes per pipe. 1 MiB is the default maximum without privileges (/proc/sys/fs/pipe-max-size); an
-/// empty pipe takes only 10 KiB of bookkeeping.
+/// Requested pipe size in bytes. 1 MiB is the default maximum without privileges
+/// (/proc/sys/fs/pipe-max-size); an empty pipe takes only 10 KiB of bookkeeping.
 const SIZE: usize = 1 << 20;
 
 /// Pipe for one direction of one connection at a time.
@@ -23,11 +23,11 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Opens a pipe of 1 MiB, or a smaller one beyond /proc/sys/fs/pipe-user-pages-soft.
+    /// Opens a pipe of 1 MiB, or a smaller one if the user's pipes exceed /proc/sys/fs/pipe-user-pages-soft.
     pub(crate) fn new() -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let (read, write) = (rlimit::unreserved(read)?, rlimit::unreserved(write)?);
-        // EPERM leaves the pipe as it is.
+        // After EPERM the pipe keeps its size.
         let _ = fcntl_setpipe_size(&write, SIZE);
         let capacity = fcntl_getpipe_size(&write)?;
         Ok(Self { read, write, capacity, held: 0 })
@@ -42,7 +42,7 @@ impl Pipe {
         Ok(moved)
     }
 
-    /// Moves as many of the pipe's bytes to `to` as fit; `WouldBlock` if nothing fits. Unlike
+    /// Moves as many of the pipe's bytes to `to` as fit; `WouldBlock` if nothing fits. Unlike with
     /// [`turnpike_net::TcpSocket::write`], a broken socket raises SIGPIPE, which Rust's runtime ignores by
     /// default.
     pub(crate) fn drain(&mut self, to: &impl AsFd) -> io::Result<usize> {
@@ -75,7 +75,6 @@ mod tests {
 
     use super::*;
 
-    /// Blocking end and non-blocking end.
     fn pair() -> (UnixStream, UnixStream) {
         let (one, other) = UnixStream::pair().unwrap();
         other.set_nonblocking(true).unwrap();

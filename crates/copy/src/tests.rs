@@ -18,7 +18,7 @@ const SPLICED: Option<bool> = Some(true);
 const BUFFERED: Option<bool> = Some(false);
 const MODES: [Option<bool>; 3] = [BY_TRAFFIC, SPLICED, BUFFERED];
 
-/// Near end, for the mover, and far end.
+/// The end that the mover uses, and the far end.
 fn pair() -> (TcpSocket, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     // Room for a whole unread message: older kernels open a window of at most 64 KiB before the first read.
@@ -42,14 +42,12 @@ fn until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits until `near` has `len` bytes to read.
 fn arrive(near: &TcpSocket, len: usize) {
     let near = socket2::SockRef::from(near);
     let mut seen = vec![std::mem::MaybeUninit::new(0); len];
     until(|| near.peek(&mut seen).is_ok_and(|got| got == len).then_some(()));
 }
 
-/// Sends until the buffers of both sides are full.
 fn fill_up(near: &TcpSocket) -> usize {
     let (chunk, mut sent, mut refused) = (vec![0; 1 << 16], 0, 0);
     while refused < 100 {
@@ -65,7 +63,7 @@ fn fill_up(near: &TcpSocket) -> usize {
 /// Prime, so that any lost or duplicated piece or buffer is noticed.
 const PERIOD: usize = 1_299_709;
 
-/// `len` bytes (up to [`PERIOD`]) of the test stream, from an offset on.
+/// `len` bytes (up to [`PERIOD`]) of the test stream, starting at an offset.
 fn pattern(at: usize, len: usize) -> &'static [u8] {
     static TWICE: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let byte = |at: usize| ((at % PERIOD).wrapping_mul(0x9E37_79B9) >> 16) as u8;
@@ -74,7 +72,7 @@ fn pattern(at: usize, len: usize) -> &'static [u8] {
     &TWICE[at % PERIOD..][..len]
 }
 
-/// True if `heard` is the test stream from `at` on.
+/// True if `heard` matches the test stream, starting at offset `at`.
 fn is_pattern(heard: &[u8], at: usize) -> bool {
     heard.chunks(PERIOD).all(|chunk| chunk == pattern(at, chunk.len()))
 }
@@ -92,7 +90,6 @@ fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: Option<boo
     mover.take_moved().spliced
 }
 
-/// Pumps until there is nothing more to move.
 fn to_the_end(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: Option<bool>) -> Pumped {
     loop {
         match mover.pump(flow, &ends.from, &ends.to, copy, false) {
@@ -102,7 +99,6 @@ fn to_the_end(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: Option<
     }
 }
 
-/// A source that sends to `from`, and a sink that reads from `to`.
 struct Ends {
     source: TcpStream,
     from: TcpSocket,
@@ -277,7 +273,6 @@ fn bulk_moves_to_a_pipe_and_interactive_traffic_back() {
         assert_eq!(spliced(&mut flow, LARGE), 0);
     }
     assert_eq!(spliced(&mut flow, LARGE), LARGE);
-    // Back from the pipe to the buffer.
     for _ in 1..CHATTER_READS {
         assert_eq!(spliced(&mut flow, 32), 32);
     }
@@ -309,7 +304,7 @@ fn urgent_byte_prevents_the_use_of_pipes() {
     assert_eq!(message(&mut mover, &mut flow, &mut ends, SPLICED, 100), 0);
 }
 
-/// A turn after an urgent byte and FIN, but before their event.
+/// A turn takes place after an urgent byte and FIN have arrived, but before their event.
 #[test]
 fn unannounced_urgent_byte_does_not_end_the_stream() {
     for copy in MODES {
@@ -429,7 +424,6 @@ fn budget_limits_reads_to_the_byte_and_loses_nothing() {
         let all = 300_000;
         ends.source.write_all(pattern(0, all)).unwrap();
         let mut heard = Vec::new();
-        // Below, at and above the size of one read.
         for grant in [1, 999, 64 << 10, 100_000] {
             arrive(&ends.from, grant as usize);
             flow.budget = Some(grant);

@@ -1,7 +1,8 @@
-//! Bans of users and client prefixes. Checked only on authenticated requests; others are refused anyway.
+//! Bans of users and client prefixes. Bans are checked only on authenticated requests; all others are refused
+//! anyway.
 //!
-//! A lifted ban is remembered until its original end. Otherwise a node that missed the lift would restore the
-//! ban everywhere.
+//! A lifted ban is remembered until its original end. Otherwise a node that did not receive the lift would
+//! restore the ban everywhere.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,11 +14,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Cidr;
 
-/// Maximum seconds of a ban. For longer periods, change users or peer rules.
+/// Maximum duration of a ban in seconds. For longer periods, change users or peer rules.
 pub const LONGEST_BAN_S: u64 = 31 * 86_400;
 /// Maximum clock difference between two nodes, plus message delay, in seconds.
 pub(crate) const GOOD_FOR_S: u64 = 120;
-/// Seconds that an ended ban is remembered: by another node's clock it may still be in effect.
+/// Seconds for which an ended ban is remembered: by another node's clock it may still be in effect.
 const REMEMBERED_S: u64 = GOOD_FOR_S;
 
 /// Subject of a ban. Written as `user NAME@REALM` or `client 192.0.2.0/24`.
@@ -47,7 +48,7 @@ impl FromStr for Subject {
             || format!("{text:?} is not a ban subject: expected \"user NAME@REALM\" or \"client CIDR\"");
         match text.split_once(' ') {
             Some(("user", user)) => {
-                // A name may contain an @. A realm may not, so its users can be banned only by prefix.
+                // A name may contain an @. If a realm contains one, its users can be banned only by prefix.
                 let (name, realm) = user.rsplit_once('@').ok_or_else(expected)?;
                 let fits = !name.is_empty() && !realm.is_empty() && !user.contains(char::is_control);
                 let (realm, name) = (realm.to_owned(), name.to_owned());
@@ -124,14 +125,15 @@ const fn is_zero(number: &u64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ordered {
     pub here: u64,
-    /// The other nodes know of it. If false, they will learn of it when the store answers again.
+    /// True if the other nodes know of the ban. If false, they will learn of it when the store responds
+    /// again.
     pub is_announced: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unbanned {
     Everywhere,
-    /// Lifted on this node; the others follow when the store answers again.
+    /// Lifted on this node; the other nodes lift it when the store responds again.
     HereOnly,
     /// There was no such ban.
     NotBanned,
@@ -141,28 +143,30 @@ pub enum Unbanned {
 pub struct Bans {
     users: HashMap<Box<str>, Ban>,
     clients: Vec<(Cidr, Ban)>,
-    /// Subjects banned or unbanned at this node without the others' knowledge.
+    /// Subjects banned or unbanned on this node that the other nodes do not know of yet.
     unannounced: HashSet<Subject>,
 }
 
 impl Bans {
-    /// Maximum bans, which bounds the prefixes checked per request. The one that ends first is evicted.
+    /// Maximum number of bans, which bounds the prefixes checked per request. The ban that ends first is
+    /// evicted.
     pub const MOST: usize = 10_000;
 
-    /// Bans a subject at this node. Until [`Self::announced`], this overrides earlier messages from other
+    /// Bans a subject on this node. Until [`Self::announced`], this overrides earlier messages from other
     /// nodes.
     pub fn order(&mut self, ban: Ban) {
         self.mark(ban.subject.clone());
         self.put(ban);
     }
 
-    /// Lifts a ban at this node, even an unknown one. Overrides other nodes like [`Self::order`].
+    /// Lifts a ban on this node, even one that this node does not know. Overrides messages from other nodes,
+    /// like [`Self::order`].
     pub fn order_lift(&mut self, unix: u64, subject: &Subject) -> Option<Ban> {
         self.mark(subject.clone());
         self.lift(unix, subject)
     }
 
-    /// Applies a ban from another node; returns false if a newer ban or lift at this node overrides it.
+    /// Applies a ban from another node; returns false if a newer ban or lift on this node overrides it.
     pub fn hear(&mut self, ban: Ban) -> bool {
         let takes = !self.is_unannounced(&ban.subject);
         if takes {
@@ -171,7 +175,7 @@ impl Bans {
         takes
     }
 
-    /// Applies a lift from another node, unless a newer ban or lift at this node overrides it.
+    /// Applies a lift from another node, unless a newer ban or lift on this node overrides it.
     pub fn hear_lift(&mut self, unix: u64, subject: &Subject) {
         if !self.is_unannounced(subject) {
             self.lift(unix, subject);
@@ -199,7 +203,7 @@ impl Bans {
     }
 
     /// Ban to send to the other nodes and the store; `None` if there is none. `kept` is the store's content:
-    /// a ban that was lifted here before this node knew it is now lifted.
+    /// if a ban was lifted here before this node knew of it, it is lifted now.
     pub fn to_announce(&mut self, unix: u64, subject: &Subject, kept: &[Ban]) -> Option<Ban> {
         if self.get(subject).is_none() {
             let ban = kept.iter().find(|ban| ban.subject == *subject && ban.is_in_force(unix))?;
@@ -227,8 +231,8 @@ impl Bans {
         }
     }
 
-    /// Evicts the ban that ends first, preferably an announced one: without an unannounced ban, this node
-    /// would announce it as lifted.
+    /// Evicts the ban that ends first, preferably an announced one: if an unannounced ban were evicted, this
+    /// node would announce it as lifted.
     fn evict(&mut self) {
         let order = |ban: &&Ban| (self.unannounced.contains(&ban.subject), ban.until);
         if let Some(first) = self.iter().min_by_key(order).map(|ban| ban.subject.clone()) {
@@ -245,8 +249,8 @@ impl Bans {
         Some(lifted)
     }
 
-    /// Merges the store's bans and returns those that it lacks, for example because it was emptied. The store
-    /// takes precedence, except for bans that were lifted and then restored by another node.
+    /// Merges the store's bans and returns those missing from the store, for example because it was emptied.
+    /// The store takes precedence, except for bans that were lifted and then restored by another node.
     pub fn read(&mut self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
         let is_own = |subject: &Subject| self.unannounced.contains(subject);
         let kept_ones: Vec<&Ban> =
@@ -259,7 +263,6 @@ impl Bans {
         self.missing(unix, kept)
     }
 
-    /// Bans that the store lacks.
     #[must_use]
     pub fn missing(&self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
         let kept: HashMap<&Subject, &Ban> = kept.iter().map(|ban| (&ban.subject, ban)).collect();
@@ -317,7 +320,7 @@ impl Bans {
         self.iter().any(|ban| ban.is_over(unix))
     }
 
-    /// All bans in arbitrary order, including lifted ones and those that are over by our clock.
+    /// All bans in arbitrary order, including lifted ones and those that have ended by our clock.
     pub fn iter(&self) -> impl Iterator<Item = &Ban> {
         self.users.values().chain(self.clients.iter().map(|(_, ban)| ban))
     }
@@ -437,7 +440,7 @@ mod tests {
         let kept = [ban("user alice@here", 700).with_id(2)];
         assert!(bans.read(500, &kept).is_empty() && has(&bans, 900, "alice", "198.51.100.1"));
         bans.hear_lift(500, &alice);
-        assert!(has(&bans, 900, "alice", "198.51.100.1"), "ordered before");
+        assert!(has(&bans, 900, "alice", "198.51.100.1"), "the local order takes precedence");
         assert_eq!(bans.unannounced().collect::<Vec<_>>(), [&alice]);
         assert_eq!(bans.to_announce(500, &alice, &kept), Some(ordered.clone()));
         bans.announced(&alice, None);
@@ -511,7 +514,7 @@ mod tests {
         assert_eq!((bans.len(), bans.to_announce(0, &subject, &[])), (Bans::MOST, Some(first.clone())));
         bans.announced(&subject, Some(&first));
         bans.put(ban("user last@r", 10));
-        assert_eq!(bans.to_announce(0, &subject, &[]), None, "the other nodes have it");
+        assert_eq!(bans.to_announce(0, &subject, &[]), None, "the other nodes have the ban");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Shared keys for nonces, mobility tickets and DTLS cookies. A new key is distributed before its first use,
-//! so that all nodes know it. An old key is kept as long as anything made with it can be presented.
+//! so that all nodes know it. An old key is kept for as long as clients may present anything made with it.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use zeroize::Zeroize;
 
 /// Seconds between distribution and first use: several heartbeats of the largest fleet.
 const AHEAD_S: u64 = 60;
-/// Seconds that a key is kept after its last use, for mobility tickets of long allocations.
+/// Seconds for which a key is kept after its last use, for mobility tickets of long allocations.
 const KEPT_S: u64 = 7 * 86_400;
 const MOST: usize = 64;
 
@@ -72,7 +72,7 @@ impl KeyRing {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Inverse of [`Self::to_bytes`]; `None` for invalid data or an empty ring.
+    /// Inverse of [`Self::to_bytes`]; `None` for invalid data or an empty key ring.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut ring: Self = serde_json::from_slice(bytes).ok()?;
@@ -113,7 +113,7 @@ mod tests {
             assert!(ring.is_due(now, DAY), "day {day}");
             ring = ring.rotated(now, [7; 32]);
         }
-        // Used from day 29. The key of day 21 was used until day 22, just over a week ago.
+        // The newest key is used from day 29. The key of day 21 was used until day 22, just over a week ago.
         assert_eq!(froms(&ring), (21..30).map(|day| day * DAY).collect::<Vec<_>>());
     }
 

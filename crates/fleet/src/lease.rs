@@ -1,5 +1,6 @@
 //! Quotas of a fleet: the part of a limit that a node may use without asking the store. Nodes exchange data
-//! with the store in the background, for many buckets at a time; no request waits for an answer.
+//! with the store in the background, for many buckets at a time; no client's request waits for the store's
+//! response.
 //!
 //! ```text
 //!            limit ┬───────────────────────────── Full: the node's own quota
@@ -11,11 +12,11 @@
 //!
 //! The equal shares of all nodes add up to the limit. Once half of the limit is held, the store grants
 //! quotas, never more than is left; reserves shrink with the rest. Possible excess: one allocation per node
-//! at the same moment, the unreported 1/40 of the limit, and up to half of the limit if nodes that have not
-//! heard of a bucket get a burst while others hold nearly half. With small limits, a user may open a few
-//! allocations on each node that has not heard of any. A user is refused early only while other nodes hold
-//! the rest in reserve, which they return if unused. A burst beyond the share is undecided until the store
-//! has answered.
+//! at the same moment, the unreported 1/40 of the limit, and up to half of the limit if nodes that do not
+//! know of a bucket get a burst while others hold nearly half. With small limits, a user may open a few
+//! allocations on each node that does not know of any others. A user is refused early only while other nodes
+//! hold the rest in reserve, which they return if unused. Requests of a burst beyond the share are undecided
+//! until the store has responded.
 //!
 //! A node reports absolute numbers, never differences, so each report makes up for lost ones.
 //!
@@ -31,7 +32,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Bucket(pub [u8; 16]);
 
-/// Share of a bucket that all nodes hold, as last reported by the store.
+/// Level to which all nodes together fill a bucket, as last reported by the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Less than half.
@@ -87,9 +88,9 @@ pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u3
 pub enum Books {
     /// Complete; the store can grant.
     Whole,
-    /// Incomplete. This node remembers its grants and how much was left.
+    /// Incomplete. Incomplete, but this node remembers its grants and how much was left.
     Recovering,
-    /// Incomplete or not yet queried, and this node has just started and does not know the others' quotas.
+    /// Incomplete or not yet queried; this node has just started and does not know the others' quotas.
     #[default]
     Unknown,
 }
@@ -118,7 +119,7 @@ pub struct Grant {
     /// Reported use of this node.
     pub told: u32,
     pub held: u32,
-    /// Held by all nodes.
+    /// Quotas held by all nodes.
     pub sum: u32,
 }
 
@@ -135,36 +136,36 @@ pub struct Told {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
     Full,
-    /// The node has used up its share and asks the store for more, which takes a tenth of a second.
+    /// The node has used up its share and requests more from the store, which takes a tenth of a second.
     Undecided,
 }
 
-/// Allocations that a client with several interfaces may open at once. A node takes this many from a calm
-/// bucket without asking, unless the others could hold more than the rest.
+/// Number of allocations that a client with several interfaces may open at the same time. A node takes this
+/// many from a calm bucket without asking the store, unless the other nodes could hold more than the rest.
 const BURST: u32 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     used: u32,
     held: u32,
-    /// Use in the last report to the store; 0 if not reported.
+    /// Use according to the last report to the store; 0 if not reported.
     told: u32,
-    /// A request is on its way; the store may have processed it.
+    /// A request is in flight; the store may have processed it.
     asked: bool,
-    /// Smallest amount requested since the last answer.
+    /// Smallest amount requested since the last response.
     wanted: u32,
-    /// The store had nothing left at the last request; valid until this exchange.
+    /// The store had nothing left at the last request; new allocations are denied until this exchange.
     denied_until: u64,
-    /// The store lost it, and it has not been reported again yet.
+    /// The store has lost this bucket, and it has not been reported again yet.
     is_lost: bool,
     limit: u32,
-    /// Left for all nodes at that time.
+    /// Amount left for all nodes at the last response.
     room: u32,
     recent: u32,
 }
 
 impl Share {
-    /// Returns true if one more may be taken.
+    /// Returns true if one more allocation is allowed.
     fn allows(&self, level: Level, Terms { nodes, books, .. }: Terms) -> bool {
         let few = BURST.min(self.limit / 2 + 1);
         let unasked = match (books, level) {
@@ -176,17 +177,17 @@ impl Share {
         self.used < self.held.max(unasked)
     }
 
-    /// Rest of a calm bucket as far as this node knows: at least half.
+    /// Amount left in a calm bucket as far as this node knows: at least half of the limit.
     fn left(&self) -> u32 {
         if self.is_known() { self.room.max(self.limit / 2) } else { self.limit }
     }
 
-    /// Returns true if the store may know of it, and must learn of its end.
+    /// Returns true if the store may know of this share, and must be informed when it ends.
     fn is_known(&self) -> bool {
         self.held > 0 || self.told > 0 || self.asked
     }
 
-    /// Returns true if it need not be reported.
+    /// Returns true if this share is too small to be reported.
     fn is_small(&self, nodes: u32) -> bool {
         self.held == 0 && self.used <= untold(self.limit, nodes)
     }
@@ -217,7 +218,7 @@ fn untold(limit: u32, nodes: u32) -> u32 {
 pub struct Levels(HashMap<Bucket, Level, RandomState>);
 
 impl Levels {
-    /// Maximum entries of 25 bytes; further buckets are treated as calm.
+    /// Maximum number of entries, 25 bytes each; additional buckets are treated as calm.
     const MOST: usize = 16 << 20;
 
     #[must_use]
@@ -254,7 +255,7 @@ impl Levels {
     }
 }
 
-/// Quotas of one node; one of several shards with separate buckets.
+/// Quotas of one node, or of one of its shards, which have separate buckets.
 #[derive(Debug, Default)]
 pub struct Ledger {
     shares: HashMap<Bucket, Share, RandomState>,
@@ -265,8 +266,8 @@ pub struct Ledger {
     exchanges: u64,
 }
 
-/// Number of exchanges for which a denial by the store is valid. Long enough for the client's
-/// retransmissions; after that, others may have returned something. Ten seconds in a small fleet.
+/// Number of exchanges for which a denial by the store is valid: long enough for the client's retransmissions
+/// (ten seconds in a small fleet). After that, other nodes may have returned some of their quota.
 const DENIED_FOR: u64 = 100;
 
 impl Ledger {
@@ -343,7 +344,8 @@ impl Ledger {
         (share.told, share.room) = (told, share.limit.saturating_sub(sum));
         let is_denied = held <= told && share.wanted > told;
         share.denied_until = if is_denied { self.exchanges + DENIED_FOR } else { 0 };
-        // Unused since the request: the amount beyond the reserve is returned in another exchange.
+        // If nothing was used since the request, the amount beyond the reserve is returned in another
+        // exchange.
         let idle = if share.recent == 0 { held.saturating_sub(share.used) } else { 0 };
         let reserve = share.reserve(levels.get(&bucket), terms.nodes);
         if idle > reserve.saturating_mul(2) {
@@ -351,13 +353,13 @@ impl Ledger {
         }
     }
 
-    /// Marks requests that were lost to be sent again.
+    /// Marks lost requests so that they are sent again.
     pub fn unheard(&mut self, asks: &[Ask]) {
         self.dirty
             .extend(asks.iter().map(|ask| ask.bucket).filter(|bucket| self.shares.contains_key(bucket)));
     }
 
-    /// Applies a change of level: a node with a reserve in a full bucket checks if it is still needed.
+    /// Applies a change of level: a node with a reserve in a full bucket checks whether it still needs it.
     pub fn level_changed(&mut self, bucket: Bucket, level: Level) {
         if level == Level::Full && self.shares.get(&bucket).is_some_and(|share| share.held > share.used) {
             self.dirty.insert(bucket);
@@ -365,15 +367,15 @@ impl Ledger {
     }
 
     /// Reports everything again after the store has lost it. If something was granted in the meantime, the
-    /// quota may belong to another node by now.
+    /// quota may already belong to another node.
     pub fn tell_all(&mut self, terms: Terms) {
         self.lost = 0;
         for (bucket, share) in &mut self.shares {
             if terms.books == Books::Whole {
                 (share.held, share.told) = (0, 0);
             } else {
-                // The part that it wanted to return may belong to another node, even though the answer was
-                // lost.
+                // The part that this node wanted to return may belong to another node, even though the
+                // response was lost.
                 if share.asked {
                     share.held = share.held.min(share.wanted.max(share.used));
                 }
@@ -392,7 +394,7 @@ impl Ledger {
         self.lost
     }
 
-    /// Ends the recovery: nodes with more quota than use ask how much they may keep.
+    /// Ends the recovery: nodes with more quota than they use ask the store how much they may keep.
     pub fn settle(&mut self) {
         for (bucket, share) in &mut self.shares {
             share.told = share.used.min(share.held);
@@ -444,7 +446,6 @@ mod tests {
 
     const B: Bucket = Bucket([1; 16]);
 
-    /// Nodes and their store, exchanging in turn.
     struct World {
         nodes: Vec<Ledger>,
         held: Vec<HashMap<Bucket, u32, RandomState>>,
@@ -513,7 +514,6 @@ mod tests {
             self.nodes.iter().map(|node| node.used(&B)).sum()
         }
 
-        /// Exchanges until nothing is left to report.
         fn settle(&mut self) {
             for _ in 0..20 {
                 self.exchange_all();
@@ -531,7 +531,7 @@ mod tests {
             "a quarter of what is left, for two nodes"
         );
         assert_eq!(grant(100, 2, 60, 20, 20, 30), (30, 70, Level::Heavy));
-        assert_eq!(grant(100, 2, 99, 0, 0, 5), (1, 100, Level::Full), "the last one");
+        assert_eq!(grant(100, 2, 99, 0, 0, 5), (1, 100, Level::Full), "the last allocation");
         assert_eq!(grant(100, 2, 100, 0, 0, 5), (0, 100, Level::Full));
         assert_eq!(grant(100, 2, 100, 0, 3, 5), (3, 103, Level::Full), "reported use is accepted");
         assert_eq!(grant(1, 3, 0, 0, 1, 1), (1, 1, Level::Full));
@@ -556,7 +556,7 @@ mod tests {
         for (limit, at_once) in [(1, 1), (2, 2), (3, 2), (10, 6), (100, 10), (1000, 100)] {
             let mut world = World::new(10);
             let taken = (0..200).filter(|_| world.acquire(0, limit)).count();
-            assert_eq!(taken, at_once, "of {limit}");
+            assert_eq!(taken, at_once, "limit {limit}");
         }
     }
 
@@ -738,7 +738,7 @@ mod tests {
             world.exchange(0);
         }
         assert_eq!(waiting, 0, "half of the limit was free");
-        // A decision takes one exchange once everything is used.
+        // Once everything is used, a decision takes one exchange.
         while world.nodes[0].used(&B) < 300 {
             _ = acquire(&mut world, 0);
             world.exchange(0);
@@ -781,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn unwanted_quota_is_not_claimed_after_a_lost_answer() {
+    fn unwanted_quota_is_not_claimed_after_a_lost_response() {
         let mut world = World::new(2);
         for _ in 0..60 {
             assert!(world.acquire(0, 100));
@@ -791,7 +791,7 @@ mod tests {
         let asks = world.nodes[0].asks(usize::MAX, &world.levels, world.terms);
         assert_eq!((asks[0].used, asks[0].want), (0, 0));
         world.lose_all();
-        assert_eq!(world.held(), 0, "it may belong to another node by now");
+        assert_eq!(world.held(), 0, "the quota may already belong to another node");
     }
 
     #[test]
@@ -839,7 +839,7 @@ mod tests {
         let told: Vec<Told> = world.nodes[0].told().collect();
         world.nodes[0] = Ledger::default();
         told.iter().for_each(|told| world.nodes[0].take_over(*told));
-        // 70 of 100 allocations arrive, regardless of the limit.
+        // 70 of the previous process's 100 allocations arrive, regardless of the limit.
         let terms = Terms { enforced: false, ..world.terms };
         for _ in 0..70 {
             assert!(world.nodes[0].acquire(B, 100, world.levels.get(&B), terms).is_ok());
@@ -878,7 +878,7 @@ mod tests {
         ) {
             let mut world = World::new(nodes);
             let count = u32::try_from(nodes).unwrap();
-            // The equal shares of all nodes while others hold nearly half, one per node beyond its quota, and
+            // Allowed excess: the equal shares of all nodes while others hold nearly half, one per node, and
             // the unreported 1/40.
             let at_once = limit + limit / 2 + count * BURST.min(limit / 2 + 1);
             let most = at_once + count + limit / 40;
@@ -890,7 +890,6 @@ mod tests {
                 }
                 prop_assert!(world.used() <= most, "{} of {limit}", world.used());
             }
-            // After all reports, the store's sum is correct.
             world.settle();
             let told: u32 = world.nodes.iter().map(|node| node.totals().2).sum::<u64>().try_into().unwrap();
             prop_assert_eq!(world.sums.get(&B).copied().unwrap_or_default(), told);

@@ -1,8 +1,8 @@
 //! Nodes of a fleet, as one node sees them. A node is a member once its card has been read; only nodes with
 //! the fleet's secret can write cards. A node is gone when its record has not changed for a long time. Only
-//! time during which the store answered us is counted, so that a store outage removes no node, and clocks of
-//! different machines are never compared. Redirects to a node stop much sooner: when its record is old by the
-//! store's clock, or another node has reported this.
+//! time during which the store responded to us is counted, so that a store outage removes no node, and clocks
+//! of different machines are never compared. Redirects to a node stop much sooner: when its record is old by
+//! the store's clock, or another node has reported the record as overdue.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,9 +12,10 @@ use crate::node::{Beat, Card, NodeName};
 pub const BEAT_MS: u64 = 1000;
 /// Age of a record that has missed a heartbeat.
 const LATE_MS: u64 = BEAT_MS + BEAT_MS / 4;
-/// Silence after which no clients are redirected to a node.
+/// Time without a heartbeat after which no clients are redirected to a node.
 const DOUBTFUL_MS: u64 = 2500;
-/// Silence after which a node is gone. Longer than the reconnect back-off after a store outage.
+/// Time without a heartbeat after which a node is gone. Longer than the reconnect back-off after a store
+/// outage.
 pub const GONE_MS: u64 = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,9 +33,9 @@ pub struct Member {
     pub silent_ms: u64,
     stamp_ms: u64,
     /// Age of the last record by the store's clock, limited to the time for which the store has been
-    /// answering us.
+    /// responding to us.
     age_ms: u64,
-    /// Another node reported it silent.
+    /// Another node has reported its record as overdue.
     is_doubted: bool,
     /// A new card is available, and replaces the old one once it has been read.
     has_new_card: bool,
@@ -44,9 +45,9 @@ pub struct Member {
 pub enum Change {
     /// A new node, or a new process with its name, whose card has been read.
     Joined(NodeName),
-    /// Its record is overdue: no redirects to it.
+    /// Its record is overdue: no clients are redirected to it.
     Silent { name: NodeName, incarnation: u64 },
-    /// It was silent for too long or has left; its quotas are to be returned.
+    /// It sent no heartbeat for too long, or has left; its quotas are to be returned.
     Gone { name: NodeName, number: u16 },
 }
 
@@ -57,8 +58,8 @@ pub struct FleetMembers {
 }
 
 impl FleetMembers {
-    /// Applies the store's records, read at `now_ms` by our clock and `store_ms` by its own. The store has
-    /// answered every request for `steady_ms`.
+    /// Applies the store's records, read at `now_ms` by our clock and `store_ms` by the store's. The store
+    /// has responded to every request for `steady_ms`.
     pub fn look(&mut self, now_ms: u64, store_ms: u64, steady_ms: u64, records: Vec<Record>) -> Vec<Change> {
         let since = self.looked_ms.replace(now_ms).map_or(0, |before| now_ms.saturating_sub(before));
         // During an outage, the other nodes could not write either.
@@ -123,7 +124,7 @@ impl FleetMembers {
         joined
     }
 
-    /// Another node has reported this one silent. Returns true if that is new.
+    /// Another node has reported this one's record as overdue. Returns true if that was not known yet.
     pub fn doubt(&mut self, name: &NodeName, incarnation: u64) -> bool {
         let Some(member) = self.nodes.get_mut(name) else { return false };
         let is_news = member.beat.incarnation == incarnation && member.is_heard();
@@ -131,7 +132,7 @@ impl FleetMembers {
         is_news
     }
 
-    /// A node has announced that it leaves.
+    /// A node has announced that it is leaving.
     pub fn left(&mut self, name: &NodeName, incarnation: u64) -> Option<Change> {
         let member = self.nodes.get(name).filter(|member| member.beat.incarnation == incarnation)?;
         let (number, was_known) = (member.beat.number, member.card.is_some());
@@ -160,27 +161,27 @@ impl FleetMembers {
 }
 
 impl Member {
-    /// Returns true if clients may be redirected there.
+    /// Returns true if clients may be redirected to this node.
     #[must_use]
     pub fn is_heard(&self) -> bool {
         self.is_heard_but_for(0)
     }
 
     /// Returns true if it has missed no heartbeat. Clients that could be served here are not redirected to a
-    /// late node: a failed one would look idle, because the others get its clients.
+    /// late node: a failed one would look idle, because the other nodes get its clients.
     #[must_use]
     pub fn is_on_time(&self) -> bool {
         self.is_heard() && self.age_ms <= LATE_MS
     }
 
-    /// Like [`Self::is_heard`], but without the last `passed_ms` of silence.
+    /// Like [`Self::is_heard`], but ignores the last `passed_ms` without a heartbeat.
     fn is_heard_but_for(&self, passed_ms: u64) -> bool {
         !self.is_doubted && self.silent_ms.saturating_sub(passed_ms).max(self.age_ms) < DOUBTFUL_MS
     }
 }
 
 /// Conflict over a node name. The store refuses a name while the record of another incarnation is fresh. A
-/// killed process leaves such a record behind; a live one renews it.
+/// killed process leaves such a record behind; a live one keeps renewing it.
 #[derive(Clone, Debug, Default)]
 pub struct Claim {
     /// The conflicting record, and the time it was first seen.
@@ -197,7 +198,7 @@ pub enum NameVerdict {
 }
 
 impl Claim {
-    /// The store refused the name at `now_ms` because of this record.
+    /// Handles the store's refusal of the name at `now_ms` because of this record.
     pub fn refused(&mut self, now_ms: u64, record: &str) -> NameVerdict {
         match &self.seen {
             Some((seen, _)) if seen != record => {
@@ -262,7 +263,7 @@ mod tests {
         changes
     }
 
-    /// Its secret is wrong, or it was refused.
+    /// The node's secret is wrong, or the node was refused.
     #[test]
     fn node_without_a_card_is_not_a_member() {
         let mut members = FleetMembers::default();
@@ -341,13 +342,13 @@ mod tests {
             look(members, 0, vec![record("a", at(0), 1)]);
             assert!(!members.doubt(&name("b"), 1) && !members.doubt(&name("a"), 2), "no such process");
         }
-        // It has sent one more heartbeat and then stopped.
+        // The node has sent one more heartbeat and then stopped.
         assert_eq!(look(&mut one, 5000, vec![record("a", at(1000), 1)]), [silent("a")]);
-        assert!(look(&mut one, 5100, vec![record("a", at(1000), 1)]).is_empty(), "no news");
+        assert!(look(&mut one, 5100, vec![record("a", at(1000), 1)]).is_empty(), "already known");
         assert!(!one.get(&name("a")).unwrap().is_heard(), "its record is four seconds old");
         let heard = |members: &FleetMembers| members.get(&name("a")).unwrap().is_heard();
         assert!(heard(&other) && other.doubt(&name("a"), 1) && !heard(&other));
-        assert!(!other.doubt(&name("a"), 1), "no news");
+        assert!(!other.doubt(&name("a"), 1), "already known");
         assert!(look(&mut other, 5500, vec![record("a", at(5400), 1)]).is_empty());
         assert!(heard(&other), "the node was only late");
     }
@@ -358,10 +359,10 @@ mod tests {
         let at = |ms: u64| 3_600_000 + ms;
         let both = |ms| vec![record("a", at(ms), 1), record("b", at(ms), 2)];
         look(&mut members, 0, both(0));
-        // After an hour the store has been answering again for 200 ms, with old records.
+        // After an hour, the store has been responding again for 200 ms, with old records.
         let back = 3_600_000;
         assert!(look_at(&mut members, (back, 2 * back, 200), both(0)).is_empty());
-        // The store is empty: the nodes have a few heartbeats to return.
+        // The store is empty: the nodes have a few heartbeats' time to reconnect.
         for beat in 1..10 {
             let now = back + beat * BEAT_MS;
             assert!(look_at(&mut members, (now, 2 * now, 200 + beat * BEAT_MS), vec![]).is_empty());
@@ -414,7 +415,6 @@ mod tests {
         assert_eq!(claim.refused(0, "1 7 a"), NameVerdict::Wait);
         assert_eq!(claim.refused(1000, "2 7 a"), NameVerdict::Taken);
         assert_eq!(claim.refused(2000, "3 7 a"), NameVerdict::Taken);
-        // The other process has stopped: its last record no longer changes.
         assert_eq!(claim.refused(3000, "3 7 a"), NameVerdict::Wait);
         assert_eq!(claim.refused(4500, "3 7 a"), NameVerdict::TakeOver("3 7 a".to_owned()));
         claim.granted();

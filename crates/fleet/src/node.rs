@@ -5,7 +5,8 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Transport;
 
-/// Maximum nodes of a fleet: CONNECTION-IDs and tickets hold a node number in 12 bits, and 0 means none.
+/// Maximum number of nodes in a fleet: CONNECTION-IDs and tickets hold a node number in 12 bits, and 0 means
+/// none.
 pub const MOST_NODES: u16 = 4095;
 
 /// Name of a node: 1 to 64 letters, digits, `.`, `_` and `-`.
@@ -34,7 +35,7 @@ impl FromStr for NodeName {
         if (1..=64).contains(&text.len()) && text.bytes().all(fits) {
             Ok(Self(text.into()))
         } else {
-            Err("a name has 1 to 64 letters, digits, dots, hyphens and underscores")
+            Err("a name must be 1 to 64 letters, digits, dots, hyphens or underscores")
         }
     }
 }
@@ -53,11 +54,11 @@ impl From<NodeName> for String {
     }
 }
 
-/// Address for clients of one transport, such as `tls://203.0.113.5:5349`.
+/// Address for clients that use one transport, such as `tls://203.0.113.5:5349`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Entrance {
-    /// Between client and server.
+    /// Transport between client and server.
     pub transport: Transport,
     /// Public address.
     pub address: SocketAddr,
@@ -101,9 +102,9 @@ impl From<Entrance> for String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     pub name: NodeName,
-    /// Random; distinguishes processes of one name.
+    /// Random; distinguishes processes with the same name.
     pub incarnation: u64,
-    /// Nodes of one zone are near each other; may be empty.
+    /// Nodes in one zone are near each other; may be empty.
     #[serde(default)]
     pub zone: String,
     pub version: String,
@@ -156,7 +157,7 @@ impl Load {
 pub struct Beat {
     /// Assigned by the store, for CONNECTION-IDs and tickets. 1 to [`MOST_NODES`].
     pub number: u16,
-    /// Same as in its card.
+    /// Same as in the node's card.
     pub incarnation: u64,
     pub draining: bool,
     pub load: Load,
@@ -182,7 +183,8 @@ impl Beat {
     }
 }
 
-/// The store's form: number, incarnation, [`Beat::rest`]. Further fields from newer versions are ignored.
+/// The store's format: number, incarnation, [`Beat::rest`]. Additional fields from newer versions are
+/// ignored.
 impl FromStr for Beat {
     type Err = ();
 

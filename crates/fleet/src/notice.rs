@@ -1,6 +1,6 @@
-//! Messages between nodes through the store: broadcasts, and questions to one node. They are sealed, so that
-//! only nodes with the fleet's secret can give commands; dated, so that old commands are not repeated; and each
-//! is executed only once, even if it is replayed.
+//! Messages between nodes through the store: broadcasts, and requests to one node. They are sealed, so that
+//! only nodes with the fleet's secret can give commands; dated, so that old commands are not repeated; and
+//! each is executed only once, even if it is replayed.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,7 +12,7 @@ use crate::{
     seal::{Sealer, TAG_LEN},
 };
 
-/// Purposes for sealing: a message cannot be opened as anything else.
+/// Purposes for sealing: a message sealed for one purpose cannot be opened for another.
 const PURPOSE: &str = "message";
 const ANSWER: &str = "answer";
 
@@ -27,11 +27,11 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Notice {
-    /// The sender leaves: no redirects to it.
+    /// The sender is leaving: stop redirecting clients to it.
     Left {
         incarnation: u64,
     },
-    /// These nodes have overdue records: no redirects to them until they renew them.
+    /// These nodes have overdue records: stop redirecting clients to them until they renew their records.
     Silent {
         /// Name and incarnation.
         nodes: Vec<(NodeName, u64)>,
@@ -67,7 +67,7 @@ pub struct Question {
     pub method: String,
     /// Includes the query.
     pub path: String,
-    /// Access level of the requester at the asking node.
+    /// Access level of the requester on the node that asks.
     pub rights: Rights,
     /// Requester, for the log.
     pub by: String,
@@ -87,7 +87,7 @@ pub struct PeerAnswer {
     #[serde(default)]
     pub media_type: String,
     pub body: String,
-    /// Further headers by name, such as `allow`.
+    /// Other headers by name, such as `allow`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<(String, String)>,
 }
@@ -99,7 +99,7 @@ impl Message {
         sealer.seal(PURPOSE, &serde_json::to_vec(self).unwrap_or_default(), nonce)
     }
 
-    /// Opens a recent message; `None` for anything else, including kinds that only newer versions have.
+    /// Opens a recent message; `None` for anything else, including kinds that only newer versions know.
     #[must_use]
     pub fn open(sealer: &Sealer, unix: u64, sealed: &[u8]) -> Option<Self> {
         let text = sealer.open(PURPOSE, sealed)?;
@@ -108,8 +108,8 @@ impl Message {
     }
 }
 
-/// Messages that have been opened, so that none is executed twice. When full, the oldest are forgotten and
-/// refused.
+/// Messages that have been opened, so that none is executed twice. When full, the oldest are forgotten, and
+/// refused if they arrive again.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Remembered", into = "Remembered")]
 pub struct Opened {
@@ -159,7 +159,7 @@ impl Opened {
         Self { forgotten: unix.checked_sub(Self::BEFORE_START_S + 1), ..Self::default() }
     }
 
-    /// Maximum remembered messages of 48 bytes: 273 per second during the time they are valid.
+    /// Maximum number of remembered messages, 48 bytes each: allows 273 per second over their validity.
     pub const MOST: usize = 1 << 16;
 
     /// Opens a recent message, but only once.
@@ -167,7 +167,7 @@ impl Opened {
         let message = Message::open(sealer, unix, sealed).ok_or(Refused::Unreadable)?;
         let (_, tag) = sealed.split_last_chunk().ok_or(Refused::Unreadable)?;
         self.forget(unix);
-        // The clock may have been ahead and corrected since.
+        // The clock may have been ahead, and corrected since then.
         self.forgotten = self.forgotten.map(|forgotten| forgotten.min(unix + GOOD_FOR_S));
         let is_old = self.forgotten.is_some_and(|forgotten| message.at <= forgotten);
         if is_old || !self.tags.insert(*tag) {
@@ -194,7 +194,7 @@ impl Opened {
 }
 
 impl PeerAnswer {
-    /// Seals the answer for this question.
+    /// Seals the response to this request.
     #[must_use]
     pub fn seal(&self, sealer: &Sealer, question: u64, nonce: [u8; 12]) -> Vec<u8> {
         let text = serde_json::to_vec(self).unwrap_or_default();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_opens_only_for_its_question() {
+    fn response_opens_only_for_its_request() {
         let sealer = Sealer::new("secret");
         let answer = PeerAnswer {
             status: 405,

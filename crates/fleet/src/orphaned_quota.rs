@@ -1,5 +1,6 @@
 //! Detects records of dead nodes, whose quotas another node then returns. A live node must never be affected,
-//! so a record must be old by the store's clock and unchanged by ours, because the store's clock can be set.
+//! so a record must be old by the store's clock and unchanged by ours, because the store's clock may be
+//! changed.
 
 use std::collections::HashMap;
 
@@ -8,7 +9,8 @@ use crate::{
     node::NodeName,
 };
 
-/// Age at which a record counts as orphaned. Nodes that lost the store have reconnected by then.
+/// Age at which a record counts as orphaned. Nodes that lost their connection to the store have reconnected
+/// by then.
 const ABANDONED_MS: u64 = 2 * GONE_MS;
 
 /// Observed records of all nodes.
@@ -20,7 +22,7 @@ pub struct OrphanedQuota {
 
 impl OrphanedQuota {
     /// Applies the records, read at `now_ms` by our clock and `store_ms` by the store's. The store has
-    /// answered every request for `steady_ms`. Returns names and numbers of nodes that are dead, or whose
+    /// responded to every request for `steady_ms`. Returns names and numbers of nodes that are dead, or whose
     /// quotas were only partly returned.
     pub fn look(
         &mut self,

@@ -9,10 +9,10 @@
 //!             +1 %   +4 %
 //! ```
 //!
-//! Redirects go only to nodes below the mean that have missed no heartbeat, and those do not redirect, so no
-//! client is redirected in a circle. The less busy of two random nodes gets the client (power of two
-//! choices), so that the best one does not get all of them. Clients redirected since the last heartbeat are
-//! added to a node's load, multiplied by the number of redirecting nodes.
+//! Redirects go only to nodes below the mean that have missed no heartbeat, and those do not redirect, so
+//! there are no redirect loops. The less busy of two random nodes gets the client (power of two choices), so
+//! that the best one does not get all of them. Clients redirected since the last heartbeat are added to a
+//! node's load, multiplied by the number of redirecting nodes.
 
 use std::{
     collections::BTreeMap,
@@ -39,8 +39,7 @@ const WORTH: f64 = 0.2;
 /// Load below which a zone keeps its clients.
 const ZONE_WORTH: f64 = 0.5;
 
-/// Maximum load of a node that takes clients from nodes in their reserve, so that no client is redirected in
-/// a circle.
+/// Maximum load of a node that takes clients from nodes in their reserve, which prevents redirect loops.
 const ROOMY: f64 = 0.95;
 
 const TRANSPORTS: usize = 4;
@@ -58,9 +57,9 @@ pub enum Need {
 pub struct RedirectTarget {
     pub card: Arc<Card>,
     pub number: u16,
-    /// For the client's own family.
+    /// Address of the client's own family.
     pub address: SocketAddr,
-    /// For the other family, if the node has an address.
+    /// Address of the other family, if the node has one.
     pub second: Option<SocketAddr>,
 }
 
@@ -72,7 +71,7 @@ pub struct FleetView {
     /// Mean load of nodes that accept redirects: in the zone, and in all zones.
     near_mean: f64,
     mean: f64,
-    /// Nodes of the zone that redirect within it, and nodes that redirect to other zones.
+    /// Number of nodes that redirect within the zone, and number of nodes that redirect to other zones.
     near_senders: u32,
     senders: u32,
     groups: [[Group; 2]; TRANSPORTS],
@@ -83,10 +82,10 @@ struct Seen {
     card: Arc<Card>,
     number: u16,
     busy: f64,
-    /// Load of one more allocation.
+    /// Load that one more allocation adds.
     step: f64,
     takes: bool,
-    /// Accepts clients that could also be served elsewhere.
+    /// True if the node accepts clients that could also be served elsewhere.
     invites: bool,
 }
 
@@ -95,7 +94,7 @@ struct Seen {
 struct Group {
     near: Vec<u32>,
     far: Vec<u32>,
-    /// Those of them below the mean.
+    /// Indexes of those that are below the mean.
     near_below: Vec<u32>,
     far_below: Vec<u32>,
 }
@@ -105,7 +104,6 @@ struct Group {
 pub struct Charges(Vec<AtomicU32>);
 
 impl FleetView {
-    /// Snapshot of the members as seen from this zone.
     #[must_use]
     pub fn new(zone: &str, members: &FleetMembers) -> Self {
         let mut view = Self::default();
@@ -190,7 +188,7 @@ impl FleetView {
                     return None;
                 };
                 let (place, estimate) = pair(places, senders.max(1))?;
-                // The redirects since the last heartbeat already bring it to the mean.
+                // The redirects since the last heartbeat already bring the target to the mean.
                 if estimate > mean * (1.0 + BEGIN) {
                     return None;
                 }
@@ -234,7 +232,7 @@ impl FleetView {
         let own = self.by_number.get(&own).copied();
         let drawn = dice.map(|dice| {
             let at = usize::try_from(dice % u64::try_from(places.len().max(1)).ok()?).ok()?;
-            // A node that draws itself takes the next one.
+            // If the random choice is this node itself, take the next one.
             let place = *places.get(at)?;
             let place = if Some(place) == own { places[(at + 1) % places.len()] } else { place };
             (Some(place) != own).then(|| (place, self.estimate(charges, place, senders)))
@@ -252,7 +250,7 @@ impl FleetView {
         estimated.min_by(|one, other| one.1.total_cmp(&other.1))
     }
 
-    /// Load of a node, including redirects by us and `senders` others.
+    /// Load of a node, including redirects by this node and `senders` others.
     fn estimate(&self, charges: &Charges, place: u32, senders: u32) -> f64 {
         let place = place as usize;
         let sent = charges.0.get(place).map_or(0, |sent| sent.load(Ordering::Relaxed));
@@ -290,7 +288,7 @@ impl Group {
     fn put(&mut self, place: u32, near: bool, below: bool) {
         let (all, of_below) =
             if near { (&mut self.near, &mut self.near_below) } else { (&mut self.far, &mut self.far_below) };
-        // A node with two addresses of a kind is listed once.
+        // A node with two addresses of the same transport and family is listed once.
         if all.last() != Some(&place) {
             all.push(place);
             if below {
@@ -306,7 +304,7 @@ fn near_share(busy: f64, mean: f64) -> f64 {
 }
 
 /// Share of a node's clients that are redirected to another zone, because its zone is busier. Nodes below the
-/// mean of their zone redirect no clients: the others in the zone redirect to them.
+/// mean of their zone redirect no clients: the other nodes in the zone redirect to them.
 fn far_share(busy: f64, zone_mean: f64, mean: f64) -> f64 {
     if zone_mean < ZONE_WORTH || busy < zone_mean { 0.0 } else { ramp(zone_mean, mean) }
 }
@@ -352,7 +350,6 @@ mod tests {
 
     const UDP: (Transport, bool) = (Transport::Udp, true);
 
-    /// A node with a limit of 1,000 allocations.
     struct Node {
         name: &'static str,
         zone: &'static str,
@@ -483,7 +480,7 @@ mod tests {
         nodes[3].draining = true;
         let counts = sent(&view("", &nodes), "a", Need::Room);
         assert_eq!((counts.get("b").copied().unwrap_or(1), counts.get("d")), (1, None), "{counts:?}");
-        assert_eq!(counts["c"], 500, "no more than fit");
+        assert_eq!(counts["c"], 500, "no more clients than fit");
         assert_eq!(counts["a"], 1000 - 500 - counts.get("b").copied().unwrap_or_default());
     }
 
@@ -500,7 +497,7 @@ mod tests {
                 ],
             )
         };
-        assert_eq!(sent(&with(400), "a", Need::None), only("a"), "half idle");
+        assert_eq!(sent(&with(400), "a", Need::None), only("a"), "the zone is less than half busy");
         let counts = sent(&with(800), "a", Need::None);
         assert!(counts["c"] > counts["d"] && counts["d"] > 50 && !counts.contains_key("b"), "{counts:?}");
         let counts = sent(&with(400), "a", Need::Room);
@@ -541,7 +538,8 @@ mod tests {
         assert!(goes(&after.charges()) && !goes(&after.charges_after(&before, &charges)));
     }
 
-    /// One idle node among many busy ones that redirect: one interval of redirects must not fill it twice.
+    /// There is one idle node among many busy ones that redirect: the redirects of one interval must not fill
+    /// it twice.
     #[test]
     fn many_redirecting_nodes_do_not_overload_one() {
         let names: Vec<&'static str> =

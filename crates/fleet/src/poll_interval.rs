@@ -3,8 +3,9 @@
 /// Interval at which all nodes are read, shortest and longest.
 const SHORTEST_MS: u64 = 1000;
 const LONGEST_MS: u64 = 5000;
-/// Reads per second by the whole fleet. A read returns all records, so the cost grows with the square: 200
-/// nodes read 200 records 200 times per second.
+/// Reads per second by the whole fleet. A read returns all records, so at a fixed interval per node the cost
+/// would grow with the square of the number of nodes. With this limit, 200 nodes read 200 records 200 times
+/// per second.
 const LOOKS_A_SECOND: u64 = 200;
 
 /// Interval in milliseconds at which all nodes are read.
@@ -19,8 +20,8 @@ pub fn exchange_period_ms(nodes: usize) -> u64 {
     look_period_ms(nodes) / 10
 }
 
-/// Reconnect back-off: a random part of a doubling time, so that nodes that lost the store together come back
-/// one after the other.
+/// Reconnect back-off: a random part of a doubling time, so that nodes that lost the store at the same time
+/// reconnect one after the other.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     tried: u32,
@@ -30,7 +31,7 @@ impl Backoff {
     const FIRST_MS: u64 = 500;
     const LONGEST_MS: u64 = 5000;
 
-    /// Milliseconds; `dice` is a random number.
+    /// Next delay in milliseconds; `dice` is a random number.
     pub fn next_ms(&mut self, dice: u64) -> u64 {
         let most = (Self::FIRST_MS << self.tried.min(10)).min(Self::LONGEST_MS);
         self.tried = self.tried.saturating_add(1);
@@ -38,7 +39,6 @@ impl Backoff {
         most / 10 + dice % (most - most / 10)
     }
 
-    /// Resets after a success.
     pub fn reset(&mut self) {
         self.tried = 0;
     }

@@ -3,15 +3,15 @@
 
 /// Seconds.
 const REMEMBERED_S: u32 = 60;
-/// 192 KiB. At 10,000 redirects per second, each is remembered for about as long as a client waits for an
-/// answer.
+/// 192 KiB. At 10,000 redirects per second, each is remembered for about as long as a client waits for a
+/// response.
 const PLACES: usize = 1 << 14;
 
 #[derive(Clone, Copy, Default)]
 struct Place {
     who: u32,
     request: u32,
-    /// Unix seconds, the lower 32 bits.
+    /// Lower 32 bits of the Unix time in seconds.
     at: u32,
 }
 
@@ -54,7 +54,7 @@ const fn low(unix: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// Well distributed, like a hash.
+    /// Maps a number to a well-distributed one, like a hash.
     fn hash(number: u64) -> u64 {
         number.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ number << 40
     }

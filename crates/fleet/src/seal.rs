@@ -20,10 +20,10 @@ use zeroize::{Zeroize as _, Zeroizing};
 use crate::lease::Bucket;
 
 const NONCE_LEN: usize = 12;
-/// Authenticates nonce and text; unique per sealed text.
+/// The tag authenticates nonce and text, and is unique to each sealed text.
 pub(crate) const TAG_LEN: usize = 16;
 
-/// Never printed, overwritten on drop.
+/// Keys derived from the fleet's secret; never printed, and overwritten on drop.
 #[derive(Clone)]
 pub struct Sealer {
     sealing: Zeroizing<[u8; 32]>,
@@ -31,7 +31,6 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// Derives the keys from the fleet's secret.
     #[must_use]
     pub fn new(secret: &str) -> Self {
         let key = |purpose: &[u8]| Zeroizing::new(hmac(secret.as_bytes(), &[purpose]));
@@ -39,7 +38,7 @@ impl Sealer {
     }
 
     /// Encrypts with the purpose as associated data, so it opens for no other purpose. `nonce` is random;
-    /// 2^32 texts of a fleet are unlikely to share one.
+    /// even among 2^32 texts of a fleet, two are unlikely to have the same nonce.
     #[must_use]
     pub fn seal(&self, purpose: &str, text: &[u8], nonce: [u8; NONCE_LEN]) -> Vec<u8> {
         let mut sealed = Vec::with_capacity(NONCE_LEN + text.len() + TAG_LEN);
@@ -58,7 +57,7 @@ impl Sealer {
         sealed
     }
 
-    /// Decrypts a text with the same secret and purpose; `None` for anything else.
+    /// Decrypts a text sealed with the same secret and purpose; `None` for anything else.
     #[must_use]
     pub fn open(&self, purpose: &str, sealed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
@@ -80,7 +79,6 @@ impl Sealer {
         self.bucket(&[b"total"])
     }
 
-    /// Bucket of a realm.
     #[must_use]
     pub fn realm(&self, realm: &str) -> Bucket {
         self.bucket(&[b"realm\0", realm.as_bytes()])

@@ -1,5 +1,5 @@
-//! Recovery of quotas after the store has lost data: it was emptied, or a lagging replica took over. It then
-//! starts a new epoch, and grants nothing until it knows again what all nodes hold.
+//! Recovery of quotas after the store has lost data: it was emptied, or a lagging replica took over. The
+//! store then starts a new epoch, and grants nothing until it knows again what all nodes hold.
 //!
 //! ```text
 //!  store   ── epoch 7, whole ──╳╌╌ empty, or another server ╌╌── epoch 8: grants nothing ─────────────────── epoch 8, whole ──
@@ -18,10 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{lease::Books, members::BEAT_MS};
 
-/// Nodes that lost the store for less than 3 s, after which they use their own limits, have reconnected by
-/// then.
+/// Nodes that lost the store for less than 3 s have reconnected by then; after that, a node uses its own
+/// limits.
 pub const SETTLE_MS: u64 = 5 * BEAT_MS;
-/// Minimum duration, for nodes that do not know each other yet, even if all known nodes have reported.
+/// Minimum duration even if all known nodes have reported, because nodes may not know each other yet.
 pub const SHORTEST_MS: u64 = BEAT_MS;
 /// Maximum wait for a node that is reporting, counted from its last heartbeat.
 pub const TELLING_MS: u64 = 3 * BEAT_MS;
@@ -31,13 +31,12 @@ pub const LONGEST_MS: u64 = 120 * BEAT_MS;
 /// A period in which the store has lost nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreEpoch {
-    /// Higher than every earlier number known to a node; 0 means none.
+    /// Higher than every earlier number known to any node; 0 means no epoch.
     pub number: u64,
-    /// Start by the store's clock. Distinguishes epochs of the same number on unrelated servers.
+    /// Start of the epoch by the store's clock. Distinguishes epochs of the same number on unrelated servers.
     pub since_ms: u64,
 }
 
-/// State of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochState {
     pub era: StoreEpoch,
@@ -45,7 +44,6 @@ pub struct EpochState {
     pub is_whole: bool,
 }
 
-/// Progress of a node's report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
     /// The old records of this node are not removed yet.
@@ -55,12 +53,13 @@ pub enum Progress {
     Done,
 }
 
-/// A node's report with each heartbeat.
+/// Report that a node sends with each heartbeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeReport {
     /// Epoch that the node knows.
     pub era: StoreEpoch,
-    /// Nodes that it knew before the loss, including itself; 0 for a node that started since.
+    /// Number of nodes that it knew before the loss, including itself; 0 for a node that has started since
+    /// then.
     pub members: u32,
     pub progress: Progress,
 }
@@ -126,14 +125,14 @@ pub enum EpochChange {
     Ends,
 }
 
-/// A node's knowledge of the epoch.
+/// A node's view of the epoch.
 #[derive(Clone, Debug, Default)]
 pub struct Recovery {
     era: StoreEpoch,
     books: Books,
-    /// Nodes that it knew when the store was last complete.
+    /// Number of nodes that it knew when the store was last complete.
     members: u32,
-    /// Nodes at the last read.
+    /// Number of nodes at the last read.
     seen: u32,
     /// The records of this node from before the epoch must be removed.
     is_to_clear: bool,
@@ -174,7 +173,7 @@ impl Recovery {
         }
     }
 
-    /// The records of this node were removed in that epoch.
+    /// Notes that the records of this node were removed in that epoch.
     pub fn cleared(&mut self, era: StoreEpoch) {
         self.is_to_clear &= self.era != era;
     }
@@ -202,7 +201,7 @@ impl Recovery {
         self.era
     }
 
-    /// Nodes that it knew when the store was last complete; 0 if it never was.
+    /// Number of nodes that it knew when the store was last complete; 0 if the store never was.
     #[must_use]
     pub fn members(&self) -> u32 {
         self.members
@@ -327,7 +326,7 @@ mod tests {
         assert_eq!(node.report(0).members, 0);
         assert_eq!((node.hear(said(2, false)), node.books()), (EpochChange::Begins, Books::Unknown));
         assert_eq!((node.hear(said(2, true)), node.books()), (EpochChange::Ends, Books::Whole));
-        assert_eq!(node.report(0).members, 3, "it knows as much as the others");
+        assert_eq!(node.report(0).members, 3, "the node knows as much as the others");
         assert_eq!((node.hear(said(3, false)), node.books()), (EpochChange::Begins, Books::Recovering));
     }
 

@@ -11,7 +11,6 @@ use turnpike_fleet::{
 use crate::chance::Chance;
 
 const BEGIN: u64 = 1_800_000_000;
-/// Maximum clock difference for messages.
 const HEARD_S: u64 = 120;
 
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +21,7 @@ struct Clock {
 }
 
 impl Clock {
-    /// Reading this many milliseconds after the start.
+    /// The clock's reading this many milliseconds after the start.
     fn unix(self, ms: u64) -> u64 {
         let drifted = i64::try_from(ms).unwrap() * self.drift / 1_000_000_000;
         (BEGIN + ms / 1000).checked_add_signed(self.ahead_s + drifted).unwrap()
@@ -61,7 +60,6 @@ impl Kept {
         self.0.values().cloned().collect()
     }
 
-    /// A node expires bans and removes them from the store.
     fn forget(&mut self, bans: &mut Bans, unix: u64) {
         bans.expire(unix).iter().for_each(|subject| _ = self.0.remove(&subject.to_string()));
     }
@@ -85,7 +83,7 @@ fn announce(bans: &mut Bans, unix: u64, kept: &mut Kept) -> (Order, Ban) {
 
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Until this many seconds after the start.
+    /// A ban until this many seconds after the start.
     Ban(u64),
     Lift,
 }
@@ -100,7 +98,6 @@ fn orders() -> impl Strategy<Value = Vec<(u64, Order)>> {
 proptest! {
     #![proptest_config(crate::cases(200))]
 
-    /// A message is accepted if clock difference and delay add up to less than two minutes.
     #[test]
     fn message_is_accepted_within_two_minutes(
         sends in -300_i64..300,
@@ -116,7 +113,7 @@ proptest! {
         prop_assert!(is_heard(1000 + way_ms) || differ_ms > 1000 * (HEARD_S - 1), "{differ_ms} ms");
         prop_assert!(!is_heard(1000 + way_ms) || differ_ms < 1000 * (HEARD_S + 1), "{differ_ms} ms");
         if (hears.ahead_s - sends.ahead_s).unsigned_abs() <= HEARD_S {
-            prop_assert!(!is_heard(1000 + 1000 * (2 * HEARD_S + 1)), "said again");
+            prop_assert!(!is_heard(1000 + 1000 * (2 * HEARD_S + 1)), "a replayed message is accepted");
         }
     }
 
@@ -151,7 +148,7 @@ proptest! {
     #![proptest_config(crate::cases(4000))]
 
     /// Nodes are disconnected for minutes while a ban is set and lifted, and the store may be emptied in the
-    /// meantime. After all have reconnected, all agree on the last command. (Exception: if the store is
+    /// meantime. Once all nodes have reconnected, they agree on the last command. (Exception: if the store is
     /// emptied in the seconds in which a node that missed more than one command reconnects, it may get back
     /// an older ban.)
     #[test]
@@ -163,14 +160,14 @@ proptest! {
         anywhere: bool,
         seed: u64,
     ) {
-        // Commands are also given at disconnected nodes. They are announced on reconnect and take effect then.
+        // Commands are also issued on disconnected nodes. They are announced on reconnect and take effect
+        // then.
         let anywhere = anywhere && emptied.is_none();
-        // The most interesting moment is when a node reconnects.
         let emptied = emptied.map(|at| if at == u64::MAX { away[1].0 + away[1].1 + seed % 3 } else { at });
         let orders = if emptied.is_some() { vec![orders[0], (orders[0].0, Order::Lift)] } else { orders };
         let (mut kept, mut chance) = (Kept::default(), Chance::new(seed));
         let mut nodes = vec![Bans::default(); clocks.len()];
-        // Notices with their time.
+        // Notices sent, with their times.
         let mut said: Vec<(u64, Order, Ban)> = Vec::new();
         let mut gives_back = vec![None; clocks.len()];
         let is_there = |at: usize, second: u64| {
@@ -232,7 +229,7 @@ proptest! {
                     last = Some(ban.until).filter(|until| *until > 0);
                     announced.push((second, order, ban));
                 }
-                // After reconnecting, it receives the messages of the last two minutes.
+                // After reconnecting, the node receives the messages of the last two minutes.
                 let from = if comes_back { second.saturating_sub(HEARD_S) } else { second };
                 for (_, order, ban) in said.iter().filter(|(said, ..)| (from..=second).contains(said)) {
                     match order {
@@ -245,7 +242,7 @@ proptest! {
                 }
                 kept.forget(bans, unix);
             }
-            // The others receive it in the next second.
+            // The other nodes receive the message in the next second.
             said.extend(announced.into_iter().map(|(at, order, ban)| (at + 1, order, ban)));
         }
         for (clock, bans) in clocks.iter().zip(&mut nodes) {
@@ -260,7 +257,7 @@ proptest! {
     #![proptest_config(crate::cases(200))]
 
     /// No node uses a key that another connected node does not know, regardless of which node made it, and
-    /// despite absences. Clocks may differ by the advance time minus some heartbeats.
+    /// even if nodes are disconnected at times. Clocks may differ by the advance time minus some heartbeats.
     #[test]
     fn no_key_is_used_before_all_know_it(
         clocks in clocks(60 - 2 * BEATS_S as i64, 2..6),
@@ -272,8 +269,8 @@ proptest! {
         prop_assert!(fleet.version() > 2, "no key was made");
     }
 
-    /// Beyond that difference, a node that reads the ring late and is ahead of its maker uses a key
-    /// immediately; the others know it with their next heartbeat.
+    /// Beyond that difference, a node that reads the ring late and whose clock is ahead of the maker's uses a
+    /// key immediately; the others know the key one heartbeat later.
     #[test]
     fn key_is_known_one_heartbeat_after_its_creation(
         clocks in clocks(3600, 2..6),
@@ -285,7 +282,7 @@ proptest! {
 
     /// The store's clock is set forward and back by up to an hour. A node that sends heartbeats stays a
     /// member and keeps its quota. A dead one is gone after ten seconds, and its quota is returned soon after
-    /// twice that, or later by the amount that the clock was set back.
+    /// twenty. If the clock was set back, both happen later by that amount.
     #[test]
     fn store_clock_jumps_remove_no_live_node(
         sets in prop::collection::vec((30_u64..300, -3_600_000_i64..3_600_000), 0..4),
@@ -371,14 +368,13 @@ fn node_too_far_ahead_removes_a_ban_early() {
 fn node_too_far_ahead_uses_a_key_early() {
     for (ahead_s, is_too_soon) in [(50, false), (90, true)] {
         let clocks = [0, ahead_s, 0].map(|ahead_s| Clock { ahead_s, drift: 0 });
-        // If it were connected, it would make the key itself.
+        // If the second node were connected, it would make the key itself.
         let absences = [Absence::default(), Absence { from: 100, after_a_key: 1 }, Absence::default()];
         let fleet = Keys::new(&clocks, 300).run(&absences);
         assert_eq!(fleet.unknown > 0, is_too_soon, "{ahead_s} s ahead");
     }
 }
 
-/// An old key is valid for a week after its last use by any node's clock.
 #[test]
 fn old_key_is_kept_a_week_minus_clock_difference() {
     const WEEK_S: u64 = 7 * 86_400;
@@ -399,7 +395,6 @@ fn old_key_is_kept_a_week_minus_clock_difference() {
     }
 }
 
-/// Maximum seconds between two heartbeats.
 const BEATS_S: u64 = 5;
 
 /// A node loses the store at some second, and regains it some seconds after another node has made a key.
@@ -423,13 +418,12 @@ fn absences() -> impl Strategy<Value = Vec<Absence>> {
 struct Keys {
     clocks: Vec<Clock>,
     rings: Vec<Option<KeyRing>>,
-    /// Connected nodes that have sent a heartbeat since.
+    /// Connected nodes that have sent a heartbeat since reconnecting.
     there: Vec<bool>,
     stored: Option<KeyRing>,
-    /// Second in which it was made.
+    /// Second in which the key was made.
     made: u64,
     rotation_s: u64,
-    /// Number of uses of a key that a connected node did not know.
     unknown: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Some nodes lose a healthy store while others keep it. Uses the world of `recovery.rs`.
+//! Some nodes lose the connection to a healthy store while others keep it. Uses the `World` of `recovery.rs`.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn books_are_right(world: &World, limit: u32) {
     }
 }
 
-/// Ends sessions until the quota is met; then it can be used up without excess.
+/// Ends sessions until the use is within the quota; after that, the quota can be used up without excess.
 fn heals(world: &mut World, demand: Demand) -> bool {
     let Demand { limit, .. } = demand;
     let ends = Demand { ended: demand.ended.max(5), ..demand };
@@ -71,8 +71,8 @@ proptest! {
     #![proptest_config(crate::cases(200))]
 
     /// A long partition: the cut-off nodes use their own limits, and the others consider them gone and return
-    /// their quotas. Each side keeps to the limit: the connected nodes together, and each of the others
-    /// alone. A few seconds after the last reconnect, nothing beyond the limit is granted.
+    /// their quotas. Each side keeps to the limit: the connected nodes together, and each cut-off node on its
+    /// own. A few seconds after the last reconnect, nothing beyond the limit is granted.
     #[test]
     fn each_side_of_a_partition_keeps_the_limit_and_recovers(
         away in prop::collection::vec(any::<bool>(), 2..8),
@@ -100,10 +100,10 @@ proptest! {
         prop_assert!(heals(&mut world, demand), "{} of {limit}", world.used(&USER));
     }
 
-    /// A short partition: a node can use up the share that it need not ask for, although the others were
+    /// A short partition: a node can use up the share that it need not request, even though the others were
     /// granted everything. All nodes together exceed the limit by at most half.
     #[test]
-    fn short_partition_uses_only_the_unasked_shares(
+    fn short_partition_uses_only_shares_that_need_no_request(
         away in prop::collection::vec(any::<bool>(), 2..8),
         limit in 100_u32..2000,
         asked in 5_usize..80,

@@ -13,15 +13,14 @@ const NODES: usize = 1000;
 const ZONES: [&str; 3] = ["east", "west", "north"];
 const CLIENTS: f64 = 10e6;
 const ROOM: u32 = 20_000;
-/// Seconds that a client stays.
 const LIFE: f64 = 300.0;
-/// Choices per node and second, each for many clients.
+/// Choices per node per second, each for many clients.
 const CHOICES: u32 = 8;
 const UDP: (Transport, bool) = (Transport::Udp, true);
 
 struct Node {
     zone: usize,
-    /// Share of clients that arrive here first.
+    /// Share of clients that first contact this node.
     weight: f64,
     allocations: u32,
     alive: bool,
@@ -31,9 +30,8 @@ struct Node {
 struct World {
     nodes: Vec<Node>,
     records: Vec<Record>,
-    /// Current view of the store.
     members: FleetMembers,
-    /// Members known to the nodes that read in the same second of the period; `views` also by zone.
+    /// Members as known to the nodes that read in the same second of the period; `views` are also per zone.
     known: Vec<FleetMembers>,
     views: Vec<Vec<FleetView>>,
     chance: Chance,
@@ -58,7 +56,6 @@ impl World {
             .collect();
         let all: f64 = nodes.iter().map(|node| node.weight).sum();
         for node in &mut nodes {
-            // Initial loads without any redirects.
             node.allocations = chance.about(CLIENTS * node.weight / all).min(ROOM);
         }
         let mut world = Self {
@@ -99,7 +96,7 @@ impl World {
         usize::try_from(look_period_ms(NODES) / BEAT_MS).unwrap()
     }
 
-    /// Live nodes send heartbeats, and some read; all others hear of silent nodes.
+    /// Live nodes send heartbeats, and some read; all others are notified of overdue ones.
     fn look(&mut self) {
         let now = self.second * 1000;
         let record = |(at, node): (usize, &Node)| {
@@ -192,7 +189,6 @@ impl World {
         Some(usize::from(target.number) - 1)
     }
 
-    /// The least and the most loaded live node, relative to the mean.
     fn balance(&self) -> (f64, f64) {
         let loads = || self.nodes.iter().filter(|node| node.alive).map(|node| f64::from(node.allocations));
         let mean = loads().sum::<f64>() / loads().map(|_| 1.0).sum::<f64>();
@@ -226,9 +222,9 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
         assert!(least > 0.9 && most < 1.1, "second {second}: {least:.3} to {most:.3} of the mean");
     }
     let sent_on = world.redirected / world.arrived;
-    println!("at rest: {sent_on:.3} of clients sent on, {:.3} twice", world.twice / world.arrived);
+    println!("at rest: {sent_on:.3} of clients redirected, {:.3} twice", world.twice / world.arrived);
     assert!(sent_on < 0.4, "only the unevenness is redirected: {sent_on:.2}");
-    assert!(world.twice / world.arrived < 0.01, "in circles: {:.3}", world.twice / world.arrived);
+    assert!(world.twice / world.arrived < 0.01, "redirected twice: {:.3}", world.twice / world.arrived);
 
     // A zone fails, and its clients reconnect to the others within four seconds.
     let mut gone = 0.0;
@@ -241,12 +237,15 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
         world.step(if second < 4 { gone / 4.0 } else { 0.0 });
     }
     // Redirects to that zone continue until it is known to be gone; those clients retry.
-    println!("a zone lost: {:.3} of clients sent to it within half a minute", world.lost / world.arrived);
-    assert!(world.lost / world.arrived < 0.1, "sent to dead nodes: {:.3}", world.lost / world.arrived);
+    println!(
+        "a zone lost: {:.3} of clients redirected to it within half a minute",
+        world.lost / world.arrived
+    );
+    assert!(world.lost / world.arrived < 0.1, "redirected to dead nodes: {:.3}", world.lost / world.arrived);
     for _ in 30..300 {
         world.step(0.0);
     }
-    // The loads are stable from now on, without oscillation.
+    // The loads are stable after this, and do not oscillate.
     let mut before: Option<Vec<u32>> = None;
     let mut turns = vec![0_u32; NODES];
     let mut last = vec![0_i64; NODES];
@@ -261,7 +260,7 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
         if let Some(before) = before.replace(now.clone()) {
             for at in (0..NODES).filter(|at| world.nodes[*at].alive) {
                 let step = i64::from(now[at]) - i64::from(before[at]);
-                // Two hundredths of the mean, up and then down.
+                // A swing is two hundredths of the mean, up and then down.
                 let swings = step.abs() > 300 && last[at].abs() > 300 && step.signum() != last[at].signum();
                 turns[at] += u32::from(swings);
                 last[at] = step;

@@ -14,7 +14,6 @@ struct Fleet {
     sums: HashMap<Bucket, u32>,
     levels: HashMap<Bucket, Level>,
     terms: Terms,
-    /// Requests of the last tick, whose answers are on their way.
     asked: Vec<(usize, Vec<Ask>)>,
 }
 
@@ -86,7 +85,7 @@ impl Fleet {
     }
 }
 
-/// Clients connect to random nodes until quotas are full, then some leave and others come. No quota is
+/// Clients connect to random nodes until quotas are full; then some leave and others arrive. No quota is
 /// exceeded by more than a twentieth, and no client is refused before 95 % of it is used.
 fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
     let (mut fleet, mut chance, sealer) = (Fleet::new(nodes), Chance::new(7), Sealer::new("secret"));
@@ -126,7 +125,7 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
         if tick % 10 == 9 {
             for quota in quotas.iter().step_by(1 + nodes * users / 200_000) {
                 let (bucket, limit) = &quota[1];
-                // Small limits can be exceeded by one per node.
+                // Small limits can be exceeded by one allocation per node.
                 let most = (1.05 * f64::from(*limit)).max(f64::from(*limit) + f64::from(fleet.terms.nodes));
                 let used = fleet.used(bucket);
                 assert!(f64::from(used) <= most, "tick {tick}: {used} of {limit}");
@@ -134,7 +133,7 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
         }
     }
     let early = 10.0 * f64::from(refused_early) / f64::from(asked);
-    assert!(early < 0.05, "refused though there was room: {early:.3}");
+    assert!(early < 0.05, "refused even though there was room: {early:.3}");
     let used = fleet.used(&realm.0);
     assert!(f64::from(used) > 0.93 * f64::from(u32::try_from(capacity).unwrap()), "{used} of {capacity}");
 }

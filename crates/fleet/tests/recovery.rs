@@ -1,8 +1,8 @@
 //! A store that loses data: it is emptied, or a lagging replica takes over. Nodes reconnect one after the
 //! other, some never, and some have just started. Until the store is complete, each node grants its equal
-//! share: no user is refused earlier, quotas are exceeded by no more, and normal operation resumes soon.
-//! Ledgers, epochs and the store's rules are real. A tick is a tenth of a second, in which each node may
-//! exchange once. Each store has its own clock.
+//! share: no user is refused before that share is used up, quotas are exceeded by at most these shares, and
+//! normal operation resumes soon. Ledgers, epochs and the store's rules are real. A tick is a tenth of a
+//! second, in which each node may exchange once. Each store has its own clock.
 
 use std::collections::HashMap;
 
@@ -21,11 +21,11 @@ const BEAT: u64 = 10;
 const LONG_AGO_MS: u64 = 3_600_000;
 /// Ticks until normal operation after the last reconnect: the wait for nodes, and two heartbeats.
 pub(crate) const BACK: u64 = SETTLE_MS / TICK_MS + 2 * BEAT;
-/// Ticks without an answer after which a node uses its own limits.
+/// Ticks without a response after which a node uses its own limits.
 pub(crate) const ALONE: u64 = 30;
-/// Ticks after which the others consider it gone.
+/// Ticks without a heartbeat after which a node is considered gone.
 const GONE: u64 = GONE_MS / TICK_MS;
-/// Ticks after which they return its quotas.
+/// Ticks without a heartbeat after which a node's quotas are returned.
 pub(crate) const ABANDONED: u64 = 2 * GONE;
 
 #[derive(Clone, Default)]
@@ -33,12 +33,11 @@ pub(crate) struct Store {
     chronicle: Chronicle,
     run: String,
     clock_ms: i64,
-    /// Tick of each node's last heartbeat.
     records: HashMap<usize, u64>,
     pub(crate) sums: HashMap<Bucket, u32>,
     levels: HashMap<Bucket, Level>,
     pub(crate) held: HashMap<usize, HashMap<Bucket, u32>>,
-    /// Since the last tick.
+    /// Levels that have changed since the last tick.
     changed: Vec<(Bucket, Level)>,
 }
 
@@ -83,16 +82,16 @@ pub(crate) struct Node {
     pub(crate) ledger: Ledger,
     levels: Levels,
     recovery: Recovery,
-    /// Cannot reach the store before that tick.
+    /// The node cannot reach the store before this tick.
     pub(crate) away_until: u64,
     was_away: bool,
-    /// Tick of the last answer, and the first tick of an uninterrupted series of answers.
+    /// Tick of the last response, and the first tick of the uninterrupted series of responses.
     answered: u64,
     steady_since: u64,
     speaks_soon: bool,
     rereads: bool,
     is_dead: bool,
-    /// It has sent a heartbeat; clients arrive after that.
+    /// True once the node has sent a heartbeat; clients arrive after that.
     has_joined: bool,
 }
 
@@ -139,14 +138,14 @@ pub(crate) struct World {
     past: Vec<Store>,
     remembers: usize,
     runs: u32,
-    /// Nodes without an answer for a long time use their own limits. Otherwise they keep to their quotas.
+    /// True if nodes that get no response for a long time use their own limits. If false, they keep to their
+    /// quotas.
     pub(crate) some_go_alone: bool,
 }
 
 impl World {
     pub(crate) fn new(nodes: usize, seed: u64, remembers: usize) -> Self {
         let mut world = Self::begins(nodes, seed, remembers);
-        // There is no data to lose yet.
         for _ in 0..BACK {
             world.step();
         }
@@ -177,7 +176,6 @@ impl World {
         self.some_go_alone && self.tick - self.nodes[at].answered > ALONE
     }
 
-    /// Time by the store's clock.
     fn now_ms(&self) -> u64 {
         (self.tick * TICK_MS + LONG_AGO_MS).checked_add_signed(self.store.clock_ms).unwrap()
     }
@@ -239,7 +237,6 @@ impl World {
             if std::mem::take(&mut node.was_away) {
                 self.reread(at);
             }
-            // The order is random.
             let beats = (self.tick + at as u64).is_multiple_of(BEAT) || self.nodes[at].speaks_soon;
             let first = self.chance.below(2) == 0;
             if beats && first {
@@ -259,7 +256,7 @@ impl World {
         }
     }
 
-    /// A node with a long connection to the store returns the quotas of a node without heartbeats.
+    /// A node that has long been connected to the store returns the quotas of a node without heartbeats.
     fn reap(&mut self) {
         let tick = self.tick;
         let is_steady =
@@ -305,7 +302,7 @@ impl World {
             node.ledger.tell_all(node.terms(count, true));
             (node.speaks_soon, node.has_joined) = (true, true);
         }
-        // The number of nodes is known with each read.
+        // Each read shows the number of nodes.
         node.recovery.looked(count);
     }
 
@@ -338,7 +335,7 @@ impl World {
         node.speaks_soon |= lost > 0 && node.ledger.lost() == 0;
     }
 
-    /// The store fails with answers in flight, and comes back after `outage` ticks.
+    /// The store fails with responses in flight, and is available again after `outage` ticks.
     fn lose(&mut self, loss: Loss, outage: u64, mut found_after: impl FnMut(usize, &mut Chance) -> u64) {
         for at in 0..self.nodes.len() {
             if !self.nodes[at].is_dead && self.chance.below(3) == 0 {
@@ -378,7 +375,7 @@ impl World {
 
 pub(crate) const USER: Bucket = Bucket([7; 16]);
 
-/// 5 % in normal operation, and two per node because of the loss: one before it and one after it.
+/// Allowed excess: 5 % in normal operation, and two per node because of the loss, one before and one after it.
 pub(crate) fn most(limit: u32, nodes: usize) -> u32 {
     limit + limit / 20 + 2 * u32::try_from(nodes).unwrap()
 }
@@ -387,9 +384,9 @@ pub(crate) fn most(limit: u32, nodes: usize) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     pub(crate) limit: u32,
-    /// Allocations, at random nodes.
+    /// Allocations requested from random nodes.
     pub(crate) asked: usize,
-    /// Ended allocations, in thousandths of all.
+    /// Allocations that end, in thousandths of all.
     pub(crate) ended: usize,
 }
 
@@ -527,7 +524,7 @@ proptest! {
         prop_assert!(demand.heals(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// One node never returns: after a few seconds, the others get its part.
+    /// One node never returns: after a few seconds, the others get its share.
     #[test]
     fn recovery_does_not_wait_for_a_lost_node(
         nodes in 2_usize..8,
@@ -550,7 +547,7 @@ proptest! {
 proptest! {
     #![proptest_config(crate::cases(100))]
 
-    /// A fleet that starts for the first time refuses no user at any node before the node's share is used.
+    /// No node of a fleet that starts for the first time refuses a user before the node's share is used up.
     #[test]
     fn new_fleet_grants_each_nodes_share_immediately(nodes in 1_usize..8, limit in 1_u32..2000, ticks in BEAT..BACK, seed: u64) {
         let mut world = World::begins(nodes, seed, 0);
@@ -563,7 +560,7 @@ proptest! {
         }
         prop_assert!(world.used(&USER) <= limit);
         let demand = Demand { limit, asked: 10, ended: 0 };
-        // Until the nodes learn the level, each may exceed its share by its part of half the limit.
+        // Until the nodes learn the level, they may together exceed their shares by half the limit.
         let most = limit + (limit / 2).max(8 * u32::try_from(nodes).unwrap());
         for _ in 0..BACK {
             demand.step_unchecked(&mut world);
@@ -655,7 +652,7 @@ fn thousand_nodes_recover_with_an_empty_or_lagging_store() {
         world.remembers = 11;
         (0..15).for_each(|_| _ = step(&mut world, 1000));
         world.remembers = 0;
-        // The first fifth would have time to get the quotas of the others.
+        // The nodes of the first fifth would have time to get the quotas of the others.
         world.lose(loss, 5, |at, chance| if at < NODES / 5 { 0 } else { 15 + chance.next() % 10 });
         world.past.clear();
         (0..30 + BACK).for_each(|_| _ = step(&mut world, 3000));

@@ -33,7 +33,7 @@ impl NetCounters {
         Self(counters)
     }
 
-    /// Sum of the named counters; a counter this kernel lacks is 0.
+    /// Sum of the named counters; a counter that this kernel does not have is 0.
     pub fn sum(&self, names: &[&str]) -> u64 {
         names.iter().filter_map(|name| self.0.get(*name)).sum()
     }
@@ -133,7 +133,7 @@ IpExt: 0 794000 6500 1 20 300
     }
 
     #[test]
-    fn a_kernel_without_ipv6_counts_ipv4_alone() {
+    fn a_kernel_without_ipv6_counts_only_ipv4() {
         let counters = NetCounters::parse(SNMP, NETSTAT, "");
         assert_eq!((counters.datagrams(), counters.buffers()), (6821, 500));
     }

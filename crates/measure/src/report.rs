@@ -8,20 +8,20 @@ use crate::OfferedRate;
 
 /// Result of a run. All counts except `errors` exclude the warm-up.
 ///
-/// A datagram belongs to the time at which it was *due*, no matter how late it was sent or came back, so
+/// A datagram is counted at the time at which it was *due*, no matter how late it was sent or returned, so
 /// `sent = received + lost` holds exactly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// Datagrams, requests or allocations that the kernel accepted.
     pub sent: u64,
-    /// Datagrams that came back, duplicates excluded.
+    /// Datagrams that were returned, excluding duplicates.
     pub received: u64,
     pub lost: u64,
     pub duplicated: u64,
     pub reordered: u64,
     pub send_pps: f64,
     pub recv_pps: f64,
-    /// Returned payload, bits per second.
+    /// Returned payload in bits per second.
     pub recv_bps: f64,
     /// Microseconds from the due time to the return.
     pub rtt_us: Percentiles,
@@ -58,7 +58,6 @@ impl LoadReport {
         percent(self.lost, self.sent)
     }
 
-    /// Adds mode-specific figures.
     pub fn add_figures<const N: usize>(&mut self, figures: [(&str, f64); N]) {
         self.extra.extend(figures.map(|(name, value)| (name.to_owned(), value)));
     }
@@ -88,7 +87,7 @@ struct Figure(f64);
 impl Serialize for Figure {
     #[expect(clippy::cast_possible_truncation, reason = "whole, and in the range in which f64 is exact")]
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// 2^53, the largest range in which f64 represents every integer.
+        /// 2^53: up to this value, f64 represents every integer.
         const EXACT: f64 = 9_007_199_254_740_992.0;
         if self.0.fract() == 0.0 && self.0.abs() <= EXACT {
             serializer.serialize_i64(self.0 as i64)
@@ -109,7 +108,7 @@ pub struct Percentiles {
 }
 
 /// Lateness (99th percentile, microseconds) above which the offered load is not the requested one: dozens of
-/// datagrams become due in 1 ms, and they then leave as a burst.
+/// datagrams become due in 1 ms, and then leave in one burst.
 pub const LATE_P99_US: u64 = 1_000;
 
 /// Delay between due time and send, in microseconds.
@@ -164,7 +163,7 @@ pub struct Leg {
     pub reordered: u64,
     pub send_pps: f64,
     pub recv_pps: f64,
-    /// Payload received, bits per second.
+    /// Received payload in bits per second.
     pub recv_bps: f64,
     /// Microseconds from the due time to the arrival at the other end.
     pub latency_us: Percentiles,

@@ -1,6 +1,6 @@
 //! Arrival tracking for one flow: detects duplicates and reordering from sequence numbers.
 
-/// Sequence numbers below the highest one that are still tracked.
+/// Number of sequence numbers below the highest one that are still tracked.
 const WINDOW: u64 = 1024;
 const WORDS: usize = (WINDOW / 64) as usize;
 
@@ -9,14 +9,14 @@ pub enum ArrivalOrder {
     InOrder,
     Reordered,
     Duplicate,
-    /// 1024 or more below the highest number, so its state is unknown.
+    /// The number is at least 1,024 below the highest one, so its state is unknown.
     TooOld,
 }
 
 /// Sliding bitmap, as in IPsec's anti-replay window (RFC 4303 appendix A).
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    /// One past the highest number seen.
+    /// One more than the highest number seen.
     next: u64,
     /// Bit `n % WINDOW` is set if `n`, one of the last WINDOW numbers, was seen.
     seen: [u64; WORDS],

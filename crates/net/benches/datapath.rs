@@ -1,5 +1,5 @@
-//! Gain of GSO, GRO and batched calls over loopback, with sender and receiver alternating on one core: `cargo
-//! bench -p turnpike-net`. Loopback has no device, so only differences are meaningful.
+//! Benefit of GSO, GRO and batched calls over loopback, with sender and receiver alternating on one core:
+//! `cargo bench -p turnpike-net`. Loopback has no device, so only differences are meaningful.
 
 use std::{
     hint::black_box,
@@ -11,7 +11,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
 
 const SIZE: usize = 120;
-/// Datagrams in flight: they fit in a default receive buffer even without GRO.
+/// Datagrams in flight: few enough to fit in a default receive buffer even without GRO.
 const BURST: usize = 64;
 
 fn bind(gro: bool) -> UdpSocket {
@@ -40,7 +40,6 @@ fn take(rx: &mut Rx, socket: &UdpSocket, mut want: usize) {
     rx.reset();
 }
 
-/// One flow in bursts.
 fn burst(c: &mut Criterion) {
     let mut group = c.benchmark_group("burst of 64");
     group.throughput(Throughput::Elements(BURST as u64));

@@ -48,7 +48,7 @@ const SHAPES: [Shape; 4] = [
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let binary = arguments.next().expect("the path of turnpike");
+    let binary = arguments.next().expect("the path of the turnpike program");
     let rounds: usize = arguments.next().map_or(6, |text| text.parse().expect("a number of rounds"));
     let reflector = Reflector::start(&binary);
     for shape in SHAPES {
@@ -57,7 +57,6 @@ fn main() {
         for round in 0..=rounds {
             let bare = bare(shape, reflector.address);
             let load = load(&binary, shape, reflector.address);
-            // The first round is a warm-up.
             if round > 0 {
                 found.entry("bare").or_default().push(bare);
                 found.entry("load").or_default().push(load);
@@ -113,7 +112,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
     let payload = vec![0x5A_u8; SIZE * shape.burst];
     let mut buffer = vec![0_u8; 1 << 16];
     let mut messages = Messages::new();
-    // Like the generator, to avoid late wake-ups.
+    // Avoids late wake-ups, as the generator does.
     let _ = turnpike_net::rlimit::exact_timers();
     let begin = Instant::now();
     // Time and count of the last received datagrams.
@@ -144,7 +143,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
                     sent += 1;
                 }
                 let next = Duration::from_secs_f64((sent + 1) as f64 / f64::from(rate));
-                // Like the generator: sleeps of at least 50 us.
+                // Sleeps at least 50 us, as the generator does.
                 wait = next.saturating_sub(begin.elapsed()).max(Duration::from_micros(50));
             }
             None => {
@@ -155,7 +154,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
                     socket.under_way += taken * shape.burst;
                     sent += taken as u64;
                 }
-                // Like the generator: wait while all windows are full.
+                // Waits while all windows are full, as the generator does.
                 if sent == before {
                     wait = Duration::from_millis(1);
                 }
@@ -163,7 +162,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
         }
         for event in poller.wait(Some(wait)).unwrap() {
             let socket = &mut sockets[event.token as usize];
-            // One call; epoll reports the rest again.
+            // Makes one call; epoll reports the rest again.
             let count = match shape.rate {
                 Some(_) => usize::from(socket.receive(&mut buffer) > 0),
                 None => messages.receive(socket),
@@ -268,7 +267,6 @@ impl Messages {
     }
 }
 
-/// CPU time of this thread.
 fn cpu() -> Duration {
     let books = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(books.split_whitespace().next().unwrap().parse().unwrap())

@@ -113,7 +113,6 @@ impl All {
         Self { socket, bytes, iovecs, headers: vec![header; BATCH], controls: vec![[0; 8]; BATCH] }
     }
 
-    /// Passes each datagram and its port to `each`.
     fn receive(&mut self, mut each: impl FnMut(u16, &[u8])) {
         for (at, header) in self.headers.iter_mut().enumerate() {
             (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (&raw mut self.iovecs[at], 1);

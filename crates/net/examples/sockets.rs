@@ -1,5 +1,5 @@
 //! Experiment: a bare UDP relay with one socket for all clients and one per client towards the target. The
-//! variants differ in these sockets.
+//! variants differ in the sockets towards the target.
 //!
 //! ```text
 //! sockets --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --variant plain|connected|busy-poll [--us 50] [--seconds 10]

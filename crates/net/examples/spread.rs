@@ -1,5 +1,5 @@
 //! Experiment: several threads relay one hot flow through shared sockets. Does a second core help, and how
-//! much reordering results?
+//! much reordering does it cause?
 //!
 //! ```text
 //! spread --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --workers 2 [--batch 32] [--seconds 10]
@@ -30,7 +30,7 @@ const UPSTREAM: u64 = 1;
 struct Flow {
     listener: UdpSocket,
     upstream: UdpSocket,
-    /// Most recent client (address and port, 0 if none), because each generator run uses another port.
+    /// Most recent client (address and port, 0 if none), because each generator run uses a different port.
     client: AtomicU64,
     relayed: AtomicU64,
 }

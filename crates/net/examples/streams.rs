@@ -26,7 +26,6 @@ use turnpike_net::Poller;
 
 /// Maximum message length.
 const SLOT: usize = 16 << 10;
-/// Token of the listener.
 const LISTENER: u64 = u64::MAX - 7;
 
 /// Client and target connection, with the bytes that are not yet passed on.
@@ -43,7 +42,6 @@ fn pair(client: TcpStream, to: SocketAddr) -> Pair {
     Pair { ends, buffers: [vec![0; SLOT], vec![0; SLOT]], left: [(0, 0); 2] }
 }
 
-/// Token of one end of a pair.
 fn token(index: usize, end: usize) -> u64 {
     (index * 2 + end) as u64
 }

@@ -1,5 +1,5 @@
-//! Experiment: gain or cost of MSG_ZEROCOPY for datagrams of media packet size, with a sender at a fixed rate
-//! and a sink.
+//! Experiment: benefit or cost of MSG_ZEROCOPY for datagrams of media packet size, with a sender at a fixed
+//! rate and a sink.
 //!
 //! ```text
 //! zerocopy --variant sink --from 10.77.2.2:5300                                                    in the far namespace
@@ -98,7 +98,8 @@ fn send(run: &Run, socket: &UdpSocket, variant: &str) {
             // SAFETY: the pointer and length describe `bytes`, which is not written to while the socket is
             // open.
             let done = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
-            // A full buffer, or too many unread completions (ENOBUFS, net.core.optmem_max).
+            // Fails if the buffer is full, or if there are too many unread completions (ENOBUFS,
+            // net.core.optmem_max).
             *(if done < 0 { &mut refused } else { &mut sent }) += segments as u64;
         }
         if variant == "zerocopy" {

@@ -1,4 +1,4 @@
-//! Listening sockets passed by the service manager at startup (sd_listen_fds(3)). A listener at one of their
+//! Listening sockets passed by the service manager at startup (sd_listen_fds(3)). A listener on one of their
 //! addresses gets a duplicate of the descriptor; the original stays here for later reloads.
 
 use std::{
@@ -43,7 +43,7 @@ pub struct PassedSockets(Vec<PassedSocket>);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PassedError {
-    /// LISTEN_FDS and its companions are inconsistent, or a descriptor is missing.
+    /// LISTEN_FDS and its related variables are inconsistent, or a descriptor is missing.
     #[error("cannot take the sockets passed by the service manager (LISTEN_FDS): {0}")]
     Announced(#[source] io::Error),
     #[error(
@@ -79,7 +79,7 @@ impl PassedSockets {
         self.0.iter()
     }
 
-    /// Duplicates all of them, for [`PassedSockets::new`] in a new process.
+    /// Duplicates all passed sockets, for [`PassedSockets::new`] in a new process.
     pub fn lend(&self) -> io::Result<Vec<(OwnedFd, String)>> {
         self.0.iter().map(|one| Ok((one.descriptor.try_clone()?, one.name.clone()))).collect()
     }
@@ -112,7 +112,7 @@ impl PassedSockets {
         }
     }
 
-    /// Socket of worker `worker` at this address: a passed one, or a newly bound one if too few were passed.
+    /// Socket of worker `worker` on this address: a passed one, or a newly bound one if too few were passed.
     /// `InvalidInput` if BindIPv6Only= of a wildcard address does not match `options`.
     pub fn udp(&self, worker: usize, address: SocketAddr, options: &UdpOptions) -> io::Result<UdpSocket> {
         match self.claim(Transport::Udp, address, worker)? {
@@ -133,7 +133,7 @@ impl PassedSockets {
         }
     }
 
-    /// Advice after a failed [`PassedSockets::udp`] or [`PassedSockets::tcp`] at a passed address.
+    /// Advice after [`PassedSockets::udp`] or [`PassedSockets::tcp`] has failed for a passed address.
     #[must_use]
     pub fn remedy(
         &self,
@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// As bound by a unit with ReusePort=yes.
+    /// A socket as a unit with ReusePort=yes would bind it.
     fn bound(address: &str, kind: Type, protocol: Protocol, only_v6: Option<bool>) -> Socket {
         let address: SocketAddr = address.parse().unwrap();
         let socket = Socket::new(Domain::for_address(address), kind, Some(protocol)).unwrap();
@@ -257,7 +257,7 @@ mod tests {
         let passed = PassedSockets::new([(listener.into(), "tls".to_owned())]).unwrap();
         assert_eq!(passed.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["tls"]);
         let taken = passed.tcp(0, at, &ListenOptions { nodelay: true, ..ListenOptions::default() }).unwrap();
-        let (_, peer) = taken.accept().unwrap().expect("the connection waits");
+        let (_, peer) = taken.accept().unwrap().expect("a waiting connection");
         assert_eq!(peer, client.local_addr().unwrap());
         assert!(taken.accept().unwrap().is_none(), "it does not block");
     }

@@ -25,7 +25,7 @@ pub struct Event {
     /// EPOLLERR: read the error queue of UDP sockets with `errors`, otherwise receive. The event repeats
     /// until the error is read.
     pub error: bool,
-    /// EPOLLRDHUP, edge-triggered only: the peer has sent FIN or is gone.
+    /// EPOLLRDHUP, edge-triggered only: the peer has sent FIN or the connection is broken.
     pub closed: bool,
     /// EPOLLPRI, edge-triggered only: an urgent byte is queued; reads stop short at it.
     pub priority: bool,
@@ -69,7 +69,8 @@ impl Interest {
     }
 }
 
-/// Events per wait. A thousand thin flows need few calls, and the arena holds all their datagrams.
+/// Maximum number of events per wait. A thousand thin flows need few calls, and the arena holds all their
+/// datagrams.
 const BATCH: usize = 256;
 
 /// Waits of at least this length use the timer instead of the timeout of epoll_pwait2(2).
@@ -86,7 +87,7 @@ pub struct Poller {
     /// timerfd(2) of [`Poller::wait_until`] and its expiry in the caller's milliseconds.
     timer: OwnedFd,
     alarm: Option<u64>,
-    /// Time that [`Poller::wait_until`] polls after a batch before it sleeps; zero, the default, sleeps
+    /// Time for which [`Poller::wait_until`] polls after a batch before it sleeps; zero, the default, sleeps
     /// immediately. A wake-up adds microseconds of latency (interrupt, leaving the idle state); polling costs
     /// the core this much time after each batch.
     pub busy_poll: Duration,
@@ -94,7 +95,7 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// More events may be ready after a wait that returns this many. The poller's own timer may use one place.
+    /// If a wait returns this many events, more may be ready. The poller's own timer may take one place.
     pub const FULL: usize = BATCH - 1;
 
     pub fn new() -> io::Result<Self> {
@@ -109,7 +110,7 @@ impl Poller {
             busy_poll: Duration::ZERO,
             lively: false,
         };
-        // Edge-triggered, so it need not be read: each expiration is one event.
+        // Edge-triggered, so the timer need not be read: each expiration is one event.
         epoll::add(&poller.fd, &poller.timer, EventData::new_u64(TIMER), EventFlags::IN | EventFlags::ET)?;
         Ok(poller)
     }
@@ -133,12 +134,12 @@ impl Poller {
         Ok(epoll::delete(&self.fd, fd)?)
     }
 
-    /// Waits until `due` (`None` is unlimited), in milliseconds of the caller's clock, which now reads `now`.
+    /// Waits until `due` (forever if `None`), in milliseconds of the caller's clock, which now reads `now`.
     /// May return early without events. `at_most` also limits the wait and may be finer than a millisecond;
     /// zero does not wait.
     ///
-    /// A deadline that rarely changes is free: it is a timer that stays set, while each sleeping
-    /// epoll_wait(2) would set up and remove a timeout.
+    /// A deadline that rarely changes costs nothing: it is a timer that stays set, while each epoll_wait(2)
+    /// that sleeps would set up and remove a timeout.
     pub fn wait_until(
         &mut self,
         now: u64,
@@ -147,7 +148,7 @@ impl Poller {
     ) -> io::Result<&[Event]> {
         let (due, at_most) =
             match at_most.map(|time| (time, u64::try_from(time.as_nanos().div_ceil(1_000_000)))) {
-                // Coarse enough for the timer.
+                // The wait is long enough to use the timer.
                 Some((time, Ok(ms))) if time >= COARSE => {
                     (Some(due.map_or(now + ms, |due| due.min(now + ms))), None)
                 }
@@ -183,7 +184,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits without the timer; `None` is unlimited. Precision is the thread's timer slack (see
+    /// Waits without the timer; `None` waits forever. Precision is the thread's timer slack (see
     /// [`crate::rlimit::exact_timers`]), or whole milliseconds, rounded up, before Linux 5.11. A signal ends
     /// the wait like a timeout.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<&[Event]> {
@@ -267,7 +268,7 @@ impl fmt::Debug for Poller {
     }
 }
 
-/// For EPIOCSPARAMS (Linux 6.9), and for a poller that watches this one.
+/// Used for EPIOCSPARAMS (Linux 6.9), and by a poller that watches this one.
 impl AsFd for Poller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -35,16 +35,17 @@ pub struct TxStats {
     pub would_block: u64,
     /// Datagrams dropped because they exceed the path MTU and must not be fragmented (EMSGSIZE).
     pub too_big: u64,
-    /// Datagrams refused by the kernel for another reason, or without a socket.
+    /// Datagrams that the kernel refused for another reason, or that had no socket.
     pub refused: u64,
-    /// Times that a socket stopped using GSO for a while, for all segments or above a size.
+    /// Number of times that a socket stopped using GSO for a while, for all segments or for those above some
+    /// size.
     pub step_downs: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Payload {
     Arena(Span),
-    /// In `Tx::own`, directly after its header.
+    /// The payload is in `Tx::own`, directly after its header.
     Own(u32),
 }
 

@@ -31,7 +31,7 @@ pub fn raise_open_files(needed: u64) -> u64 {
 /// Makes the kernel allocate a descriptor table for `most` descriptors (limited by RLIMIT_NOFILE), 8 bytes
 /// each. Otherwise the table doubles when full, and in a multi-threaded process each doubling waits for an
 /// RCU grace period (`expand_fdtable`), 16 ms on an idle machine, in which no thread can open a descriptor.
-/// EMFILE if no descriptor is free at this moment, or ENOMEM.
+/// Fails with EMFILE if no descriptor is free, or with ENOMEM.
 pub fn make_room(most: u64) -> io::Result<()> {
     let limit = raise_open_files(0);
     let last = RawFd::try_from(most.min(limit).saturating_sub(1)).unwrap_or(RawFd::MAX);
@@ -41,7 +41,7 @@ pub fn make_room(most: u64) -> io::Result<()> {
 
 /// First reserved descriptor; this crate's sockets and pipes stay below.
 static FIRST_SET_APART: AtomicI32 = AtomicI32::new(RawFd::MAX);
-/// The last request hit the reserve.
+/// True if the last request hit the reserve.
 static FULL: AtomicBool = AtomicBool::new(false);
 
 /// Reserves the `wanted` highest descriptors below RLIMIT_NOFILE, at most an eighth, process-wide and
@@ -55,7 +55,8 @@ pub fn set_apart(wanted: u64) -> u64 {
     apart
 }
 
-/// Closes a reserved descriptor and returns EMFILE. Every socket and pipe of a client passes through here.
+/// Closes a reserved descriptor and returns EMFILE. Every socket and pipe of a client goes through this
+/// function.
 pub fn unreserved<T: AsFd>(descriptor: T) -> io::Result<T> {
     let full = descriptor.as_fd().as_raw_fd() >= FIRST_SET_APART.load(Ordering::Relaxed);
     if full || FULL.load(Ordering::Relaxed) {
@@ -74,7 +75,7 @@ pub(crate) fn room_for_one(any: impl AsFd) -> io::Result<()> {
 }
 
 /// Sets the timer slack of this thread to the minimum (PR_SET_TIMERSLACK, prctl(2)), for generators. By
-/// default timed waits end up to 50 us late.
+/// default, timed waits end up to 50 us late.
 pub fn exact_timers() -> io::Result<()> {
     Ok(set_current_timer_slack(NonZeroU64::new(1))?)
 }

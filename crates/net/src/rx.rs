@@ -21,9 +21,9 @@ use crate::{
     sys::{self, ControlBuffer, RawAddress},
 };
 
-/// Bytes of the longest datagram or GRO super-packet.
+/// Length of the longest datagram or GRO super-packet.
 const SLOT: usize = 1 << 16;
-/// Bytes per tick, larger than any cache. A flood is limited by the batch size, not by this.
+/// Bytes per tick, larger than any cache. A flood is limited by the batch size, not by the arena.
 const ARENA: usize = 4 << 20;
 const ALIGN: usize = 64;
 
@@ -93,7 +93,7 @@ pub struct Received {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxStats {
     pub calls: u64,
-    /// Calls without a datagram.
+    /// Calls that returned no datagram.
     pub would_block: u64,
     /// Buffers (a super-packet is one).
     pub buffers: u64,
@@ -168,7 +168,7 @@ impl Rx {
         self.buffers.clear();
     }
 
-    /// True if another [`Rx::recv`] fits. Otherwise flush, then reset.
+    /// True if another [`Rx::recv`] fits. If false, flush [`crate::Tx`], then reset.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.used + SLOT <= self.arena.len()
@@ -181,8 +181,8 @@ impl Rx {
     }
 
     /// Lets `fill` write up to 64 KiB into the arena, after a `gap` for [`Rx::join`], and return the number
-    /// of bytes. For data that does not come from a UDP socket. The slice is empty if the arena is full. On
-    /// error nothing is kept.
+    /// of bytes. For data that does not come from a UDP socket. The slice is empty if the arena is full.
+    /// After an error, nothing is kept.
     pub fn fill(
         &mut self,
         gap: usize,
@@ -218,7 +218,7 @@ impl Rx {
         if ask == 0 {
             return Ok(Received { first, count: 0, more: true, emptied: false });
         }
-        // `ask` slots from here on lie inside the arena.
+        // The `ask` slots that start here lie inside the arena.
         let base = self.arena[self.used..].as_mut_ptr();
         for i in 0..ask {
             self.iovecs[i].iov_base = base.wrapping_add(i * SLOT).cast();
@@ -267,7 +267,7 @@ impl Rx {
         self.buffers.get(range).unwrap_or(&[]).iter().map(|meta| self.view(meta))
     }
 
-    /// Buffer by its index since the last reset.
+    /// Buffer with this index, counted since the last reset.
     #[inline]
     pub fn buffer(&self, index: usize) -> Option<Buffer<'_>> {
         self.buffers.get(index).map(|meta| self.view(meta))
@@ -286,7 +286,7 @@ impl Rx {
 
     /// Span of these bytes, which must be part of the arena.
     ///
-    /// # Panics If they are not part of it.
+    /// # Panics If they are not.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
     pub fn span(&self, bytes: &[u8]) -> Span {
@@ -498,7 +498,7 @@ mod tests {
     fn short_batch_means_an_empty_socket() {
         let socket = socket_with(3);
         let mut rx = Rx::new(Datapath::Gso);
-        // Asks for one, so more may be queued.
+        // Asks for only one datagram, so more may be queued.
         let received = rx.recv(&socket).unwrap();
         assert_eq!((received.count, received.emptied), (1, false));
         for full in [1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8] {

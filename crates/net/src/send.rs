@@ -82,7 +82,7 @@ struct Message {
     segments: usize,
     segment: usize,
     bytes: usize,
-    /// Bytes of control messages without, and with, the segment size.
+    /// Length of the control messages in bytes, without and with the segment size.
     control: usize,
     total_control: usize,
 }
@@ -354,7 +354,7 @@ impl<K: SendCalls> Sender<'_, K> {
         message.iovecs += 1;
     }
 
-    /// Sends all gathered messages. On return each of them is sent or counted as dropped.
+    /// Sends all gathered messages. On return, each of them is sent or counted as dropped.
     fn send(&mut self) {
         let count = self.batch.messages.len();
         self.complete();
@@ -363,7 +363,7 @@ impl<K: SendCalls> Sender<'_, K> {
         while done < count {
             let next = self.batch.messages[done];
             if next.segments > 1 && next.segment > self.gso_limit {
-                // Gathered before a step-down in this call.
+                // This super-packet was gathered before a step-down in this call.
                 self.send_apart(done);
                 done += 1;
                 continue;
@@ -436,7 +436,7 @@ impl<K: SendCalls> Sender<'_, K> {
     }
 
     /// Handles a refused super-packet: sends its segments one by one. If the kernel accepts any, the socket
-    /// stops forming such super-packets for a while; otherwise it was the destination that was refused.
+    /// stops forming such super-packets for a while; otherwise the kernel refused the destination.
     #[cold]
     fn step_down(&mut self, at: usize) {
         if self.send_apart(at) == 0 {
@@ -487,7 +487,7 @@ impl<K: SendCalls> Sender<'_, K> {
         taken
     }
 
-    /// Sends message `at`, of this many bytes, alone; true if the kernel accepted it.
+    /// Sends message `at`, `bytes` long, in its own call; true if the kernel accepted it.
     #[cold]
     fn send_alone(&mut self, at: usize, bytes: usize) -> bool {
         let mut retried = false;

@@ -58,17 +58,17 @@ pub struct UdpSocket {
     fd: OwnedFd,
     local: SocketAddr,
     gso: Cell<GsoHabit>,
-    /// Buffers to ask for in the next receive call.
+    /// Number of buffers to request in the next receive call.
     appetite: Cell<u8>,
-    /// Consecutive one-buffer calls that were full since two were last tried.
+    /// Number of consecutive one-buffer calls that were full since a call for two buffers was last tried.
     singles: Cell<u8>,
     drops_seen: Cell<u32>,
     ttl: Cell<TtlHabit>,
 }
 
 /// Segment size limit for super-packets. A refusal may come from a path that has a small MTU for only a
-/// minute, so larger segments are retried after a pause. The pause counts flushes, because no clock is read
-/// here, and doubles with each further refusal.
+/// minute, so larger segments are retried after a pause. The pause is counted in flushes, because no clock is
+/// read here, and doubles with each additional refusal.
 #[derive(Clone, Copy, Debug)]
 struct GsoHabit {
     /// Maximum segment size; 0 after a refusal of a short segment.
@@ -87,7 +87,7 @@ impl GsoHabit {
     const LONGEST_PAUSE: u32 = 1 << 16;
 }
 
-/// Default TTL of a socket. Datagrams of a relay socket come from one client and mostly share a TTL; a
+/// Default TTL of a socket. Datagrams of a relay socket come from one client and mostly have the same TTL; a
 /// control message in each costs 2 % of a thin flow, so a frequent TTL becomes the socket option.
 #[derive(Clone, Copy, Debug, Default)]
 struct TtlHabit {
@@ -95,7 +95,7 @@ struct TtlHabit {
     set: u8,
     /// The kernel's default, known once `set` is not 0.
     default: u8,
-    /// Last TTL sent as a control message, and its consecutive messages.
+    /// Last TTL sent as a control message, and the number of consecutive messages that carried it.
     named: u8,
     times: u8,
 }
@@ -147,7 +147,7 @@ impl UdpSocket {
     pub fn lend(&self) -> u32 {
         if self.ttl.get().set != 0 {
             let (level, name) = self.ttl_option();
-            // If this fails, datagrams without a TTL keep the frequent one.
+            // If this fails, datagrams without a TTL keep using the frequent one.
             let _ = sys::set_option(self.as_fd(), level, name, -1);
             self.ttl.set(TtlHabit::default());
         }
@@ -266,8 +266,9 @@ impl UdpSocket {
 
     /// Adapts to a call that asked for `ask` of at most `most` buffers and got `got`.
     ///
-    /// A call for two costs a third more than a call for one if the second is missing (815 ns against 616),
-    /// so thin flows try it only now and then. In a flood the number doubles from there.
+    /// A call for two buffers costs a third more than a call for one if there is no second datagram (815 ns
+    /// against 616), so thin flows try it only now and then. In a flood, the number then doubles with each
+    /// full call.
     pub(crate) fn digest(&self, ask: u8, got: u8, most: u8) {
         const PATIENCE: u8 = 8;
         let appetite = self.appetite.get();
@@ -279,7 +280,7 @@ impl UdpSocket {
                 }
                 self.singles.set(0);
             }
-            // Never lower: the end of the arena may have shortened the call.
+            // Never lowered: the call may have been short because of the end of the arena.
             self.appetite.set(ask.saturating_mul(2).min(most).max(appetite));
         } else if got < 2 || got.saturating_mul(4) <= ask {
             self.appetite.set((ask / 2).max(1));
@@ -292,8 +293,8 @@ impl UdpSocket {
     }
 
     /// TTL for the control message so that a datagram leaves with `wanted` (0 is the kernel's default); 0 for
-    /// no control message. With `may_set`, which requires that no gathered messages are unsent, a frequent
-    /// TTL becomes the socket option.
+    /// no control message. With `may_set`, which requires that all gathered messages have been sent, a
+    /// frequent TTL becomes the socket option.
     pub(crate) fn ttl_to_name(&self, wanted: u8, may_set: bool) -> u8 {
         /// A setsockopt(2) costs about as much as this many control messages.
         const USUAL: u8 = 16;

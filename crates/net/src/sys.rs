@@ -1,6 +1,6 @@
 //! Kernel interfaces that no library wraps: socket addresses, options, control messages.
 //!
-//! In musl, lengths in `msghdr` have a different type than in glibc and are followed by padding that must be
+//! In musl, lengths in `msghdr` differ in type from those in glibc and are followed by padding that must be
 //! zero because the kernel reads both as one number. Hence `as _` for these lengths.
 
 use std::{
@@ -42,7 +42,7 @@ impl RawAddress {
             SocketAddr::V4(a) => {
                 let [f0, f1] = (libc::AF_INET as libc::sa_family_t).to_ne_bytes();
                 let [a, b, c, d] = a.ip().octets();
-                // One copy: several small writes take three times as long.
+                // Copies everything at once: several small writes take three times as long.
                 self.0[..16].copy_from_slice(&[f0, f1, p0, p1, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0]);
                 16
             }
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(read(&[]), []);
     }
 
-    /// The kernel never writes these; the reader must stay within the buffer even so.
+    /// The kernel never writes such lengths, but the reader must still stay within the buffer.
     #[test]
     fn control_messages_of_impossible_lengths_end_the_walk() {
         for len in [0_usize, 1, 15, 17, 64, usize::MAX] {

@@ -30,7 +30,7 @@ fn seccomp(program: &libc::sock_fprog, flags: libc::c_ulong) -> io::Result<()> {
     let result = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, std::ptr::from_ref(program)) };
     match result {
         0 => Ok(()),
-        // With TSYNC, the ID of a thread whose own filter differs.
+        // A positive result with TSYNC is the ID of a thread whose own filter differs.
         1.. => Err(io::Error::other("a thread has a different filter")),
         _ => Err(io::Error::last_os_error()),
     }

@@ -31,7 +31,7 @@ pub const SIOCATMARK: libc::Ioctl = 0x8905;
 pub struct ListenOptions {
     /// SO_REUSEPORT, for several workers on one port.
     pub reuse_port: bool,
-    /// Connections waiting for accept, capped at net.core.somaxconn; 0 asks for that cap.
+    /// Maximum number of connections waiting for accept, capped at net.core.somaxconn; 0 selects that cap.
     pub backlog: u32,
     /// TCP_NODELAY of accepted sockets.
     pub nodelay: bool,
@@ -61,7 +61,7 @@ pub struct TcpTimers {
     pub keepalive_interval: Option<Duration>,
     /// TCP_KEEPCNT: unanswered probes before the connection ends, at most 127.
     pub keepalive_count: Option<u32>,
-    /// TCP_USER_TIMEOUT: time that sent data may stay unacknowledged, in milliseconds.
+    /// TCP_USER_TIMEOUT: time for which sent data may stay unacknowledged, in milliseconds.
     pub user_timeout: Option<Duration>,
 }
 
@@ -153,8 +153,8 @@ impl TcpListener {
         sys::local_address(bound(address, options)?.as_fd())
     }
 
-    /// Sets TCP_NODELAY, SO_KEEPALIVE and timers for sockets accepted from now on. Timers without a value get
-    /// Linux's default, because the listener may have had others.
+    /// Sets TCP_NODELAY, SO_KEEPALIVE and timers of sockets that are accepted after this call. Timers without
+    /// a value get Linux's default, because the listener may have had others.
     pub fn set_inherited(&self, options: &ListenOptions) -> io::Result<()> {
         self.set_options(options)?;
         options.timers.or_defaults().set(self.as_fd())
@@ -166,7 +166,7 @@ impl TcpListener {
     }
 
     /// Accepts a connection; `None` if none is waiting or it has been reset in the meantime. After EMFILE,
-    /// ENFILE, ENOBUFS or ENOMEM pause before retrying.
+    /// ENFILE, ENOBUFS or ENOMEM, pause before retrying.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
         let Some((fd, peer)) = accept(self.fd.as_fd())? else { return Ok(None) };
         let peer = peer.and_then(|peer| sys::address(peer, false).ok());
@@ -278,8 +278,8 @@ pub struct TcpSocket {
 }
 
 impl TcpSocket {
-    /// Starts connecting. Writability means success, an error event means failure: see
-    /// [`TcpSocket::take_error`]. `AddrNotAvailable` if the source has the other address family.
+    /// Starts connecting. Starts connecting. Writability means success, an error event means failure: see
+    /// [`TcpSocket::take_error`]. `AddrNotAvailable` if the source belongs to the other address family.
     pub fn connect(address: SocketAddr, options: &ConnectOptions) -> io::Result<Self> {
         if options.source.is_some_and(|source| source.is_ipv6() != address.is_ipv6()) {
             return Err(io::Error::new(
@@ -300,7 +300,7 @@ impl TcpSocket {
 
     /// Starts connecting from the address and port of our own listener. Both sockets need SO_REUSEPORT:
     /// SO_REUSEADDR does not allow a bind next to a listening socket (Linux, inet_csk_bind_conflict). Sets
-    /// SO_KEEPALIVE, and also TCP_NODELAY, because the first answer may be a request of a protocol with small
+    /// SO_KEEPALIVE, and also TCP_NODELAY, because the first data may be a request of a protocol with small
     /// messages. `AddrNotAvailable` if this connection exists already or is in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
         let socket = bound(local, &ListenOptions { reuse_port: true, ..ListenOptions::default() })?;
@@ -360,7 +360,7 @@ impl TcpSocket {
     /// Bytes accepted by the kernel so far, acknowledged or not, relative to an unknown start. During
     /// concurrent writes the result may be too low, never too high.
     pub fn written(&self) -> io::Result<u64> {
-        // In this order: an acknowledgement in between is missed instead of counted twice.
+        // The order matters: an acknowledgement that arrives in between is missed rather than counted twice.
         let acknowledged = self.acknowledged()?;
         // SIOCOUTQ of tcp(7).
         let queued = ioctl_int(self.fd.as_fd(), libc::TIOCOUTQ)?;
@@ -424,7 +424,6 @@ pub fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// ioctl(2) with a request that writes an integer.
 fn ioctl_int(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<libc::c_int> {
     let mut value = 0;
     // SAFETY: the requests of this file write one integer, and `value` is one.

@@ -110,8 +110,8 @@ impl Tx {
     }
 
     /// Queues `count` datagrams of `len` bytes, written by `fill` into one contiguous buffer with arbitrary
-    /// content. Cheaper than single pushes, for load generators. Several form a burst, which starts a
-    /// super-packet of its own.
+    /// content. Cheaper than single pushes, for load generators. Several datagrams form a burst, which starts
+    /// a super-packet of its own.
     #[inline]
     pub fn push_run(&mut self, route: &Route, count: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         if count == 0 {

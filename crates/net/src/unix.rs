@@ -47,7 +47,7 @@ impl UnixListener {
         }
         let file = SocketFile::take_over(at)?;
         file.set_mode(mode)?;
-        // Before listen(2) no client can connect, so the permissions are in effect in time.
+        // No client can connect before listen(2), so the permissions take effect in time.
         socket.listen(i32::MAX)?;
         Ok((Self { fd: socket.into() }, file))
     }
@@ -70,7 +70,7 @@ impl UnixListener {
 
     /// Accepts a connection; `None` if none is waiting. Errors as for [`crate::TcpListener::accept`].
     pub fn accept(&self) -> io::Result<Option<TcpSocket>> {
-        // Clients rarely have a name.
+        // Clients' sockets rarely have a name.
         Ok(tcp::accept(self.fd.as_fd())?.map(|(fd, _)| TcpSocket::from(fd)))
     }
 }
@@ -157,7 +157,8 @@ fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
     }
     match stream()?.connect(address) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        // A full queue, another socket type or missing write permission: the socket is in use.
+        // A full queue, a different socket type or missing write permission all mean that the socket is in
+        // use.
         _ => Err(io::ErrorKind::AddrInUse.into()),
     }
 }

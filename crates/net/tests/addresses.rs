@@ -44,20 +44,19 @@ fn answers_leave_from_the_asked_address(wildcard: IpAddr, client: IpAddr, asked:
 }
 
 #[test]
-fn ipv4_answers_leave_from_the_asked_address() {
+fn ipv4_replies_leave_from_the_address_that_was_used() {
     let asked = [1, 2, 77].map(|n| IpAddr::from([127, 0, 0, n]));
     answers_leave_from_the_asked_address(WILDCARD4, IpAddr::from([127, 0, 0, 9]), &asked);
 }
 
-/// A dual-stack socket on [::] replies to IPv4 clients from the IPv4 address they used.
 #[test]
-fn dual_stack_answers_leave_from_the_asked_ipv4_address() {
+fn dual_stack_replies_leave_from_the_ipv4_address_that_was_used() {
     let asked = [1, 2, 77].map(|n| IpAddr::from([127, 0, 0, n]));
     answers_leave_from_the_asked_address(WILDCARD6, IpAddr::from([127, 0, 0, 9]), &asked);
 }
 
 #[test]
-fn ipv6_answers_leave_from_the_asked_address() {
+fn ipv6_replies_leave_from_the_address_that_was_used() {
     let setup = ["link set lo up", "addr add fd00::1/64 dev lo nodad", "addr add fd00::2/64 dev lo nodad"];
     in_namespace(turnpike_testkit::this_test!(), &setup, || {
         let asked = ["::1", "fd00::1", "fd00::2"].map(|ip| ip.parse().unwrap());

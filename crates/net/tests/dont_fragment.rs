@@ -50,7 +50,7 @@ fn ipv6_datagrams_beyond_the_mtu_pass_only_without_df() {
     });
 }
 
-/// The path decides each time, and the client waits for its ICMP error.
+/// The path decides for each datagram, because the client needs the ICMP errors.
 #[test]
 fn datagrams_with_df_beyond_the_path_mtu_are_still_sent() {
     let setup = [

@@ -30,7 +30,7 @@ fn full_send_buffer_drops_and_counts() {
             assert_eq!(stats.datagrams + stats.would_block, pushed, "{datapath}: {stats:?}");
             assert_eq!(stats.step_downs, 0);
             if datapath != Datapath::Basic {
-                // The first refusal ends a batch.
+                // A batch ends with the first refusal.
                 assert!(stats.calls <= 8 * 4, "{datapath}: {stats:?}");
             }
         }
@@ -52,7 +52,7 @@ fn kernel_drops_of_a_small_receive_buffer_are_counted() {
             }
             sent += 100;
             sender.flush();
-            // The queued datagrams, and one more to report the drops.
+            // Receives the queued datagrams, and one more that reports the drops.
             got += drain(&mut rx, &to);
             sender.tx.push_bytes(&route, b"and now?");
             sent += 1;

@@ -1,4 +1,4 @@
-//! ICMP errors: reading the error queue, and no lost datagrams.
+//! ICMP errors can be read from the error queue, and cost no datagrams.
 
 use crate::common::wait_for_error;
 use crate::prelude::*;
@@ -6,7 +6,6 @@ use socket2::{Domain, Protocol, Type};
 use turnpike_net::{self, IcmpError};
 use turnpike_testkit::free_port;
 
-/// Address without a listener.
 fn nobody(ip: IpAddr) -> SocketAddr {
     SocketAddr::new(ip, free_port(ip))
 }
@@ -17,7 +16,7 @@ fn with_errors() -> UdpOptions {
 
 #[test]
 fn port_unreachable_is_read_from_the_error_queue() {
-    // ICMP: destination unreachable (3), port (3). ICMPv6: destination unreachable (1), port (4).
+    // Port unreachable: type 3, code 3 in ICMP; type 1, code 4 in ICMPv6.
     for (ip, icmp_type, code) in [(V4, 3, 3), (V6, 1, 4)] {
         for datapath in DATAPATHS {
             let mut sender = Sender::new(datapath, ip, &with_errors());

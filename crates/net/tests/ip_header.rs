@@ -7,7 +7,7 @@ fn tos_and_ttl_arrive_as_sent() {
     for ip in [V4, V6] {
         for datapath in DATAPATHS {
             let gro = datapath == Datapath::Gso;
-            // All control messages, to test their buffer too.
+            // Requests all control messages, to test their buffer too.
             let options = UdpOptions { ip_header: true, packet_info: true, gro, ..UdpOptions::default() };
             let to = bind(ip, &options);
             let mut sender = Sender::new(datapath, ip, &UdpOptions::default());
@@ -35,7 +35,7 @@ fn zero_keeps_the_default_of_the_socket() {
     for ip in [V4, V6] {
         let to = bind(ip, &UdpOptions { ip_header: true, ..UdpOptions::default() });
         let mut sender = Sender::new(Datapath::Gso, ip, &UdpOptions::default());
-        // After a datagram with its own values, which must not stick.
+        // The values of the previous datagram must not be reused.
         let route = sender.route(to.local_addr());
         sender.tx.push_bytes(&Route { tos: 0xb8, ttl: 9, ..route }, b"marked");
         sender.flush();
@@ -58,8 +58,8 @@ fn frequent_ttl_becomes_the_default_and_others_still_apply() {
             let route = sender.route(to.local_addr());
             let mut rx = Rx::new(datapath);
             let mut default = None;
-            // Long runs with one TTL change the socket option, with other TTLs in between, one or several per
-            // flush.
+            // Long runs with one TTL change the socket option. Other TTLs occur in between, one or several
+            // per flush.
             for (round, usual) in [0, 41, 41, 41, 0, 17, 0, 0, 93].into_iter().enumerate() {
                 let mut expected = Vec::new();
                 for at in 0..40_usize {

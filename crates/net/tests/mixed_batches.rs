@@ -7,7 +7,6 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use turnpike_net::SocketId;
 use turnpike_testkit::tests;
 
-/// Datagrams of one route and size.
 #[derive(Clone, Debug)]
 struct Run {
     sender: usize,
@@ -46,7 +45,7 @@ fn runs() -> impl Strategy<Value = Vec<Run>> {
     let df = prop::bool::weighted(0.1);
     let run = (0..5_usize, 0..2_usize, tos, df, make, size, 1..30_u32).prop_map(
         |(sender, receiver, tos, dont_fragment, make, size, count)| {
-            // Some machines have small receive buffers.
+            // Limited, because some machines have small receive buffers.
             let count = count.min((15_000 / size.max(1)).max(1));
             Run { sender, receiver, tos, dont_fragment, make, size, count }
         },

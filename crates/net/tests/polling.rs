@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use crate::common::PATIENCE;
 
-/// Token of [`Bell`].
 const BELL: u64 = 3;
 
 const LONG: Option<Duration> = Some(PATIENCE);
@@ -63,7 +62,6 @@ fn wait_lasts_at_least_its_timeout() {
     }
 }
 
-/// A poller and a socket that wakes it.
 struct Bell {
     poller: Poller,
     near: UnixStream,
@@ -109,7 +107,7 @@ fn wait_like_a_worker(poller: &mut Poller, started: Instant, due: u64) -> usize 
 fn moving_deadlines_are_met() {
     let started = Instant::now();
     let mut bell = Bell::new();
-    // A near deadline after a far one.
+    // Waits for a near deadline after a far one.
     let far = since(started) + 60_000;
     bell.ring();
     assert_eq!(bell.poller.wait_until(since(started), Some(far), None).unwrap()[0].token, BELL);
@@ -184,5 +182,5 @@ fn busy_polling_returns_the_same_events_and_then_sleeps() {
         assert_eq!(rx.recv(&socket).unwrap().count, 1);
     }
     let due = since(started) + 20;
-    assert!(wait_like_a_worker(&mut poller, started, due) <= 3, "it did not sleep");
+    assert!(wait_like_a_worker(&mut poller, started, due) <= 3, "the poller did not sleep");
 }

@@ -9,7 +9,6 @@ fn anywhere() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-/// Accepts until a connection or an error arrives.
 fn accept(listener: &TcpListener) -> std::io::Result<TcpSocket> {
     eventually("a connection", || listener.accept().map(|come| come.map(|(socket, _)| socket)).transpose())
 }
@@ -40,7 +39,8 @@ fn leave() {
     // The reserve is still available to others.
     assert_eq!(take_descriptors().len() as u64, APART);
 
-    // Below the reserve sockets can be opened again, and waiting clients were not lost.
+    // Once descriptors below the reserve are free, sockets can be opened again, and waiting clients were not
+    // lost.
     drop(files);
     let sockets: Vec<TcpSocket> = (0..3).map(|_| accept(&listener).unwrap()).collect();
     assert_eq!(sockets.len(), 3);

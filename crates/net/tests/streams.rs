@@ -85,7 +85,7 @@ fn deferred_accept_waits_for_data_or_its_timeout() {
     assert!(listener.accept().unwrap().is_none());
     client.write_all(b"abc").unwrap();
     let (server, _) = eventually("a connection", || listener.accept().unwrap());
-    assert_eq!(server.read(&mut [0; 8]).unwrap(), 3, "with its first bytes");
+    assert_eq!(server.read(&mut [0; 8]).unwrap(), 3, "accepted with its first bytes");
     let silent = TcpStream::connect(listener.local_addr()).unwrap();
     let (_, peer) = eventually("a connection", || listener.accept().unwrap());
     assert_eq!(peer, silent.local_addr().unwrap());
@@ -93,7 +93,7 @@ fn deferred_accept_waits_for_data_or_its_timeout() {
 
 #[test]
 fn write_with_more_is_held_until_the_next_one() {
-    // The kernel delays the segment by only 200 ms, which a busy machine may miss.
+    // The kernel holds the segment back for only 200 ms, so a busy machine may miss this.
     eventually("the segment is held back", || {
         let (mut client, server) = pair(&ListenOptions { nodelay: true, ..ListenOptions::default() });
         client.set_nonblocking(true).unwrap();

@@ -8,7 +8,7 @@ fn gro() -> UdpOptions {
     UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() }
 }
 
-/// A container with loopback down: once the machine has any address, loopback addresses cannot be bound.
+/// Like a container with loopback down: once the machine has any address, loopback addresses cannot be bound.
 #[test]
 fn best_data_path_is_found_without_loopback() {
     const LINK: [&str; 8] = ["link", "add", "e0", "type", "veth", "peer", "name", "e1"];

@@ -39,7 +39,7 @@ fn kernel_drops_are_counted_once_across_a_handover() {
     got += drain(&mut here, &to);
     assert!(here.stats().kernel_drops > 0);
     assert_eq!(here.stats().kernel_drops + got, 101);
-    // Drops while the socket is in transit.
+    // Causes drops while the socket is in transit.
     flood();
     let there = UdpSocket::take_over(again(&to), to.lend()).unwrap();
     assert_eq!(there.local_addr(), to.local_addr());
@@ -74,7 +74,7 @@ fn lend_restores_the_default_ttl() {
         let mut tx = Tx::new(Datapath::Mmsg);
         tx.push_bytes(&there, b"plain");
         tx.flush(&mut sockets, &Rx::new(Datapath::Mmsg));
-        // The default applies here too if this process keeps the socket.
+        // The default also applies here, in case this process keeps the socket.
         sender.tx.push_bytes(&route, b"plain");
         sender.flush();
         let plain = receive(&mut Rx::new(Datapath::Mmsg), &[&to], 2);
@@ -89,7 +89,7 @@ fn waiting_clients_are_accepted_after_a_handover() {
     let there = TcpListener::take_over(again(&listener)).unwrap();
     assert_eq!(there.local_addr(), listener.local_addr());
     drop(listener);
-    eventually("it is accepted", || there.accept().unwrap());
+    eventually("the client is accepted", || there.accept().unwrap());
 
     let dir = Dir::new();
     let path = dir.path().join("s");
@@ -100,7 +100,7 @@ fn waiting_clients_are_accepted_after_a_handover() {
     let taken = SocketFile::take_over(&name).unwrap();
     drop(listener);
     file.leave();
-    eventually("it is accepted", || there.accept().unwrap());
+    eventually("the client is accepted", || there.accept().unwrap());
     assert!(path.exists(), "the socket file remains");
     drop(taken);
     assert!(!path.exists());

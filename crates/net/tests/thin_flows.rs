@@ -41,7 +41,7 @@ fn thousand_ready_sockets_fit_in_one_tick() {
                 }
                 spans.len() == MANY
             });
-            // All are still there, next to each other.
+            // All datagrams are still there, next to each other.
             spans.sort_by_key(|s| s.offset);
             for pair in spans.windows(2) {
                 let gap = pair[1].offset - pair[0].offset;

@@ -1,23 +1,24 @@
-//! Sockets that user space has drained, with the time up to which everything they received has been sent. The
-//! kernel may relay their flows again from then on.
+//! Sockets that user space has drained, with the time up to which everything they received has been sent.
+//! After that time, the kernel may relay their flows again.
 //!
 //! Two events show that a socket was empty without extra calls: a wait that does not report the socket (empty
 //! when the wait began), and a receive call that returned less than requested (empty when it ended). The time
-//! is reported once everything received by then has been sent. Without either event, a wait ends early to
-//! check, except after bulk traffic: its flow stays in user space anyway, and its next burst ends a wait.
+//! is reported once everything received by then has been sent. If neither event occurs, the next wait is cut
+//! short for a check, except after bulk traffic: its flow stays in user space anyway, and its next burst ends
+//! the wait.
 
 use std::time::Duration;
 
 use crate::{flows::Flows, layout::CALM_NS};
 
-/// Time that a socket may stay non-empty before its flows yield if it is behind, in nanoseconds.
+/// Time for which a socket may stay non-empty before its flows yield, if it is behind; in nanoseconds.
 const PATIENCE_NS: u64 = 50_000_000;
-/// Backlog that, like lost datagrams, means that a socket is behind, in bytes of kernel memory: about 2,700
+/// Backlog that means, as lost datagrams do, that a socket is behind; in bytes of kernel memory, about 2,700
 /// single datagrams.
 const BACKLOG: usize = 2 << 20;
-/// Maximum time that flows yield.
+/// Maximum time for which flows yield, in nanoseconds.
 const GIVE_WAY_NS: u64 = 250_000_000;
-/// Minimum time before they yield again, if that did not help.
+/// Minimum time before they yield again if yielding did not help, in nanoseconds.
 const REST_NS: u64 = 2_500_000_000;
 
 pub(crate) trait Board {
@@ -39,14 +40,14 @@ impl Board for Flows {
 pub(crate) struct DrainedSockets {
     gap_ns: u64,
     places: Vec<Option<Place>>,
-    /// Sockets with possible datagrams in flight.
+    /// Sockets through which datagrams may be in flight.
     watched: Vec<u32>,
     /// Sockets emptied by a receive call whose datagrams are not all sent yet.
     received: Vec<u32>,
     /// Start and end of the wait that began this tick.
     before_ns: u64,
     after_ns: u64,
-    /// Number of sockets touched in this tick, and how many of them have bulk traffic.
+    /// Number of sockets touched in this tick, and of those that have bulk traffic.
     fresh: usize,
     bulky: usize,
     /// Time at which a check may settle the next watched socket.
@@ -65,7 +66,7 @@ struct Place {
     ready: u64,
     /// Everything received by this time has been sent; `None` while unknown.
     touched_ns: Option<u64>,
-    /// Last time it was known to be empty or keeping up, and the losses by then.
+    /// Last time at which the socket was known to be empty or keeping up, and its losses by then.
     since_ns: u64,
     lost: u64,
     is_behind: bool,
@@ -123,7 +124,7 @@ impl DrainedSockets {
         Some(place.slot)
     }
 
-    /// Marks possible datagrams in flight through this socket.
+    /// Notes that datagrams may be in flight through this socket.
     pub(crate) fn touch(&mut self, socket: u32) {
         let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
         (place.ready, place.touched_ns, place.is_bulk) = (self.wait, None, false);
@@ -172,8 +173,8 @@ impl DrainedSockets {
         Some(Duration::from_nanos(look_ns.saturating_sub(now_ns)))
     }
 
-    /// Called after a wait with the reported sockets. `are_all`: no other socket is ready. `lost`: datagrams
-    /// lost by sockets so far. `backlog`: queued bytes of a socket in kernel memory.
+    /// Called after a wait, with the sockets that it reported. `are_all`: no other socket is ready. `lost`:
+    /// datagrams lost by sockets so far. `backlog`: queued bytes of a socket in kernel memory.
     pub(crate) fn after_wait(
         &mut self,
         now_ns: u64,
@@ -214,7 +215,7 @@ impl Place {
     }
 
     /// Handles a socket that may be non-empty. Under overload, flows that wait for an empty socket would keep
-    /// it full and never return to the kernel, with equal losses for all of them.
+    /// it full and never return to the kernel, and all of them would keep losing datagrams.
     fn wait_on(&mut self, now_ns: u64, lost: u64, backlog: impl FnOnce() -> usize, board: &impl Board) {
         let waited = now_ns.saturating_sub(self.since_ns);
         if !self.is_behind && waited > PATIENCE_NS {
@@ -291,7 +292,7 @@ mod tests {
         let mut bench = Bench::new();
         assert_eq!(bench.wait(1_000_000, 2_000_000, &[3, 9]), None);
         assert!(bench.told().is_empty());
-        // Datagrams may be in flight for the gap, so a check then is useful.
+        // Datagrams may be in flight until the gap has passed, so a check at that time is useful.
         assert_eq!(bench.wait(2_020_000, 2_030_000, &[9]), Some(Duration::from_nanos(GAP)));
         assert_eq!(bench.told(), [Ok(2_020_000)]);
         assert_eq!(bench.wait(2_040_000, 2_070_000, &[]), Some(Duration::from_micros(30)));
@@ -341,7 +342,7 @@ mod tests {
         bench.emptied.bulk(SOCKET);
         let calm = Some(Duration::from_nanos(CALM_NS));
         assert_eq!(bench.wait(2_020_000, 2_120_000, &[9]), calm);
-        // The check is due when the flow has calmed down; any wait that ends earlier reports it too.
+        // The check is due once the flow has calmed down; any wait that ends earlier reports the socket too.
         assert_eq!(bench.told(), [Ok(2_020_000)]);
         assert_eq!(bench.wait(2_140_000, 2_200_000, &[9]), Some(Duration::from_micros(4880)));
         assert_eq!(bench.told(), [Ok(2_140_000)]);

@@ -1,5 +1,5 @@
 //! Reflector in the kernel (`bpf/echo.bpf.c`): sends datagrams back on the Ethernet interfaces present at
-//! startup. Leaves more of a core to the load generator than a reflector in user space.
+//! startup. Leaves more of a core for the load generator than a reflector in user space.
 
 use std::net::SocketAddr;
 
@@ -103,8 +103,11 @@ mod tests {
     fn the_key_layout_matches_the_program() {
         let source = include_str!("../bpf/echo.bpf.c");
         let fields = source.split("struct listener {").nth(1).and_then(|rest| rest.split("};").next());
-        let fields: Vec<&str> =
-            fields.expect("it is there").lines().filter_map(|line| line.trim().strip_suffix(';')).collect();
+        let fields: Vec<&str> = fields
+            .expect("the program defines the struct")
+            .lines()
+            .filter_map(|line| line.trim().strip_suffix(';'))
+            .collect();
         assert_eq!(fields, ["u32 address[4]", "u16 port", "u16 zero"]);
         assert!(source.contains("enum { ECHOED_DATAGRAMS, ECHOED_BYTES, ECHOED };"));
         let at = |text: &str| key(text.parse().expect("an address"));

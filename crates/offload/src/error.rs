@@ -23,7 +23,7 @@ pub enum OffloadError {
         "the kernel's verifier refused the program: {said}; this needs Linux 5.10 or later (xdp: 5.18); 6.6 or later is recommended"
     )]
     Verifier {
-        /// Last line of its log.
+        /// Last line of the verifier's log.
         said: String,
     },
     #[error(
@@ -50,7 +50,7 @@ pub enum OffloadError {
     #[error("the program is damaged: {0}; rebuild turnpike")]
     Object(String),
     /// The previous process passed fewer descriptors than announced.
-    #[error("the previous process's kernel path did not arrive completely ({0}): restart instead")]
+    #[error("the previous process passed its kernel path incompletely ({0}): restart turnpike instead")]
     Handover(#[source] io::Error),
     /// Netlink, threads, memory.
     #[error("cannot follow the interfaces and routes of this machine: {0}; allow AF_NETLINK sockets")]

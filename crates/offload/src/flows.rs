@@ -31,7 +31,7 @@ pub struct NewFlow<'a> {
     pub kind: Kind,
     pub remote: SocketAddr,
     pub local: SocketAddr,
-    /// Channel they arrive on, or leave on towards a client.
+    /// Channel on which datagrams arrive, or leave towards a client.
     pub channel: Option<ChannelNumber>,
     pub from: SocketAddr,
     pub to: SocketAddr,
@@ -89,8 +89,8 @@ impl Flows {
         Ok(Self { shared, map })
     }
 
-    /// Allocates a number for a socket that receives packets passed to user space. `None` if none are left,
-    /// which is counted as a refused flow.
+    /// Allocates a number for a socket that receives packets passed to user space. `None` if no number is
+    /// left, which is counted as a refused flow.
     pub fn socket(&self) -> Option<u32> {
         let slot = locked(&self.shared.socket_slots).take(now_ns());
         let Some(slot) = slot else {
@@ -107,10 +107,10 @@ impl Flows {
 
     /// Reports that everything queued in this socket at `at_ns` has been sent.
     pub fn drained(&self, socket: u32, at_ns: u64) {
-        // Packets seen by the program within the gap before may not have been queued yet.
+        // Packets that the program saw within the gap before that time may not have been queued yet.
         let before_ns = at_ns.saturating_sub(self.shared.gap_ns);
         let word = &self.shared.drained[socket as usize];
-        // Only the worker with the socket writes here. Release: the sends must be visible first.
+        // Only the worker that has the socket writes this word. Release: the sends must be visible first.
         word.store((word.load(Ordering::Relaxed) & !BEHIND).max(before_ns), Ordering::Release);
     }
 
@@ -134,7 +134,7 @@ impl Flows {
     }
 
     /// Allocates a state for new flows. Their packets go to user space until their socket is drained, since
-    /// earlier ones may be in flight.
+    /// earlier packets may be in flight.
     pub fn state(&self) -> Result<State, Full> {
         let Some(slot) = locked(&self.shared.state_slots).take(now_ns()) else {
             self.refuse();
@@ -224,7 +224,7 @@ impl Flows {
         Some(Installed(flow))
     }
 
-    /// State of an adopted flow, whose counters the previous process has read up to `seen`.
+    /// State of an adopted flow; the previous process has read its counters up to `seen`.
     pub fn adopt_state(&self, Installed(flow): &Installed, seen: Counted) -> State {
         locked(&self.shared.state_slots).claim(flow.state);
         State { slot: flow.state, seen }
@@ -250,7 +250,7 @@ impl Flows {
         strangers.len()
     }
 
-    /// Sets the expiry in nanoseconds of [`now_ns`]. After an error it is unchanged.
+    /// Sets the expiry in nanoseconds of [`now_ns`]. After an error, the flow is unchanged.
     pub fn extend(&mut self, flow: &mut Installed, expires_ns: u64) -> Result<(), Full> {
         let Installed(flow) = flow;
         if flow.stamp != 0 && flow.expires == expires_ns {

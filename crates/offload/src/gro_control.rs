@@ -10,7 +10,7 @@ const WAKE_UP: u64 = 9;
 /// Datagrams that user space handles in any case always benefit from GRO.
 const FOREIGN: u64 = 2 * (HANDLING + WAKE_UP);
 const ENOUGH: u64 = 4;
-/// Time without GRO in milliseconds: doubles from the first to the maximum value.
+/// Time without GRO in milliseconds: doubles from the first value to the maximum.
 const FIRST_MS: u64 = 1_000;
 const MOST_MS: u64 = 8_000;
 /// Time for which GRO stays enabled after disabling it did not help, in milliseconds.
@@ -24,7 +24,7 @@ pub(crate) struct GroControl {
     places: Vec<Place>,
     /// Sockets with super-packets that have not been judged yet; may include closed ones.
     seen: Vec<u32>,
-    /// Sockets without GRO, or with forced GRO, until a time; may include closed ones.
+    /// Sockets whose GRO is disabled or forced until some time; may include closed ones.
     waiting: Vec<u32>,
     stopping: Vec<u32>,
     now_ms: u64,
@@ -51,7 +51,8 @@ struct Place {
 enum State {
     #[default]
     Gathers,
-    /// Without GRO until this time. In the `in_ms` before GRO was disabled, `datagrams` arrived.
+    /// Without GRO until this time. In the `in_ms` milliseconds before GRO was disabled, `datagrams`
+    /// datagrams arrived.
     DoesWithout {
         until_ms: u64,
         datagrams: u64,
@@ -63,7 +64,8 @@ enum State {
 }
 
 impl GroControl {
-    /// Records a received buffer; `goes_across` is true if the kernel would have relayed its datagrams.
+    /// Records a received buffer; `goes_across` is true if the kernel would have relayed its datagrams had
+    /// they been single.
     pub(crate) fn saw(&mut self, socket: u32, datagrams: usize, goes_across: bool) {
         let at = socket as usize;
         if self.places.len() <= at {
@@ -94,7 +96,7 @@ impl GroControl {
         let of_tick = std::mem::take(&mut self.of_tick);
         self.super_packets += of_tick;
         self.ticks += u64::from(of_tick > 0);
-        // From the end, so that waiting sockets are not moved.
+        // Iterates from the end, so that waiting sockets are not moved.
         for at in (self.stopping.len().saturating_sub(STOPS)..self.stopping.len()).rev() {
             if stop(self.stopping[at]) {
                 self.stopping.swap_remove(at);
@@ -373,7 +375,7 @@ mod tests {
             assert_eq!(asked, 1);
         }
         assert_eq!(look(&mut gathering, FIRST_MS), [(SOCKET, true)]);
-        // The wait for an empty socket ends here, and also when the kernel path ends.
+        // The wait for an empty socket ends when GRO is due, and also when the kernel path ends.
         for ends in [false, true] {
             bring(&mut gathering, ENOUGH, 2);
             gathering.judge(2 * FIRST_MS, |_| unreachable!("GRO is enabled"));

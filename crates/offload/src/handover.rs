@@ -11,7 +11,7 @@ use crate::{
     settings::{Attachment, Settings},
 };
 
-/// Maps passed, in the order of their descriptors. Each process has its own counters of reasons.
+/// Maps passed, in the order of their descriptors. The counters of reasons are not passed.
 pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gateways", "hops", "ports"];
 
 /// Result of [`crate::Kernel::export_fds`], besides the descriptors: those of the maps, then those of the
@@ -19,7 +19,7 @@ pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gat
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PassedKernel {
     layout: u64,
-    /// [`MAPS`] of its version; empty if that version did not send them.
+    /// [`MAPS`] of the sender's version; empty if that version did not send them.
     #[serde(default)]
     maps: Vec<String>,
     pub(crate) flows: u32,
@@ -57,7 +57,7 @@ impl PassedKernel {
         Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), links }
     }
 
-    /// Drops the maps: the flows of the previous process end before this one serves clients.
+    /// Drops the maps, so that the previous process's flows end before this process serves clients.
     #[must_use]
     pub fn without_flows(self) -> Self {
         Self { layout: 0, ..self }
@@ -90,7 +90,7 @@ impl PassedKernel {
 }
 
 impl PassedWay {
-    /// Filters have names instead.
+    /// True for links; filters have names instead.
     fn has_descriptor(&self) -> bool {
         !matches!(self, Self::Filter(_))
     }

@@ -32,7 +32,7 @@ pub struct Kernel {
     stage: Mutex<Stage>,
     stop: OwnedFd,
     settings: Settings,
-    /// Ports to set once the previous process has released the shared maps.
+    /// Ports that must be set once the previous process has released the shared maps.
     due: Mutex<Option<(Vec<SocketAddr>, RangeInclusive<u16>)>>,
     keeps_flows: bool,
 }
@@ -54,7 +54,7 @@ pub struct Snapshot {
 
 impl Kernel {
     /// Loads the program and attaches it to each Ethernet interface that is up and has an address. After an
-    /// error nothing stays attached.
+    /// error, nothing stays attached.
     pub fn start(settings: &Settings) -> Result<Self, OffloadError> {
         let kernel = Self::load(settings)?;
         kernel.attach()?;
@@ -122,8 +122,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Attaches the loaded program, replacing the previous process's, if any. Filters of both must not
-    /// coexist: of two with this name, the older one is removed.
+    /// Attaches the loaded program, replacing the previous process's, if any. Filters of both processes must
+    /// not coexist: of two with this name, the older one is removed.
     pub fn attach(&self) -> Result<(), OffloadError> {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *stage, Stage::Detached) {

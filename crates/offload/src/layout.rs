@@ -19,7 +19,7 @@ const fn sum_of(bytes: &[u8]) -> u64 {
     sum
 }
 
-/// Key of a flow in packets: network byte order, IPv4 addresses mapped into IPv6.
+/// Key of a flow, as its fields appear in packets: network byte order, IPv4 addresses mapped into IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
 pub struct FlowKey {
@@ -70,7 +70,7 @@ pub struct Flow {
     pub to: [u8; 16],
     pub from_port: [u8; 2],
     pub to_port: [u8; 2],
-    /// Channel of the outgoing datagram; 0 to peers.
+    /// Channel of the outgoing datagram; 0 if it goes to a peer.
     pub channel: [u8; 2],
     pub kind: u8,
     pub unused: u8,
@@ -102,7 +102,7 @@ pub const STATE_WORDS: usize = 8;
 pub const UP: usize = 0;
 /// Word: datagrams relayed by the kernel.
 pub const DATAGRAMS: usize = 1;
-/// Word: payload bytes of these datagrams.
+/// Word: payload bytes of the datagrams relayed by the kernel.
 pub const BYTES: usize = 2;
 /// Word: time until which the flow stays in user space regardless of its socket.
 pub const CALM: usize = 3;
@@ -123,9 +123,9 @@ pub const GATEWAY_WORDS: usize = 2;
 /// Flag in a drain time: the worker cannot keep up with the socket, which loses datagrams.
 pub const BEHIND: u64 = 1 << 63;
 
-/// Time that a flow stays in user space after bulk traffic, in nanoseconds.
+/// Time for which a flow stays in user space after bulk traffic, in nanoseconds.
 pub const CALM_NS: u64 = 5_000_000;
-/// Maximum datagrams within [`BURST_NS`] that XDP does not treat as bulk.
+/// Maximum number of datagrams within [`BURST_NS`] that XDP does not treat as bulk.
 pub const BURST: u64 = 16;
 pub const BURST_NS: u64 = 250_000;
 /// Time after which XDP's packets have left, in nanoseconds: drivers send at the end of a poll.
@@ -137,7 +137,8 @@ pub const TC_GAP_NS: u64 = 50_000;
 /// Like [`TC_GAP_NS`], but for XDP, which runs before GRO: GRO may hold the packet until the next clock tick.
 pub const XDP_GAP_NS: u64 = 2_000_000;
 
-/// Flag in a route: packets from there must arrive on this interface.
+/// Flag in a route: packets from the addresses it leads to must arrive on this interface (strict reverse
+/// path).
 pub const ONLY_FROM_THERE: u64 = 1 << 32;
 /// Flag in a route: XDP sends on this interface only by redirection.
 pub const BY_REDIRECTION: u64 = 1 << 33;
@@ -160,8 +161,8 @@ pub fn way_of(route: u64) -> (u32, usize) {
 pub const LISTENER: u64 = 1;
 pub const RELAY: u64 = 2;
 
-/// Counters, in the program's order. The first ones are relayed or dropped packets, the others reasons to
-/// pass a packet to user space.
+/// Counters, in the program's order. The first ones count relayed or dropped packets, the others the reasons
+/// to pass a packet to user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Count {
@@ -176,7 +177,8 @@ pub enum Count {
     Behind,
     /// Coalesced by GRO, which user space handles more cheaply.
     SuperPacket,
-    /// XDP's counterpart: many datagrams of the flow at once.
+    /// Like [`SuperPacket`](Self::SuperPacket), but for XDP, which runs before GRO: many datagrams of the
+    /// flow at once.
     Bulk,
     /// Earlier packets of the flow went to user space and may still be in flight.
     Settling,
@@ -195,13 +197,14 @@ pub enum Count {
     NoRoute,
     /// XDP does not know the next hop's link address, or cannot send there.
     NoNeighbour,
-    /// Source is our own, unreachable, or on another interface (strict reverse path).
+    /// The source is our own address, unreachable, or reachable only through another interface (strict
+    /// reverse path).
     Source,
     Checksum,
     NoChecksum,
     /// Inconsistent lengths, or a bad IPv4 header checksum.
     Malformed,
-    /// The flow was changed at that moment.
+    /// The flow was changed while the packet was being processed.
     Stale,
 }
 
@@ -247,8 +250,13 @@ mod tests {
 
     fn names_in_c(prefixes: &[&str]) -> Vec<String> {
         let source = include_str!("../bpf/flow.h");
-        let body =
-            source.split("enum count {").nth(1).expect("it has counters").split('}').next().expect("an end");
+        let body = source
+            .split("enum count {")
+            .nth(1)
+            .expect("flow.h defines the counters")
+            .split('}')
+            .next()
+            .expect("a closing brace");
         let lines = body.lines().map(str::trim).filter(|line| line.ends_with(','));
         let name = |line: &str| {
             let name = line.trim_end_matches(',');
@@ -268,8 +276,9 @@ mod tests {
     #[test]
     fn words_of_a_state_have_the_same_order_in_both_languages() {
         let source = include_str!("../bpf/flow.h");
-        let body = source.split("struct state {").nth(1).expect("it has states").split('}').next();
-        let fields = body.expect("an end").lines().filter_map(|line| line.trim().strip_prefix("u64 "));
+        let body = source.split("struct state {").nth(1).expect("flow.h defines the state").split('}').next();
+        let fields =
+            body.expect("a closing brace").lines().filter_map(|line| line.trim().strip_prefix("u64 "));
         let names: Vec<&str> = fields.flat_map(|line| line.trim_end_matches(';').split(", ")).collect();
         for (at, name) in [
             (UP, "up"),

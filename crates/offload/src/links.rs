@@ -104,7 +104,7 @@ pub(crate) fn update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Resul
 /// Detaches a link's program now, even if others hold descriptors: a forked process has them until it calls
 /// exec.
 pub(crate) fn detach(link: &OwnedFd) {
-    // Before Linux 5.9, closing the last descriptor detaches it.
+    // Linux before 5.9 detaches the link when its last descriptor is closed.
     let _ = bpf(LINK_DETACH, [number(link.as_fd()), 0, 0, 0, 0, 0, 0, 0]);
 }
 
@@ -143,7 +143,7 @@ impl Filter {
         interface: &str,
         name: &str,
     ) -> Result<Self, ProgramError> {
-        // An error means that it exists already.
+        // An error means that the qdisc exists already.
         let _ = aya::programs::tc::qdisc_add_clsact(interface);
         // Removes the filter of a killed process.
         let _ = aya::programs::tc::qdisc_detach_program(interface, TcAttachType::Ingress, name);

@@ -21,7 +21,7 @@ const ETH_IPV4: u16 = 0x0800;
 const ETH_IPV6: u16 = 0x86dd;
 /// Longest UDP datagram handled, including the header.
 const MAX_UDP: usize = 2044;
-/// Minimum MTU of IPv6 links (RFC 8200 section 5).
+/// Minimum MTU of an IPv6 link (RFC 8200 section 5).
 const MIN_MTU_V6: usize = 1280;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct Frame<'a> {
     pub for_us: bool,
     /// Datagrams combined by GRO, 0 if unknown; TC only.
     pub segments: u32,
-    /// Bytes of each combined datagram, 0 for a single one; TC only.
+    /// Length of each combined datagram, 0 for a single one; TC only.
     pub segment_size: u32,
     pub summed: Summed,
 }
@@ -61,7 +61,7 @@ pub enum Summed {
     Verified,
     /// Sum of everything after the Ethernet header (CHECKSUM_COMPLETE).
     Complete,
-    /// The field has the sum of the pseudo-header only (CHECKSUM_PARTIAL).
+    /// The field contains only the sum of the pseudo-header (CHECKSUM_PARTIAL).
     Partial,
 }
 
@@ -75,7 +75,7 @@ pub struct Tables {
     pub classes: Vec<u64>,
 }
 
-/// State of a flow without counters. See [`crate::layout::UP`] and the following words.
+/// State of a flow, without its counters. See [`crate::layout::UP`] and the following words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     pub up: u64,
@@ -99,10 +99,10 @@ pub struct Decision {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Passed to the kernel's network stack; `None` if it does not concern the program.
+    /// Passed to the kernel's network stack; `None` if the packet does not concern the program.
     Up(Option<Count>),
     Dropped(Count),
-    /// Sent on an interface (at TC without Ethernet addresses yet).
+    /// Sent on an interface (at TC, the Ethernet addresses are not yet filled in).
     Across {
         interface: u32,
         bytes: Vec<u8>,
@@ -116,7 +116,7 @@ struct Packet<'a> {
     v6: bool,
     tos: u8,
     ttl: u8,
-    /// From the UDP header to its claimed end.
+    /// From the UDP header to the end that its length field claims.
     udp: &'a [u8],
 }
 
@@ -315,7 +315,7 @@ fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment) 
 }
 
 impl State {
-    /// Counts a datagram; returns true if they arrive so fast that user space is cheaper.
+    /// Counts a datagram; returns true if datagrams arrive so fast that user space is cheaper.
     fn count(&mut self, now: u64) -> bool {
         let is_later = now.wrapping_sub(self.since).cast_signed() > BURST_NS.cast_signed();
         if is_later {
@@ -330,7 +330,7 @@ impl State {
         now.wrapping_sub(self.across).cast_signed() < POLL_NS.cast_signed() && self.up <= self.across
     }
 
-    /// Reason why a flow must stay in user space, if its packets there may still be in flight.
+    /// Reason why a flow must stay in user space: its packets there may still be in flight.
     fn settling(&self, drained: u64, now: u64, leaving: bool) -> Result<(), Count> {
         if !leaving && now < self.calm {
             Err(Count::Settling)
@@ -407,7 +407,8 @@ fn judge<'t>(
 }
 
 /// True if a packet arrives where its source is reachable. XDP does not see the packet's VLAN or whether it
-/// is addressed to this machine, so it accepts only the interface that leads back, with our address there.
+/// is addressed to this machine, so it accepts only the interface that leads back, and only our address on
+/// it.
 fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) -> bool {
     let word = route(tables, back);
     let (interface, _) = way_of(word);
@@ -438,7 +439,8 @@ fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, momen
         Field::Nothing => 0,
         Field::PseudoHeader => fold(after),
         Field::Whole => {
-            // Adds only the difference, so that a damaged payload is detected at the far end.
+            // Changes the checksum only by the difference, so that a damaged payload is detected at the far
+            // end.
             let taken = &packet.udp[..packet.udp.len() - payload.len()];
             let old = before + sum(&taken[..6]) + sum(&taken[UDP..]);
             let new = after + sum(&udp);
@@ -492,7 +494,7 @@ fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment) -> Vec<u8
     bytes
 }
 
-/// Continues to the client behind a peer that is one of our relayed addresses.
+/// Relays directly to the client behind a peer that is one of our relayed addresses.
 fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow, u32, usize), Count> {
     let key = FlowKey {
         remote: flow.from,
@@ -560,7 +562,7 @@ fn to_be16(length: usize) -> [u8; 2] {
     (length as u16).to_be_bytes()
 }
 
-/// One's complement sum (RFC 1071), not folded yet.
+/// One's complement sum (RFC 1071), not yet folded.
 fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks(2).map(|pair| u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
     words.map(u64::from).sum()

@@ -62,7 +62,7 @@ const UDP: u8 = 17;
 
 /// States in which a neighbour's link address is usable (NUD_VALID, except NUD_NOARP).
 const USABLE: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x80;
-/// NTF_USE: as if a packet had been sent to it.
+/// NTF_USE: treats the neighbour as if a packet had been sent to it.
 const USE: u8 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,7 +70,7 @@ pub(crate) struct Interface {
     pub(crate) number: u32,
     pub(crate) mtu: u32,
     pub(crate) name: String,
-    /// Member of a bridge, bond or the like, whose traffic appears there again.
+    /// Member of a bridge, bond or the like, on which its traffic appears again.
     pub(crate) is_port: bool,
     pub(crate) is_up: bool,
     pub(crate) is_ethernet: bool,
@@ -246,7 +246,7 @@ impl Netlink {
                 let (flags, sequence) = (u16_at(rest, 6), u32_at(rest, 8));
                 let Some(body) = rest.get(16..len) else { return Err(io::ErrorKind::InvalidData.into()) };
                 rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-                // End of an earlier, abandoned response.
+                // This is the end of an earlier, abandoned response.
                 if sequence != self.sequence {
                     continue;
                 }
@@ -270,7 +270,7 @@ fn kind_of(info: &[u8]) -> Option<String> {
     attributes(info).find(|(kind, _)| *kind == 1).map(|(_, name)| text(name))
 }
 
-/// Treats errors that are answers as success: no route to host, network unreachable, forbidden, not our
+/// Treats errors that are valid results as success: no route to host, network unreachable, forbidden, not our
 /// address, no such neighbour.
 fn answered(asked: io::Result<()>) -> io::Result<()> {
     match asked {
@@ -450,14 +450,13 @@ mod tests {
     #[test]
     fn loopback_has_an_address_and_is_not_ethernet() {
         let mut netlink = Netlink::new().expect("no privilege is needed");
-        let interfaces = netlink.interfaces().expect("an answer");
+        let interfaces = netlink.interfaces().expect("the kernel responds");
         let loopback = interfaces.iter().find(|interface| interface.name == "lo").expect("loopback exists");
         assert!(!loopback.is_ethernet && !loopback.is_port, "{loopback:?}");
-        let addressed = netlink.with_addresses().expect("an answer");
+        let addressed = netlink.with_addresses().expect("the kernel responds");
         assert_eq!(addressed.contains(&loopback.number), loopback.is_up);
     }
 
-    /// More than the kernel queues for a reader.
     #[test]
     fn lost_neighbour_notifications_differ_from_none() {
         alone::in_network_namespace(turnpike_testkit::this_test!(), || {
@@ -475,9 +474,9 @@ mod tests {
             };
             let told = |lines: String| {
                 let file = env::temp_dir().join(format!("turnpike-news-{}", process::id()));
-                fs::write(&file, lines).expect("there is room");
+                fs::write(&file, lines).expect("the table has room");
                 alone::run("ip", &["-batch", file.to_str().expect("a name")]);
-                fs::remove_file(&file).expect("it was there");
+                fs::remove_file(&file).expect("the file exists");
                 news.heard()
             };
             let few = told(replace(7, 1)).expect("one notification is not lost");
@@ -491,9 +490,9 @@ mod tests {
     fn a_route_to_this_machine_is_not_usable() {
         let mut netlink = Netlink::new().expect("no privilege is needed");
         let here = IpAddr::from([127, 0, 0, 1]);
-        assert_eq!(netlink.route(here, here).expect("an answer"), None);
+        assert_eq!(netlink.route(here, here).expect("the kernel responds"), None);
         // An address of another machine is not a valid source.
         let elsewhere = IpAddr::from([192, 0, 2, 1]);
-        assert_eq!(netlink.route(elsewhere, here).expect("an answer"), None);
+        assert_eq!(netlink.route(elsewhere, here).expect("the kernel responds"), None);
     }
 }

@@ -28,12 +28,13 @@ const XDP_PROGRAM: &str = "turnpike_xdp";
 const TELLS_MTU: KernelVersion = KernelVersion::new(5, 12, 0);
 
 /// True if programs can ask the kernel for the MTU of an interface (bpf_check_mtu). Otherwise
-/// [`crate::routes::Routes`] provides it, which learns of changes a moment later.
+/// [`crate::routes::Routes`] provides the MTU, but learns of changes a moment later.
 fn tells_mtu() -> bool {
     KernelVersion::current().is_ok_and(|it| it >= TELLS_MTU)
 }
 
-/// Loads and verifies the programs without attaching them. `passed` maps replace those of the same names.
+/// Loads and verifies the programs without attaching them. The maps in `passed` replace those with the same
+/// names.
 pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> Result<Ebpf, OffloadError> {
     let mut object = EbpfLoader::new()
         .btf(None)

@@ -24,7 +24,7 @@ pub(crate) struct Routes {
     words: MappedArray,
     gateways: MappedArray,
     hops: Option<MappedArray>,
-    /// A query to the kernel has failed.
+    /// True if a query to the kernel has failed.
     unknown: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -40,7 +40,6 @@ struct Inner {
 /// Local and remote address.
 type Ends = (IpAddr, IpAddr);
 
-/// Slot, ends and next hop.
 type HeldRoute = (u32, Ends, Option<NextHop>);
 
 struct Held {
@@ -52,7 +51,7 @@ struct Held {
 #[derive(Clone, Default)]
 struct Links {
     ethernet: BTreeMap<u32, u32>,
-    /// Our link addresses on interfaces where XDP sends.
+    /// Our link addresses on the interfaces on which XDP sends.
     own: BTreeMap<u32, LinkAddress>,
     /// Interfaces on which XDP sends only by redirection.
     by_redirection: BTreeSet<u32>,
@@ -156,7 +155,7 @@ impl Routes {
         }
     }
 
-    /// Result of a query, or the default after a failure, until the query is repeated: see
+    /// Result of a query. After a failure, the default, until the query is repeated: see
     /// [`Routes::are_unknown`].
     fn or_later<T: Default>(&self, said: io::Result<T>) -> T {
         said.unwrap_or_else(|_| {
@@ -169,8 +168,8 @@ impl Routes {
         self.unknown.swap(false, Ordering::Relaxed)
     }
 
-    /// Looks up all routes again with its own socket, without blocking workers. XDP may send on the
-    /// interfaces `xdp`.
+    /// Looks up all routes again through the caller's own socket, without blocking workers. XDP may send on
+    /// the interfaces `xdp`.
     pub(crate) fn refresh(&self, netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<()> {
         let links = Links::read(netlink, xdp)?;
         self.inner().links = links.clone();
@@ -210,7 +209,7 @@ impl Routes {
     fn ask(&self, netlink: &mut Netlink, links: &Links, slot: u32, ends: Ends) -> io::Result<()> {
         let next = netlink.route(ends.0, ends.1)?;
         let hop = links.hop(netlink, next)?;
-        // The slot may belong to a newer route by now.
+        // The slot may already belong to a newer route.
         if let Some(held) = self.inner().by_ends.get_mut(&ends).filter(|held| held.slot == slot) {
             held.next = next;
             self.write(slot, links.word(ends.1, next), next, hop);

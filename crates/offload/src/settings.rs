@@ -19,12 +19,12 @@ pub struct Settings {
 pub enum Hook {
     /// Best way that this kernel supports.
     Best,
-    /// Link at TC (Linux 6.6), which ends with the process, however that ends.
+    /// Link at TC (Linux 6.6), which ends with the process, however the process ends.
     Tcx,
-    /// Filter at TC, which stays until the next start if the process is killed; its flows expire.
+    /// Filter at TC. If the process is killed, the filter stays until the next start, but its flows expire.
     Clsact,
-    /// Link in the driver; [`Hook::Best`] on interfaces whose driver does not support it, if at least one
-    /// does.
+    /// Link in the driver. Interfaces whose driver does not support it use [`Hook::Best`], provided that at
+    /// least one driver does.
     Xdp,
     /// XDP with any driver, slower than TC: for tests.
     XdpGeneric,
@@ -53,7 +53,7 @@ pub struct Attachment {
     pub interface: String,
     /// Never [`Hook::Best`].
     pub hook: Hook,
-    /// Reason why it is not XDP even though XDP was requested.
+    /// Reason why the program is not attached as XDP even though XDP was requested.
     pub why: Option<String>,
 }
 

@@ -78,8 +78,8 @@ impl Shared {
             most_flows: settings.flows,
             held: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            // Starts at the clock: with less than one installation per nanosecond, later processes use higher
-            // stamps.
+            // Starts at the current time: with less than one installation per nanosecond, later processes use
+            // higher stamps.
             stamp: AtomicU64::new(stamp),
             first_stamp: stamp,
             adopted: Mutex::default(),
@@ -99,7 +99,7 @@ impl Shared {
     pub(crate) fn detach_all(&self) {
         let is_handed_on = self.is_handed_on.load(Ordering::Relaxed);
         for attached in std::mem::take(&mut *self.links()).into_values() {
-            // A link stays attached through the other process's descriptors, and a filter stays by itself.
+            // A link stays attached through the other process's descriptors, and a filter stays on its own.
             if !(is_handed_on && attached.is_passed && matches!(attached.link, Link::Filter(_))) {
                 attached.link.detach();
             }

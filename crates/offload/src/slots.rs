@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-/// Time until a released slot is reused, in nanoseconds: a virtual machine's CPU may stall within a program.
+/// Time until a released slot is reused, in nanoseconds. It is long because a virtual CPU may stall in the
+/// middle of a program.
 pub(crate) const REST_NS: u64 = 100_000_000;
 
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Creates `most` slots, which rest for `rest`, measured on the same clock as `now`.
+    /// Creates `most` slots; released ones rest for `rest`, measured on the same clock as `now`.
     pub(crate) fn new(most: u32, rest: u64) -> Self {
         Self { returned: BTreeSet::new(), resting: VecDeque::new(), rest, next: 0, most }
     }
@@ -77,7 +78,7 @@ mod tests {
         slots.give_back(20, 0);
         assert_eq!(slots.take(9 + REST), Some(2), "a fresh slot before one that rests");
         assert_eq!(slots.take_rested(9 + REST), None);
-        assert_eq!(slots.take(10 + REST), Some(1), "it has rested");
+        assert_eq!(slots.take(10 + REST), Some(1), "the slot has rested");
         assert_eq!(slots.take_rested(10 + REST), None);
         assert_eq!(slots.take(10 + REST), Some(0), "no other slot is free");
         assert_eq!(slots.take(10 + REST), None);

@@ -124,7 +124,7 @@ impl Sockmap {
 
     /// Joins two sockets, once everything received before has been read. User space keeps reading until both
     /// directions are lowered. `None` if there are too many pairs. `now`: milliseconds of a monotonic clock.
-    /// After an error nothing has changed.
+    /// After an error, nothing has changed.
     pub fn join(&mut self, now: u64, sockets: [BorrowedFd<'_>; 2]) -> io::Result<Option<Joined>> {
         let cookies = [socket_cookie(sockets[0])?, socket_cookie(sockets[1])?];
         let Some(pair) = self.free.take_rested(now) else { return Ok(None) };
@@ -174,8 +174,8 @@ impl Sockmap {
         self.word(joined.place(side), SEEN).load(Ordering::Acquire) & UP != 0
     }
 
-    /// Number of bytes from this side that the kernel has passed on or soon will, or that user space read
-    /// before. User space reads the rest.
+    /// Number of bytes from this side that the kernel has passed on or will soon pass on, or that user space
+    /// read before. User space reads the rest.
     #[must_use]
     pub fn handed(&self, joined: &Joined, side: usize) -> u64 {
         match self.word(joined.place(side), SEEN).load(Ordering::Acquire) {
@@ -184,7 +184,7 @@ impl Sockmap {
         }
     }
 
-    /// Sends data from this side to user space from now on. [`Sockmap::handed`] no longer grows.
+    /// Switches data from this side to user space. After that, [`Sockmap::handed`] no longer grows.
     pub fn raise(&self, joined: &Joined, side: usize) {
         let place = joined.place(side);
         let seen = self.word(place, SEEN).fetch_or(UP, Ordering::AcqRel);
@@ -208,8 +208,8 @@ impl Sockmap {
         seen.compare_exchange(UP | taken, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// A pair with a direction that the program has switched to user space; `None` if there are no more. It
-    /// may have been parted since.
+    /// A pair with a direction that the program has switched to user space; `None` if there are no more. The
+    /// pair may have been parted since then.
     pub fn raised(&mut self) -> Option<u32> {
         let place = <[u8; 4]>::try_from(&*self.raised.next()?).map(u32::from_ne_bytes);
         place.ok().map(|place| place / 2)
@@ -245,7 +245,7 @@ mod tests {
         let source = include_str!("../bpf/verdict.bpf.c");
         let fields = source.split("struct side {").nth(1).and_then(|rest| rest.split('}').next());
         let words: Vec<&str> = fields
-            .expect("it is there")
+            .expect("the program defines the struct")
             .lines()
             .filter_map(|line| line.trim().strip_prefix("u64 ")?.strip_suffix(';'))
             .collect();

@@ -101,7 +101,7 @@ impl Watcher {
         let lost = known.map_or_else(|| routes.lost_gateways(&mut self.netlink), Ok)?;
         if is_much || !lost.is_empty() {
             routes.refresh_lost(&mut self.netlink, &lost)?;
-            // Limits the load caused by a flood of unreachable addresses on the link.
+            // Waits, to limit the load caused by a flood of unreachable addresses on the link.
             let _ = poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&AFTER_LOST));
         }
         if !self.shared.hook.is_xdp() {
@@ -132,7 +132,7 @@ impl Watcher {
         descriptor: Option<OwnedFd>,
     ) -> Result<Link, OffloadError> {
         let other = || OffloadError::Object("attached in a different way".to_owned());
-        // At TC although XDP is configured, because the driver does not support it, or because XDP was not
+        // Attached at TC even though XDP is configured: the driver does not support it, or XDP was not
         // configured before.
         let at_tc = told.is_none_or(|told| self.shared.hook.is_xdp() == told.why.is_some());
         match (way, descriptor) {
@@ -160,8 +160,8 @@ impl Watcher {
         }
     }
 
-    /// Attaches to new interfaces and detaches from removed ones. An interface that refuses is an error at
-    /// startup, and is only logged later.
+    /// Attaches to new interfaces and detaches from removed ones. A refusal by an interface is an error at
+    /// startup; later, it is only logged.
     pub(crate) fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
         let addressed = self.netlink.with_addresses()?;
         let relays = |it: &Interface| it.is_ethernet && !it.is_port;

@@ -30,12 +30,12 @@ impl WorkerSockets {
         }
     }
 
-    /// The program's number of a socket. `None` if none are left.
+    /// Number by which the program knows a socket. `None` if no number is left.
     pub fn slot(&mut self, socket: SocketId, flows: &Flows) -> Option<u32> {
         self.drained.slot(socket.0, || flows.socket())
     }
 
-    /// Takes over a socket of the previous process. GRO may be off, and datagrams may have arrived since that
+    /// Takes over a socket of the previous process. GRO may be off, and datagrams may have arrived after that
     /// process paused.
     pub fn adopt(&mut self, socket: SocketId, number: impl FnOnce() -> u32) {
         self.drained.slot(socket.0, || Some(number()));
@@ -128,7 +128,7 @@ impl WorkerSockets {
         self.swept_ms + SWEEP_MS
     }
 
-    /// Sessions whose counters must be read now, out of `len`; `None` if no sweep is due.
+    /// Indexes of those of `len` sessions whose counters must be read now; `None` if no sweep is due.
     pub fn begin_sweep(&mut self, now_ms: u64, len: usize) -> Option<StepBy<Range<usize>>> {
         if now_ms < self.sweep_due() {
             return None;
@@ -152,7 +152,7 @@ impl WorkerSockets {
     }
 }
 
-/// Turns UDP_GRO on or off; false if this has to be repeated. A missing socket or a refusal counts as done.
+/// Turns UDP_GRO on or off; false if the call must be repeated. A missing socket or a refusal counts as done.
 fn set_gro(sockets: &Sockets, id: SocketId, on: bool) -> bool {
     sockets.get(id).is_none_or(|socket| socket.set_gro(on).unwrap_or(true))
 }

@@ -86,9 +86,9 @@ mod tests {
         assert_eq!(unfit(None, None), None);
         assert_eq!(unfit(None, Some("virtio_net")), None);
         assert_eq!(unfit(Some("veth"), None), None);
-        let said = unfit(None, Some("gve")).expect("it cannot");
+        let said = unfit(None, Some("gve")).expect("unsuitable for XDP");
         assert!(said.contains("gve") && said.contains("head adjustment"), "{said}");
-        let said = unfit(Some("vlan"), Some("gve")).expect("it cannot");
+        let said = unfit(Some("vlan"), Some("gve")).expect("unsuitable for XDP");
         assert!(said.contains("vlan"), "{said}");
     }
 

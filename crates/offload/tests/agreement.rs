@@ -20,7 +20,7 @@ use turnpike_wire::channel_data::ChannelRange;
 
 use crate::program::{LOOPBACK, MTU, Outcome, PLACES, Program, has_xdp, places, with_program};
 
-/// Half an hour in nanoseconds, added to the clock.
+/// Time until live entries expire: half an hour, in nanoseconds.
 const ALIVE: u64 = 1_800_000_000_000;
 
 const SERVERS: [&str; 2] = ["192.0.2.1:3478", "[2001:db8::1]:3478"];
@@ -74,7 +74,7 @@ fn flow() -> impl Strategy<Value = FlowRecipe> {
             let (remote, local, from, to) = match kind {
                 Kind::Client => (client, server, server, client),
                 Kind::ToPeer => (client, server, relay, peer),
-                // A forwarder's responses; requests look the same.
+                // Responses to a forwarder; requests look the same.
                 Kind::ToClient | Kind::Forward => (peer, relay, server, client),
             };
             FlowRecipe { kind, remote, local, channel, from, to, places, alive, torn }
@@ -278,7 +278,7 @@ impl PacketRecipe {
             if let Oddity::Fragment(bits) = self.oddity {
                 ip[6..8].copy_from_slice(&bits.to_be_bytes());
             } else {
-                // DF, as in most packets.
+                // Sets DF, as in most packets.
                 ip[6] = 0x40;
             }
             ip[8..10].copy_from_slice(&[self.ttl, 17]);
@@ -361,7 +361,8 @@ struct Surroundings {
     hops: [[u64; HOP_WORDS]; 5],
 }
 
-/// Last packet to user space; calm; counting; number counted; last relayed just now.
+/// Time of the last packet to user space; whether the flow is calm; whether XDP is counting; its count;
+/// whether it relayed a packet just now.
 type StateRecipe = (u64, bool, bool, u64, bool);
 
 fn time() -> impl Strategy<Value = u64> {
@@ -409,7 +410,7 @@ impl Surroundings {
         let state = |(up, is_calming, is_counting, arrived, is_leaving): StateRecipe| State {
             up,
             calm: if is_calming { now + ALIVE } else { 0 },
-            // Recent, however long the test takes.
+            // Stays recent, however long the test takes.
             since: if is_counting { now + ALIVE } else { 0 },
             arrived,
             across: if is_leaving { now + ALIVE } else { 0 },
@@ -425,7 +426,7 @@ impl Surroundings {
     }
 }
 
-/// The mirror's decision as an outcome of the program: any time within the call is accepted.
+/// The mirror's decision in the form of the program's outcome: any time within the call is accepted.
 fn mirrored(decision: &Decision, tables: &Tables, outcome: &Outcome, before: u64, after: u64) -> Outcome {
     let mut states = tables.states.clone();
     states.resize(PLACES as usize, State::default());
@@ -528,7 +529,7 @@ fn they_agree(place: Place, never: &[Count]) {
             *seen.borrow_mut().entry(count.map_or("nothing", Into::into)).or_insert(0) += 1;
             Ok(())
         });
-        outcome.expect("they agree");
+        outcome.expect("the program and its mirror agree");
         for count in Count::VARIANTS.iter().filter(|count| !never.contains(count)) {
             let seen = seen.borrow();
             assert!(seen.contains_key(<&str>::from(count)), "no case reached {count:?}: {seen:?}");
@@ -572,8 +573,8 @@ fn case_of(input: &mut Input<'_>) -> Case {
 }
 
 /// Value that a strategy generates from the next bytes. Each alternative before the chosen one takes half of
-/// the rest, so the buffer is longer than the bytes, doubled `halvings` times. Filled with ones, because a
-/// range may reject zeros forever.
+/// the remaining buffer, so its length is doubled `halvings` times. It is filled with ones, because a range
+/// may reject zeros forever.
 fn drawn<S: Strategy>(strategy: &S, input: &mut Input<'_>, bytes: usize, halvings: u32) -> S::Value {
     let mut chance = vec![0xFF; (2 * bytes) << halvings];
     chance[..bytes].fill_with(|| input.byte());

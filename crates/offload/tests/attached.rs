@@ -131,14 +131,14 @@ fn programs_are_attached_to_ethernet_interfaces_with_an_address() {
     }
     let Some(kernel) = start(Hook::Best) else { return };
     assert_eq!(attached(&kernel), [("one".to_owned(), at_tc())]);
-    // On loopback it marks packets between our own relayed addresses.
+    // On loopback, the program marks packets between our own relayed addresses.
     assert_eq!(["one", "other", "lo"].map(programs), [1, 0, 1]);
     ip("addr add 10.78.1.1/24 dev other");
-    eventually("it follows", || is_attached_to(&kernel, &["one", "other"]));
+    eventually("the program is attached", || is_attached_to(&kernel, &["one", "other"]));
     assert_eq!(programs("other"), 1);
     ip("addr del 10.78.1.1/24 dev other");
-    eventually("it lets go", || is_attached_to(&kernel, &["one"]));
-    eventually("and is gone", || programs("other") == 0);
+    eventually("the program is no longer attached", || is_attached_to(&kernel, &["one"]));
+    eventually("the program is removed from the interface", || programs("other") == 0);
     drop(kernel);
     nothing_is_left(&["one", "other", "lo"]);
 }
@@ -161,10 +161,10 @@ fn xdp_falls_back_to_tc_per_interface() {
     assert!(told[0].why.as_ref().is_some_and(|why| why.contains("virtual interface (bridge)")), "{told:?}");
     assert_eq!((in_drivers("one"), ["one", "bridge", "lo"].map(programs)), ([true, false], [0, 1, 1]));
     ip("link set one down");
-    eventually("it lets go", || is_attached_to(&kernel, &["bridge"]));
-    eventually("and is gone", || in_drivers("one") == [false, false]);
+    eventually("the program is no longer attached", || is_attached_to(&kernel, &["bridge"]));
+    eventually("the program is removed from the interface", || in_drivers("one") == [false, false]);
     ip("link set one up");
-    eventually("it follows", || is_attached_to(&kernel, &["bridge", "one"]));
+    eventually("the program is attached", || is_attached_to(&kernel, &["bridge", "one"]));
     assert_eq!(in_drivers("one"), [true, false]);
     drop(kernel);
     nothing_is_left(&["one", "bridge", "lo"]);
@@ -191,7 +191,7 @@ fn xdp_without_a_suitable_driver_fails_at_startup() {
     ip("link add one type bridge");
     ip("addr add 10.78.0.1/24 dev one");
     ip("link set one up");
-    let error = Kernel::start(&settings(Hook::Xdp)).err().expect("it cannot").to_string();
+    let error = Kernel::start(&settings(Hook::Xdp)).err().expect("no driver supports XDP").to_string();
     assert!(
         error.contains("one: ") && error.contains("(bridge)") && error.contains("--datapath kernel"),
         "{error}"
@@ -221,8 +221,8 @@ fn seen_by() -> Vec<u32> {
     for (words, before) in
         [("tc filter show dev one ingress", "turnpike"), ("ip link show dev one", "prog/xdp")]
     {
-        let (program, words) = words.split_once(' ').expect("two words");
-        let output = Command::new(program).args(words.split(' ')).output().expect("it runs");
+        let (program, words) = words.split_once(' ').expect("a program and its arguments");
+        let output = Command::new(program).args(words.split(' ')).output().expect("the program runs");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         for line in text.lines().filter(|line| line.contains(before)) {
             let mut words = line.split_whitespace().skip_while(|word| *word != "id").skip(1);
@@ -234,7 +234,7 @@ fn seen_by() -> Vec<u32> {
 
 fn passed(old: &Kernel, settings: &Settings) -> Kernel {
     let (passed, descriptors) = old.export_fds().expect("descriptors");
-    Kernel::from_handover(settings, passed, descriptors).expect("the old one could")
+    Kernel::from_handover(settings, passed, descriptors).expect("the old process could do this")
 }
 
 fn target() -> SocketAddr {
@@ -242,8 +242,8 @@ fn target() -> SocketAddr {
 }
 
 fn install(flows: &mut Flows, port: u16) -> FlowKey {
-    let state = flows.state().expect("there is room");
-    let socket = flows.socket().expect("there is room");
+    let state = flows.state().expect("the table has room");
+    let socket = flows.socket().expect("the table has room");
     let remote = SocketAddr::from(([10, 78, 0, 2], port));
     let local = SocketAddr::from(([10, 78, 0, 1], 50_000));
     let installed = flows.install(&NewFlow {
@@ -280,8 +280,11 @@ fn a_successor_replaces_programs_on_the_same_links_and_keeps_flows() {
 
         let new = passed(&old, &settings(hook));
         let mut here = new.flows().expect("descriptors");
-        assert!(here.adopt(&stranger, SocketAddr::from(([10, 78, 0, 4], 9))).is_none(), "it leads elsewhere");
-        let flow = here.adopt(&known, target()).expect("it is there");
+        assert!(
+            here.adopt(&stranger, SocketAddr::from(([10, 78, 0, 4], 9))).is_none(),
+            "the flow leads to another address"
+        );
+        let flow = here.adopt(&known, target()).expect("the flow is installed");
         let state = here.adopt_state(&flow, Counted::default());
         here.adopt_socket(&flow);
         old.hand_on();
@@ -292,7 +295,7 @@ fn a_successor_replaces_programs_on_the_same_links_and_keeps_flows() {
         );
         drop((flows, old));
         assert_eq!(seen_by(), first, "{hook:?}: even after the old process ended");
-        new.attach().expect("the old one could");
+        new.attach().expect("the old process could do this");
         let second = seen_by();
         assert!(second.len() == 1 && second != first, "{hook:?}: {first:?} {second:?}");
         assert_eq!(attached(&new), [("one".to_owned(), hook)], "{hook:?}");
@@ -330,7 +333,7 @@ fn a_successor_with_other_maps_or_hooks_starts_without_flows() {
         assert_eq!(new.keeps_flows(), keeps, "{before:?} {after:?}");
         old.hand_on();
         assert_eq!(seen_by(), first, "{before:?} {after:?}");
-        new.attach().expect("it can");
+        new.attach().expect("the new process can attach");
         // The kernel releases the old program a moment after its link is closed.
         eventually(&format!("{before:?} {after:?}: only the new one is attached"), || {
             let second = seen_by();
@@ -343,7 +346,7 @@ fn a_successor_with_other_maps_or_hooks_starts_without_flows() {
     }
 }
 
-/// Copies like those that a process forked by another thread holds until it calls exec.
+/// Copies of the links, such as a process forked by another thread holds until it calls exec.
 fn links_of_this_process() -> Vec<OwnedFd> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("Linux 5.3");
     let all = fs::read_dir("/proc/self/fd").expect("/proc").flatten();
@@ -383,8 +386,8 @@ fn a_successor_changes_the_hook_while_old_links_are_still_open() {
 fn holder() {
     let Ok(hook) = env::var(HOLDER) else { return };
     let hooks = [Hook::Tcx, Hook::Clsact, Hook::Xdp];
-    let hook = hooks.into_iter().find(|it| it.name() == hook).expect("one of these");
-    let kernel = start(hook).expect("as outside");
+    let hook = hooks.into_iter().find(|it| it.name() == hook).expect("a known hook");
+    let kernel = start(hook).expect("the parent could start it");
     println!("attached to {}", kernel.attached()[0].interface);
     loop {
         std::thread::park();
@@ -403,13 +406,13 @@ fn a_killed_process_leaves_at_most_a_filter_for_the_next_to_remove() {
             .env(HOLDER, hook)
             .stdout(Stdio::piped())
             .spawn()
-            .expect("it starts again");
+            .expect("the test program starts");
         let mut lines = BufReader::new(holder.stdout.take().expect("piped")).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.contains("attached to one"))), "{hook}");
         let all = || programs("one") + usize::from(in_drivers("one")[0]);
         assert_eq!(all(), 1, "{hook}");
-        holder.kill().expect("it can be killed");
-        holder.wait().expect("it has ended");
+        holder.kill().expect("the process can be killed");
+        holder.wait().expect("the process has ended");
         if hook == "clsact" {
             assert_eq!(filters("one"), 1, "a filter outlives its process");
         }

@@ -20,14 +20,14 @@ fn short_lived_flows_leave_nothing_behind() {
             let mut flows = kernel.flows().expect("a descriptor");
             scope.spawn(move || {
                 let local: SocketAddr = "10.78.0.1:3478".parse().expect("an address");
-                let socket = flows.socket().expect("there are a thousand");
+                let socket = flows.socket().expect("a thousand sockets are available");
                 let mut held = std::collections::VecDeque::new();
                 for round in 0..ROUNDS {
                     let remote = SocketAddr::from((
                         [10, 78, 0, 2 + (round % 100) as u8],
                         1000 + worker * ROUNDS + round,
                     ));
-                    let state = flows.state().expect("there is room");
+                    let state = flows.state().expect("the table has room");
                     let channel = ChannelNumber::new(0x4000 + round % 0x1000);
                     let new = NewFlow {
                         kind: if round % 2 == 0 { Kind::ToPeer } else { Kind::ToClient },
@@ -40,11 +40,11 @@ fn short_lived_flows_leave_nothing_behind() {
                         socket,
                         expires_ns: now_ns() + 1_000_000_000,
                     };
-                    let mut installed = flows.install(&new).expect("there is room");
-                    flows.extend(&mut installed, now_ns() + 2_000_000_000).expect("it is already installed");
+                    let mut installed = flows.install(&new).expect("the table has room");
+                    flows.extend(&mut installed, now_ns() + 2_000_000_000).expect("the flow is installed");
                     held.push_back((installed, state));
                     if held.len() > HELD {
-                        let (installed, state) = held.pop_front().expect("more than none");
+                        let (installed, state) = held.pop_front().expect("at least one flow is held");
                         flows.remove(installed);
                         assert!(flows.give_back_state(state).is_zero(), "nothing was sent");
                     }
@@ -71,10 +71,10 @@ fn a_full_table_refuses_and_has_room_again() {
     let Some(kernel) = start(Hook::Best) else { return };
     let mut flows = kernel.flows().expect("a descriptor");
     let local: SocketAddr = "10.78.0.1:3478".parse().expect("an address");
-    let state = flows.state().expect("there is room");
+    let state = flows.state().expect("the table has room");
     let install = |flows: &mut turnpike_offload::Flows, number: u32| {
         let [_, _, _, subnet] = (number / 0x2000).to_be_bytes();
-        let port = 1024 + u16::try_from(number % 0x2000).expect("less than the divisor");
+        let port = 1024 + u16::try_from(number % 0x2000).expect("the remainder fits");
         let remote = SocketAddr::from(([10, 78, subnet, 1], port));
         let channel = ChannelNumber::new(0x4000);
         let from_to = (local, SocketAddr::from(([10, 78, 0, 9], 9)));
@@ -91,10 +91,10 @@ fn a_full_table_refuses_and_has_room_again() {
         })
     };
     let mut all: Vec<_> =
-        (0..65_536).map(|number| install(&mut flows, number).expect("there is room")).collect();
+        (0..65_536).map(|number| install(&mut flows, number).expect("the table has room")).collect();
     assert!(install(&mut flows, 70_000).is_err());
     assert_eq!((kernel.snapshot().flows, kernel.snapshot().refused), (65_536, 1));
-    flows.remove(all.pop().expect("many"));
+    flows.remove(all.pop().expect("at least one flow"));
     all.push(install(&mut flows, 70_000).expect("there is room again"));
     for flow in all {
         flows.remove(flow);

@@ -9,7 +9,7 @@ use object::{
 
 /// bpf_redirect_peer, the last function of Linux 5.10.
 const LAST_OF_5_10: i32 = 155;
-/// bpf_check_mtu of Linux 5.12, in a branch that older kernels do not see.
+/// bpf_check_mtu of Linux 5.12, called in a branch that older kernels do not see.
 const CHECK_MTU: i32 = 163;
 /// bpf_xdp_load_bytes of Linux 5.18.
 const LAST_OF_5_18: i32 = 189;
@@ -35,17 +35,17 @@ fn called(code: &[u8]) -> Vec<i32> {
 
 #[test]
 fn programs_call_only_functions_of_linux_5_10_and_5_18() {
-    let object = crate::program::object().expect("it is in the repository");
+    let object = crate::program::object().expect("the object is in the repository");
     let header = FileHeader64::<Endianness>::parse(&object[..]).expect("an ELF file");
     let endian = header.endian().expect("an endianness");
-    let sections = header.sections(endian, &object[..]).expect("it has sections");
+    let sections = header.sections(endian, &object[..]).expect("the object has sections");
     let mut last = [0, 0];
     for section in sections
         .iter()
         .filter(|section| section.sh_flags(endian) & u64::from(object::elf::SHF_EXECINSTR) != 0)
     {
         let name = sections.section_name(endian, section).expect("a name");
-        let code = section.data(endian, &object[..]).expect("its contents");
+        let code = section.data(endian, &object[..]).expect("the section has contents");
         let last = &mut last[usize::from(name == XDP.as_bytes())];
         *last = called(code).into_iter().filter(|it| *it != CHECK_MTU).fold(*last, i32::max);
     }

@@ -16,7 +16,7 @@ struct Golden {
     kind: Kind,
     families: [usize; 2],
     arrives: &'static str,
-    /// ID and checksum of an IPv4 header vary.
+    /// Expected frame. ID and checksum of an IPv4 header vary.
     leaves: &'static str,
 }
 
@@ -164,7 +164,6 @@ fn tables(golden: &Golden) -> Tables {
         states: vec![State::default()],
         drained: vec![0],
         routes: vec![route_by(LOOPBACK, MTU)],
-        // Our own address on the link is all zeros.
         hops: vec![[u64::from_le_bytes(NEIGHBOUR), 0]],
         classes: classes(&[3478], 49_152..=65_535),
     }
@@ -187,7 +186,7 @@ fn the_mirror_produces_the_golden_frames() {
     }
 }
 
-/// GRO reports the number of datagrams, a virtual machine's network card their size.
+/// GRO reports the number of datagrams; a virtual machine's network card reports their size.
 #[test]
 fn super_packets_of_any_origin_go_to_user_space() {
     let golden = &GOLDEN[1];

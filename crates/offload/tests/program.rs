@@ -82,7 +82,7 @@ pub(crate) fn with_program(test: impl FnOnce(&mut Program)) {
                 Err(error) => panic!("{error}"),
             }
         }
-        test(program.as_mut().expect("it is loaded"));
+        test(program.as_mut().expect("the program is loaded"));
     });
 }
 
@@ -101,12 +101,18 @@ impl Program {
             .map_max_entries("hops", PLACES)
             .load(&object)
             .map_err(|error| format!("{error:?}"))?;
-        let program: &mut SchedClassifier =
-            object.program_mut("turnpike").expect("it is there").try_into().expect("of this type");
+        let program: &mut SchedClassifier = object
+            .program_mut("turnpike")
+            .expect("the object contains the program")
+            .try_into()
+            .expect("the right type");
         load_program(|| program.load()).map_err(|error| format!("{error:?}"))?;
         if has_xdp() {
-            let program: &mut Xdp =
-                object.program_mut("turnpike_xdp").expect("it is there").try_into().expect("of this type");
+            let program: &mut Xdp = object
+                .program_mut("turnpike_xdp")
+                .expect("the object contains the program")
+                .try_into()
+                .expect("the right type");
             load_program(|| program.load()).map_err(|error| format!("{error:?}"))?;
         }
         let mut take = |name| object.take_map(name).expect("a map");
@@ -130,10 +136,10 @@ impl Program {
     pub(crate) fn fill(&mut self, tables: &Tables) {
         let old: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
         for key in old {
-            self.flows.remove(&key).expect("it was there");
+            self.flows.remove(&key).expect("the flow was installed");
         }
         for (key, flow) in &tables.flows {
-            self.flows.insert(key, flow, 0).expect("there is room");
+            self.flows.insert(key, flow, 0).expect("the table has room");
         }
         for (slot, state) in (0..).zip(&tables.states) {
             let mut words = [0; STATE_WORDS];
@@ -159,7 +165,7 @@ impl Program {
         }
         for what in 0..self.counts.len() {
             let zeros = vec![0; aya::util::nr_cpus().expect("a number")];
-            let zeros = PerCpuValues::try_from(zeros).expect("one for each");
+            let zeros = PerCpuValues::try_from(zeros).expect("one value per CPU");
             self.counts.set(what, zeros, 0).expect("in range");
         }
     }
@@ -220,12 +226,12 @@ impl Program {
     }
 
     fn descriptor(&self, place: Place) -> RawFd {
-        let named = |name| self.object.program(name).expect("it is there");
+        let named = |name| self.object.program(name).expect("the object contains the program");
         let descriptor = match place {
-            Place::Tc => <&SchedClassifier>::try_from(named("turnpike")).expect("of this type").fd(),
-            Place::Xdp => <&Xdp>::try_from(named("turnpike_xdp")).expect("of this type").fd(),
+            Place::Tc => <&SchedClassifier>::try_from(named("turnpike")).expect("the right type").fd(),
+            Place::Xdp => <&Xdp>::try_from(named("turnpike_xdp")).expect("the right type").fd(),
         };
-        descriptor.expect("it is loaded").as_fd().as_raw_fd()
+        descriptor.expect("the program is loaded").as_fd().as_raw_fd()
     }
 }
 

@@ -19,15 +19,15 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `burst` tokens at once, then one every `interval_ms` milliseconds.
+    /// Allows `burst` tokens at once, then one every `interval_ms` milliseconds.
     #[must_use]
     pub const fn new(burst: u32, interval_ms: u64) -> Self {
         // A widening cast, because `From` is not usable in a const fn.
         Self { interval_us: interval_ms * 1000, window_us: interval_ms * 1000 * burst as u64 }
     }
 
-    /// `rate` tokens per second, with a burst of `burst_seconds`. The microsecond resolution caps the rate at
-    /// a million per second.
+    /// Allows `rate` tokens per second, with a burst worth `burst_seconds`. The microsecond resolution caps
+    /// the rate at a million per second.
     #[must_use]
     pub fn per_second(rate: u32, burst_seconds: u64) -> Self {
         let interval_us = (1_000_000 / u64::from(rate.max(1))).max(1);
@@ -48,12 +48,11 @@ impl Rate {
 }
 
 /// Token buckets of sources, stored by hash. Memory is bounded: full buckets are removed when space is
-/// needed, and a source without space is subject only to the total.
+/// needed, and a source for which there is no space is subject only to the total.
 pub struct Rates {
     each: Rate,
     total: Rate,
     most: usize,
-    /// Buckets by hash of the source.
     buckets: HashMap<u64, u64, RandomState>,
     all: u64,
     hasher: RandomState,
@@ -62,7 +61,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Rate of a site relative to a single address.
+    /// Rate of a site, as a multiple of a single address's rate.
     const SITE: u64 = 4;
     /// Minimum time between two sweeps of a full table, in microseconds.
     const SWEEP_US: u64 = 1_000_000;
@@ -194,7 +193,7 @@ mod tests {
         let mut rates = Rates::new(Rate::new(1, 1_000_000), Rate::new(1000, 1), 16);
         assert_eq!((0..500).filter(|n| rates.admit(0, n)).count(), 500);
         assert_eq!(rates.buckets.len(), 16);
-        // Full buckets make room for others; the rest stay.
+        // Full buckets make room for others; buckets that are not full stay.
         let mut rates = Rates::new(Rate::new(2, 1000), Rate::new(1000, 1), 16);
         assert_eq!((0..16).filter(|n| rates.admit(0, n)).count(), 16);
         assert!(rates.admit(500_000, 3) && !rates.admit(900_000, 3));

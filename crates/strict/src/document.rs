@@ -50,8 +50,8 @@ impl Document {
         loop {
             match T::deserialize(Deserializer::from(root.clone())) {
                 Ok(value) => return Ok((value, document)),
-                // Each iteration removes an entry or adds a missing one, so this terminates; the bound is for
-                // malicious texts with thousands of errors.
+                // Each iteration removes an entry or adds a missing one, so the loop terminates; the bound is
+                // for malicious texts with thousands of errors.
                 Err(error) if mended < 4 * MOST && document.mend(&mut root, &error, is_broken) => mended += 1,
                 Err(_) => break,
             }
@@ -60,7 +60,7 @@ impl Document {
         Err(Mistakes(vec![Mistake::new(&Origin::file(file), "", "cannot be read", "")]))
     }
 
-    /// For values that are not in a file: messages start with `name` alone.
+    /// For values that are not in a file: messages start with just `name`.
     pub fn without_places(name: &Path) -> Self {
         Self { file: name.to_owned(), ..Self::default() }
     }
@@ -182,7 +182,7 @@ impl Document {
         }
         self.wrong.push(path);
         let Some(table) = table_at(root.get_mut(), &steps) else { return false };
-        // After the end of the text: not a position in the file.
+        // Lies after the end of the text, so that it is no position in the file.
         let beyond = self.text.len() + 1 + self.wrong.len();
         let key = Spanned::new(beyond..beyond, field.to_owned().into());
         table.insert(key, Spanned::new(beyond..beyond, DeValue::String("".into()))).is_none()
@@ -246,7 +246,8 @@ fn list_value(
     all.push(Entry { path, steps, key_name, key, value: value.span(), is_table: value.get_ref().is_table() });
 }
 
-/// Entry of an error's span: the key or value with exactly this span, or else the smallest that contains it.
+/// Entry that an error's span refers to: the key or value with exactly this span, or else the smallest that
+/// contains it.
 fn innermost<'a>(entries: &'a [Entry], span: &Range<usize>) -> Option<&'a Entry> {
     let holds = |range: &Range<usize>| range.start <= span.start && span.end <= range.end;
     entries
@@ -345,7 +346,7 @@ fn backticked(rest: &str) -> Vec<&str> {
 
 fn in_words(expected: &str) -> &str {
     match expected {
-        "u16" | "u32" | "u64" | "usize" => "a whole number, not negative",
+        "u16" | "u32" | "u64" | "usize" => "a non-negative whole number",
         "i64" => "a whole number",
         "f64" => "a number",
         "a boolean" => "true or false",
@@ -427,7 +428,7 @@ mod tests {
     fn wrong_type_reports_found_and_expected_types() {
         assert_eq!(
             refusal(&format!("rounds = 'six'\n{RIGHT}")),
-            "x.toml:1:10: rounds: found string \"six\"; expected a whole number, not negative"
+            "x.toml:1:10: rounds: found string \"six\"; expected a non-negative whole number"
         );
         assert_eq!(
             refusal(&RIGHT.replace("'c'", "7")),
@@ -454,7 +455,7 @@ namespace = 'b'
             refusals(text),
             [
                 "x.toml:1:1: unknown key \"nmae\"; did you mean \"name\"?",
-                "x.toml:2:10: rounds: found integer -1; expected a whole number, not negative",
+                "x.toml:2:10: rounds: found integer -1; expected a non-negative whole number",
                 "x.toml:3:12: duration: found string \"long\"; expected a number",
                 "x.toml:5:13: namespace: found integer 5; expected text in quotes",
                 "x.toml:9:1: unknown key \"colour\"; expected one of namespace, command",
@@ -470,7 +471,7 @@ namespace = 'b'
             [
                 "x.toml:1:1: the file lacks the required key \"name\"",
                 "x.toml:1:1: the file lacks the required key \"inner\"",
-                "x.toml:1:10: rounds: found boolean true; expected a whole number, not negative",
+                "x.toml:1:10: rounds: found boolean true; expected a non-negative whole number",
             ]
         );
     }
@@ -493,7 +494,7 @@ namespace = 'b'
         document.problem("inner.namespace", "no such namespace");
         assert_eq!(
             document.finish().unwrap_err().to_string(),
-            "x.toml:1:10: rounds: found string \"six\"; expected a whole number, not negative\n\
+            "x.toml:1:10: rounds: found string \"six\"; expected a non-negative whole number\n\
              x.toml:3:1: no such namespace"
         );
     }

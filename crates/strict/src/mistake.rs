@@ -58,7 +58,7 @@ impl fmt::Display for Origin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     pub origin: Origin,
-    /// Key, such as `relay.ports`; empty if the problem names it or concerns the whole file.
+    /// Key, such as `relay.ports`; empty if the problem already names the key or concerns the whole file.
     pub key: String,
     /// Never contains a secret.
     pub problem: String,
@@ -109,12 +109,13 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
-/// All errors, at least one, in file order.
+/// All errors (at least one), in file order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistakes(pub Vec<Mistake>);
 
 impl Mistakes {
-    /// Sorts by file in order of first appearance, then by other sources.
+    /// Sorts errors: first those in files, in order of the files' first appearance, then those from other
+    /// sources.
     pub fn sorted(mut problems: Vec<Mistake>) -> Self {
         let mut files: Vec<PathBuf> = Vec::new();
         for problem in &problems {

@@ -105,11 +105,12 @@ pub fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<E
     let mut told = BTreeSet::new();
     for error in &errors {
         let start = error.span().map_or(0, |span| span.start);
-        // Further errors at the same position follow from the first.
+        // Other errors at the same position follow from the first.
         if !told.insert(start) {
             continue;
         }
-        // Message and position only: the parser's own text quotes the line, which may contain a password.
+        // Keeps only message and position: the parser's own text quotes the line, which may contain a
+        // password.
         problems.push(Mistake::new(
             &places.origin(start),
             "",

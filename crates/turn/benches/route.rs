@@ -92,14 +92,14 @@ fn requests(criterion: &mut Criterion) {
         let alice = world.credentials("alice", scheme);
         let (allocate, delete) =
             (Ask::allocate().signed(&alice).bytes(), Ask::refresh(0).signed(&alice).bytes());
-        // Authenticated Allocate and deletion, including the test policy's key derivation.
+        // An authenticated Allocate and a deletion, including the test policy's key derivation.
         group.bench_function(format!("allocate_and_delete/{scheme:?}"), |bencher| {
             bencher.iter(|| {
                 let Outcome::Open(request) = world.feed(&allocate) else { panic!() };
                 world.open(&request);
                 black_box(world.feed(&delete));
                 while world.server.poll_effect().is_some() {}
-                // Past the retransmission window.
+                // Moves past the retransmission window.
                 world.now.ms += 41_000;
             });
         });

@@ -21,7 +21,7 @@ use subtle::ConstantTimeEq as _;
 use turnpike_wire::integrity::Key;
 use zeroize::{Zeroize as _, Zeroizing};
 
-/// Nonce length in bytes, the only one that RFC 5116 allows for AES-GCM (sections 5.1 and 5.2).
+/// Nonce length in bytes; RFC 5116 allows no other for AES-GCM (sections 5.1 and 5.2).
 pub const NONCE_LEN: usize = 12;
 /// Length of a `mac_key` in bytes. RFC 7635 requires 20, and 32 suits HMAC-SHA256; a key shorter than 16
 /// could be guessed.
@@ -40,7 +40,7 @@ pub enum TokenKey {
 }
 
 impl TokenKey {
-    /// 16 bytes select AES-128, 32 bytes AES-256.
+    /// A key of 16 bytes selects AES-128, one of 32 bytes AES-256.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if let Ok(key) = bytes.try_into() {

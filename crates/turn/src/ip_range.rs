@@ -8,8 +8,8 @@ use std::{
 
 use crate::server::Cidr;
 
-/// Addresses of one family, first to last. IPv4-mapped addresses count as IPv6, as in coturn; otherwise
-/// `::ffff:0.0.0.0-::ffff:255.255.255.255` would cover all of IPv4.
+/// Range of addresses of one family, from the first to the last. IPv4-mapped addresses count as IPv6, as in
+/// coturn; otherwise `::ffff:0.0.0.0-::ffff:255.255.255.255` would cover all of IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IpRange {
     family: Family,

@@ -1,4 +1,4 @@
-//! Random numbers from the caller's seed, so that a run can be repeated.
+//! Random numbers derived from the caller's seed, so that a run can be repeated.
 
 use std::fmt;
 

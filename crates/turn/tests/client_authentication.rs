@@ -86,7 +86,6 @@ fn a_challenge_stripped_of_its_algorithms_is_ignored() {
     let stripped = challenge(&first, 401, COOKIE_NONCE, None);
     assert_eq!(client.handle_datagram(0, &stripped), Incoming::Ignored(Ignored::BidDown));
     assert_eq!(client.poll_transmit(), None);
-    // The genuine challenge is still accepted.
     client.handle_datagram(0, &challenge(&first, 401, COOKIE_NONCE, Some(&[SHA256])));
     assert_signed(&request(&mut client), IntegrityAlgorithm::Sha256, COOKIE_NONCE);
 }
@@ -134,7 +133,7 @@ fn a_stale_nonce_is_replaced_a_limited_number_of_times() {
 }
 
 #[test]
-fn a_challenge_without_configured_credentials_has_its_own_error() {
+fn a_challenge_without_configured_credentials_is_a_distinct_error() {
     let mut client = Client::new(Arc::new(Config::default()), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();
     let request = request(&mut client);
@@ -192,7 +191,7 @@ fn an_unverified_error_is_reported_on_timeout() {
     client.handle_datagram(0, &failure(&second, 508, None));
     let mut now = 0;
     let failure = loop {
-        now = client.poll_timeout().expect("the request is under way").max(now);
+        now = client.poll_timeout().expect("the request is pending").max(now);
         client.handle_timeout(now);
         while client.poll_transmit().is_some() {}
         if let Some(Event::Failed { failure, .. }) = client.poll_event() {
@@ -216,7 +215,7 @@ fn an_overlong_username_is_reported_and_not_sent() {
     assert_eq!(client.poll_transmit(), None);
     match event(&mut client) {
         Event::Failed { request: Request::Allocate, failure: Failure::Unwritable(why) } => {
-            assert!(why.contains("USERNAME has 509 bytes"), "{why}");
+            assert!(why.contains("USERNAME is 509 bytes long"), "{why}");
         }
         other => panic!("{other:?}"),
     }

@@ -14,7 +14,7 @@ fn an_unanswered_request_is_sent_seven_times_and_times_out() {
     let first = request(&mut client);
     let mut sent = vec![0];
     let given_up = loop {
-        let now = client.poll_timeout().expect("the request is under way");
+        let now = client.poll_timeout().expect("the request is pending");
         client.handle_timeout(now);
         while let Some(bytes) = client.poll_transmit() {
             assert_eq!(bytes, first, "a retransmission is the same datagram");

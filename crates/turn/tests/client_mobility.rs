@@ -50,7 +50,6 @@ fn migration_renews_the_ticket_and_resumes_pending_refreshes() {
     client.permit(1, peer().ip()).unwrap();
     grant(&mut client, 1, 0);
     event(&mut client);
-    // The refresh is pending when the network changes.
     client.handle_timeout(240_001);
     let lost = request(&mut client);
 
@@ -58,7 +57,7 @@ fn migration_renews_the_ticket_and_resumes_pending_refreshes() {
     let moved = request(&mut client);
     assert!(Message::from_bytes(&moved).unwrap().has_method(REFRESH));
     assert_eq!(ticket_of(&moved), Some(b"first".to_vec()));
-    // No other request is sent from an address that the server does not know.
+    // No other request is sent from an address that the server does not yet know.
     client.handle_timeout(240_200);
     assert!(client.poll_transmit().is_none());
     // Nonces may be bound to an address.

@@ -79,7 +79,7 @@ struct Bench {
 impl Bench {
     fn new(client: client::Config) -> Self {
         let mut peers = PeerRules::default();
-        // Documentation range, refused by default.
+        // The documentation range is refused by default.
         peers.allow.push("192.0.2.0/24".parse().unwrap());
         let config = ServerConfig {
             nonce_keys: turnpike_turn::server::NonceKey([3; 32]).into(),

@@ -71,7 +71,7 @@ fn connect_makes_a_peer_connection_bound_on_a_second_stream() {
     assert!(message.has_method(CONNECTION_BIND));
     assert_eq!(message.attribute::<ConnectionIdAttribute>().unwrap().id(), 0x1234_5678);
     assert_signed(&bind, IntegrityAlgorithm::Sha1, PLAIN_NONCE);
-    // A nonce may be valid for the first connection only.
+    // A nonce may be valid only for the first connection.
     assert_eq!(data.handle_message(&challenge(&bind, 438, "another", None)), Ok(Progress::Pending));
     let again = data.poll_transmit().unwrap();
     assert_signed(&again, IntegrityAlgorithm::Sha1, "another");

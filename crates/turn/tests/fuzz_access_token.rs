@@ -80,7 +80,7 @@ fn made_by_no_rule(key: &TokenKey, input: &mut Input<'_>) {
     let sealed = [&[0, 12][..], &nonce, &text, &tag].concat();
     match open(key, NAME, &sealed) {
         Ok(token) => assert_eq!(token.seal(key, NAME, nonce), sealed),
-        Err(error) => assert_eq!(error, TokenError::Malformed, "it is authentic"),
+        Err(error) => assert_eq!(error, TokenError::Malformed, "the token is authentic"),
     }
 }
 

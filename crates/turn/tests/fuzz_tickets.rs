@@ -114,7 +114,7 @@ impl Run {
         let who = world.credentials(user, Scheme::Sha256);
         let bytes = Ask::present(&ticket).signed(&who).bytes();
         let (outcome, pending_move) = self.workers.request_unannounced(at, from, &bytes);
-        // The announcement between workers may be lost.
+        // The message that announces the move to the other worker may be lost.
         if mask & 0x80 == 0 {
             self.workers.expect(at, pending_move);
         }
@@ -133,7 +133,7 @@ impl Run {
         }
     }
 
-    /// Tickets must be unique and without zero bytes, so that coturn's client can store them.
+    /// Tickets must be unique, and contain no zero bytes, so that coturn's client can store them.
     fn give(&mut self, user: &'static str, ticket: Vec<u8>) {
         assert!(ticket.len() == 32 && !ticket.contains(&0), "{ticket:02x?}");
         assert!(self.given.iter().all(|given| given.ticket != ticket));

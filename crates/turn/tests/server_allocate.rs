@@ -179,7 +179,7 @@ fn a_reserved_port_is_requested_by_its_token_and_family() {
         let reply = world.open(&request).success();
         assert_eq!(reply.get::<ReservationToken>().token().to_be_bytes(), token);
 
-        // Another 5-tuple, as for RTCP, and another transport.
+        // Allocates from another 5-tuple, as for RTCP, and over another transport.
         for from in [client(40_001), stream(40_001)] {
             world.client = from;
             let alice = world.credentials("alice", Scheme::Md5);
@@ -192,7 +192,7 @@ fn a_reserved_port_is_requested_by_its_token_and_family() {
                 OpenRelay { family, transport: RelayTransport::Udp, port: PortRequest::Reserved(token) }
             );
             assert_eq!(second, None);
-            // Expired or unknown: the runtime decides.
+            // The runtime decides whether the token is expired or unknown.
             assert_eq!(world.opened(allocation, OpenResult::NoCapacity, None).code(), Some(508));
         }
     }

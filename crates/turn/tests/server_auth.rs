@@ -227,7 +227,7 @@ fn integrity_without_username_realm_or_nonce_is_an_unlogged_400() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     for missing in [0x0006_u16, 0x0014, 0x0015] {
-        // Unsigned attributes by hand, then an arbitrary integrity attribute.
+        // Writes unsigned attributes by hand, then an arbitrary integrity attribute.
         let mut ask = Ask::allocate();
         for (kind, value) in [(0x0006, &alice.user), (0x0014, &alice.realm), (0x0015, &alice.nonce)] {
             if kind != missing {
@@ -264,7 +264,8 @@ fn a_username_longer_than_763_bytes_is_a_bad_request() {
 
 #[test]
 fn a_downgrade_of_the_algorithm_list_is_detected() {
-    // Challenge as altered by a man in the middle, and the client's answer: MD5 as the only algorithm.
+    // Challenge as altered by a man in the middle, and the client's response to it: MD5 as the only
+    // algorithm.
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     for (algorithms, algorithm) in [
@@ -318,7 +319,7 @@ fn sha256_is_not_offered_without_stored_sha256_keys() {
     let offered =
         Message::from_bytes(&challenge.0).unwrap().raw_attribute(0x8002.into()).unwrap().value.to_vec();
     assert_eq!(offered, [0, 1, 0, 0]);
-    // A client that echoes a longer list got an altered challenge.
+    // A client that echoes a longer list received an altered challenge.
     let sha256 = world.credentials("alice", Scheme::Sha256);
     assert_eq!(world.ask(&Ask::allocate().signed(&sha256)).code(), Some(400));
     world.ask_as("alice", Ask::allocate()).success();
@@ -370,7 +371,7 @@ fn an_invalid_nonce_is_438_after_user_and_key_checks() {
         assert_eq!(code(&mut world, &of("alice", "guess")), Some(401));
         assert_eq!(code(&mut world, &of("alice", &alice.password)), Some(438));
         assert_eq!(world.refusals(), []);
-        // A list from another configuration comes with a nonce from it.
+        // A list from another configuration comes with a nonce from that configuration.
         let listed = Ask::allocate().raw(0x8002, &[0, 1, 0, 0]).raw(0x001D, &[0, 1, 0, 0]);
         let reply = world.ask(&listed.signed(&of("alice", &alice.password)));
         assert_eq!(reply.code(), Some(438));
@@ -413,7 +414,7 @@ fn attributes_after_message_integrity_are_ignored() {
     };
     let request = world.feed(&with_lifetime_appended(Ask::allocate(), &alice)).opens();
     assert_eq!(world.open(&request).lifetime(), 600);
-    // An unknown attribute there does not cause 420 either.
+    // An unknown attribute after MESSAGE-INTEGRITY does not cause 420 either.
     let mut bytes = Ask::refresh(700).signed(&alice).bytes();
     bytes.extend_from_slice(&[0x7F, 0xFF, 0, 0]);
     let length = u16::try_from(bytes.len() - 20).unwrap();

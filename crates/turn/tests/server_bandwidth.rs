@@ -14,7 +14,7 @@ fn per_allocation(rate: u64) -> ServerConfig {
     limited(Rates { per_allocation: Some(rate), ..Rates::default() }, None)
 }
 
-/// Client with a channel to one peer and a permission for another.
+/// Creates a client with a channel to one peer and a permission for another.
 fn relaying(world: &mut World, client: Client, user: &str) -> RelayId {
     world.client = client;
     let user = world.credentials(user, Scheme::Md5);
@@ -89,7 +89,6 @@ fn workers_share_a_users_rate() {
     for _ in 0..4000 {
         for (number, world) in (1..).zip(&mut workers) {
             world.now.ms += 1;
-            // Each worker offers more than the total limit.
             world.client = client(number);
             for _ in 0..11 {
                 passed += u64::from(matches!(
@@ -130,7 +129,7 @@ fn data_from_a_stream_waits_instead_of_being_dropped() {
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 0);
     world.server.not_waited(otherwise);
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 1);
-    // Peers send datagrams whatever the client's transport.
+    // Peers send datagrams regardless of the client's transport.
     let to_client = (0..101).map(|_| world.peer_sends(relay, PEER, &[7; 1000])).last();
     assert_eq!(to_client, Some(Outcome::Drop(DropReason::AllocationBandwidth)));
 }

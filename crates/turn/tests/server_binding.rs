@@ -59,8 +59,8 @@ fn unknown_comprehension_required_attributes_are_420_and_listed() {
     assert_eq!(world.ask(&Ask::allocate().raw(0x7FFF, b"x")).code(), Some(401));
 }
 
-/// stuntman's client and others add CHANGE-REQUEST to every request, because some servers answer only such
-/// requests.
+/// stuntman's client and others add CHANGE-REQUEST to every request, because some servers respond only to
+/// such requests.
 #[test]
 fn a_change_request_without_flags_is_ignored() {
     // Request of stuntman's `stunclient` in basic mode.
@@ -95,8 +95,8 @@ fn ice_attributes_in_a_binding_request_are_ignored() {
     let mut world = World::new();
     let reply = world.feed(ICE_CHECK).reply().success();
     assert_eq!(reply.mapped(), world.client.address);
-    assert!(reply.has(Fingerprint::TYPE), "like the request");
-    // Before MESSAGE-INTEGRITY, in either role, with a nomination: RFC 8445 section 7.1.
+    assert!(reply.has(Fingerprint::TYPE), "the request has a FINGERPRINT");
+    // The check in either role, with a nomination before MESSAGE-INTEGRITY (RFC 8445 section 7.1).
     for role in [0x8029, 0x802A] {
         let check = Ask::new(BINDING).raw(0x0024, &[0x6E, 0, 1, 0xFF]).raw(0x0025, &[]).raw(role, &[7; 8]);
         world.ask(&check.fingerprint()).success();

@@ -15,7 +15,7 @@ fn a_channel_carries_payloads_both_ways() {
         let expected =
             Outcome::ToPeer { relay, peer: address(PEER), payload: payload.to_vec(), dont_fragment: false };
         assert_eq!(world.feed(&message), expected);
-        // Padding is allowed over UDP (section 12.5) and not part of the payload.
+        // Padding is allowed over UDP (section 12.5), and is not part of the payload.
         assert_eq!(world.feed(&[&message[..], &[0; 3]].concat()), expected);
         assert_eq!(
             world.peer_sends(relay, PEER, payload),
@@ -103,7 +103,7 @@ fn neither_number_nor_peer_can_be_bound_twice() {
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     assert_eq!(world.ask(&Ask::bind(0x4000, OTHER).signed(&alice)).code(), Some(400));
     assert_eq!(world.ask(&Ask::bind(0x4001, PEER).signed(&alice)).code(), Some(400));
-    // Another port is another transport address.
+    // A different port makes a different transport address.
     world.ask(&Ask::bind(0x4001, "198.41.0.4:7001").signed(&alice)).success();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     world.sleep(599);
@@ -130,7 +130,7 @@ fn a_peer_is_permitted_while_a_channel_to_it_lives() {
         assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
         assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     };
-    // Refreshed the way aioice does it.
+    // Refreshes the channel as aioice does.
     for _ in 0..4 {
         world.sleep(500);
         answered(&mut world);
@@ -181,7 +181,6 @@ fn a_channel_lasts_600_s_and_its_permission_300_s_if_so_configured() {
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
-    // A separate permission enables the channel again.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     assert_eq!(
         world.peer_sends(relay, PEER, b"x"),
@@ -191,7 +190,7 @@ fn a_channel_lasts_600_s_and_its_permission_300_s_if_so_configured() {
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     world.sleep(1);
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
-    // Binding it again refreshes the permission too.
+    // Binding the channel again refreshes the permission too.
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     assert!(world.peer_sends(relay, PEER, b"x").goes_to_client());
 }

@@ -189,7 +189,6 @@ fn a_second_connect_to_the_same_peer_is_446() {
     let (alice, relay) = world.allocated_tcp();
     let first = Ask::connect(PEER).signed(&alice);
     let request = world.connecting(&first);
-    // A retransmission waits for the same answer.
     assert_eq!(world.feed(&first.bytes()), Outcome::Drop(DropReason::OpenPending));
     assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(446));
     let reply = world.connect_result(&request, Ok(())).success();
@@ -228,7 +227,7 @@ fn connect_is_refused_with_the_right_code() {
     assert_eq!(world.ask(&Ask::connect(PEER)).code(), Some(401));
     assert_eq!(world.ask_as("bob", Ask::connect(PEER)).code(), Some(441));
     assert_eq!(world.server.connections(), 0);
-    // Without an allocation, and with one for UDP.
+    // Tries without an allocation, and with one for UDP.
     world.client = stream(2);
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(437));
@@ -268,7 +267,7 @@ fn a_peer_without_permission_is_disconnected_immediately() {
     let mut world = world();
     let (alice, relay) = world.allocated_tcp();
     assert_eq!(world.peer_connects(relay, PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));
-    // A Connect does not permit others at the peer's address.
+    // A Connect does not permit other peers at the same address.
     world.connected(&alice, PEER);
     assert_eq!(world.peer_connects(relay, OTHER_PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
@@ -315,7 +314,8 @@ fn connection_bind_without_a_pending_connection_is_400() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
     let request = world.connecting(&Ask::connect(PEER).signed(&alice));
-    // Still connecting, unknown, already bound, missing, too short.
+    // The connection is still being established, unknown, or already bound; the attribute is missing or too
+    // short.
     assert_eq!(code(bind(&mut world, &alice, 42_000, request.connection)), Some(400));
     assert_eq!(code(bind(&mut world, &alice, 42_001, ConnectionId(request.connection.0 ^ 1))), Some(400));
     world.connect_result(&request, Ok(())).success();
@@ -369,7 +369,7 @@ fn one_user_cannot_use_up_all_connections() {
     let peers = |n: u16| format!("198.41.0.4:{n}");
     let ours: Vec<_> = (1..=4).map(|n| world.connected(&alice, &peers(n))).collect();
     assert_eq!(world.ask(&Ask::connect(&peers(5)).signed(&alice)).code(), Some(508));
-    // Her second allocation gets the rest of her limit, whichever side connects.
+    // Alice's second allocation gets the rest of her limit, whichever side connects.
     world.client = stream(41_001);
     let alice = world.credentials("alice", Scheme::Md5);
     world.ask(&Ask::allocate_tcp().signed(&alice)).success();

@@ -46,7 +46,7 @@ fn a_dual_stack_allocation_has_an_address_of_each_family() {
     assert_eq!(world.server.policy_mut().held(), 1, "both addresses count as one allocation");
 }
 
-/// coturn's client uses the attribute number from before RFC 8656.
+/// coturn's client uses the attribute number of the drafts of RFC 8656.
 #[test]
 fn the_draft_attribute_number_has_the_same_meaning() {
     let mut world = World::new();

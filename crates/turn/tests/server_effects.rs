@@ -33,7 +33,7 @@ fn each_creation_refresh_and_end_has_one_effect() {
     world.ask(&Ask::refresh(1200).signed(&alice)).success();
     let renewed = Effect::Renewed { allocation, family: None, expires_ms: start + 1_300_000 };
     assert_eq!(world.all_effects(), [permitted(100_000, true), renewed]);
-    // The permission ends before the channel and comes back when the channel is refreshed.
+    // The permission ends before the channel and is installed again when the channel is refreshed.
     world.sleep(300);
     assert_eq!(world.all_effects(), [Effect::PermissionEnded { allocation, peer: peer.ip() }]);
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
@@ -60,7 +60,7 @@ fn first_use_of_a_channel_is_reported_once_if_enabled() {
     let used =
         |number| Effect::Used { allocation: relay.allocation, number: ChannelNumber::new(number).unwrap() };
 
-    // Neither an indication nor a dropped datagram counts.
+    // Neither an indication nor a dropped datagram counts as a use.
     assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     assert_eq!(world.feed(&channel_data(0x4002, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     assert_eq!(world.all_effects(), []);
@@ -98,7 +98,10 @@ fn channels_from_another_process_start_as_unused() {
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
-    assert!(world.all_effects().iter().all(|effect| !matches!(effect, Effect::Used { .. })), "not asked for");
+    assert!(
+        world.all_effects().iter().all(|effect| !matches!(effect, Effect::Used { .. })),
+        "the report of first uses was not requested"
+    );
     let moved = world.server.snapshot(world.now, relay.allocation).unwrap();
     let allocation = there.server.restore(there.now, moved, Link::default()).unwrap();
     there.all_effects();

@@ -25,7 +25,7 @@ fn an_allocation_outlives_its_expired_credential() {
     let mut timed = allocated(&mut world);
     for round in 0..12 {
         world.sleep(61);
-        // The nonce is stale each time, and the client gets another.
+        // The nonce is stale each time, and the client gets a new one.
         let stale = world.ask(&Ask::refresh(600).signed(&timed));
         assert_eq!(stale.code(), Some(438), "round {round}");
         timed.nonce = world.credentials("timed", Scheme::Md5).nonce;
@@ -70,7 +70,7 @@ fn a_wrong_key_is_refused_despite_an_existing_allocation() {
 }
 
 #[test]
-fn an_asynchronous_store_gives_the_same_answers() {
+fn an_asynchronous_store_gives_the_same_results() {
     let mut world = world(config());
     world.server.policy_mut().later = true;
     let timed = timed(&mut world);
@@ -136,7 +136,7 @@ fn an_allocation_ends_with_its_credential_if_configured() {
     world.sleep(20);
     assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 40);
     world.ask(&Ask::bind(0x4000, PEER).signed(&timed)).success();
-    // The limit still applies in a process that takes over.
+    // The limit also applies in a process that takes over.
     let mut there = World::with(ending);
     there.now.unix = world.now.unix;
     there.server.policy_mut().timed_until = world.server.policy_mut().timed_until;
@@ -186,7 +186,7 @@ fn the_lowest_lifetime_in_a_response_is_two_seconds() {
     assert_eq!(world.ask(&Ask::allocate().signed(&timed)).success().lifetime(), 2);
     world.effects();
     world.sleep(1);
-    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "it did last for one second");
+    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "the allocation lasted one second");
 }
 
 /// An attacker with a forged address never sees the client's nonce.
@@ -202,7 +202,7 @@ fn a_forged_address_does_not_use_up_a_clients_refusals() {
     assert_eq!(world.ask(&Ask::refresh(600).signed(&alice)).code(), Some(438));
 }
 
-/// libnice answers a refused ChannelBind immediately with the next one.
+/// When a ChannelBind is refused, libnice immediately sends the next one.
 #[test]
 fn repeated_refusals_are_bounded_per_allocation_and_cause() {
     let mut world = World::new();
@@ -217,7 +217,7 @@ fn repeated_refusals_are_bounded_per_allocation_and_cause() {
     };
     assert_eq!(answered(&mut world), 100);
     assert_eq!(world.dropped(DropReason::RefusalRepeated), 19_900);
-    // Another peer, another error, another method, and a success.
+    // Requests for another peer, with another error, with another method, and a successful one.
     assert_eq!(world.ask(&Ask::bind(0x4000, "10.0.0.2:7000").signed(&alice)).code(), Some(403));
     let mut wrong = alice.clone();
     wrong.password = "guess".to_owned();

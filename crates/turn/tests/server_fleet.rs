@@ -76,14 +76,18 @@ fn a_client_returning_from_a_redirect_is_served_while_draining() {
     world.server.policy_mut().returned.push(port);
     allocate(&mut world, "alice").success();
     world.client = client(2);
-    assert_eq!(allocate(&mut world, "bob").code(), Some(300), "not redirected before");
+    assert_eq!(allocate(&mut world, "bob").code(), Some(300), "bob was not redirected before");
 }
 
 #[test]
 fn a_fleet_wide_limit_causes_no_redirect() {
     let mut world = World::with_policy(node(1), TestPolicy { total: 0, shared: true, ..policy() });
     assert_eq!(allocate(&mut world, "alice").code(), Some(508));
-    assert_eq!(world.server.policy_mut().attempts.borrow().len(), 1, "asked once, before the quota check");
+    assert_eq!(
+        world.server.policy_mut().attempts.borrow().len(),
+        1,
+        "the fleet is queried once, before the quota check"
+    );
     assert_eq!(world.server.stats().quota_refusals, [0, 1, 0]);
 }
 
@@ -142,7 +146,7 @@ fn a_ticket_redirects_to_its_node() {
         assert_eq!((reply.code(), reply.alternates()), (Some(code), alternates));
         assert!(reply.is_signed(&alice));
     }
-    // The ticket's node accepts it with a nonce of any node, since they share the keys.
+    // The ticket's node accepts it with a nonce from any node, since all nodes share the keys.
     home.client = client(5);
     let mut other = World::with_policy(node(2), policy());
     other.client = client(5);

@@ -3,7 +3,7 @@
 use crate::common::{turn::*, *};
 use turnpike_turn::wire::channel_data::ChannelNumber;
 
-/// External and bound address of another client's relayed transport address.
+/// External and bound form of another client's relayed transport address.
 const NAMED: &str = "203.0.114.5:50101";
 const BOUND: &str = "10.0.0.5:50101";
 
@@ -45,7 +45,7 @@ fn a_channel_to_another_client_uses_its_bound_address() {
     world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
     goes_to(&world.feed(&channel_data(0x4000, b"x")), BOUND);
     assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), None);
-    // Data without a channel arrives under the external address, even if a NAT did send it back.
+    // Data without a channel arrives from the external address, even if the NAT does support hairpinning.
     assert_eq!(from(world.peer_sends(relay, "10.0.0.5:50102", b"x")), Some(address("203.0.114.5:50102")));
     assert_eq!(from(world.peer_sends(relay, NAMED, b"x")), Some(address(NAMED)));
     let dropped = Outcome::Drop(DropReason::NoPermission);
@@ -81,7 +81,7 @@ fn indications_contain_external_addresses() {
         world.ask(&Ask::permit(named).signed(&alice)).success();
         goes_to(&world.feed(&Ask::send(named, b"x")), bound);
         assert_eq!(from(world.peer_sends(relay, bound, b"x")), Some(address(named)));
-        // ICMP errors use the external address too.
+        // ICMP errors show the external address too.
         let icmp_type = if relay.family == Family::V4 { 3 } else { 1 };
         let unreachable = IcmpError { icmp_type, code: 0, info: 0 };
         let told = world.server.data.from_icmp(world.now, relay, address(bound), unreachable);
@@ -151,7 +151,7 @@ fn a_permitted_bound_address_is_reported_as_such() {
     goes_to(&world.feed(&Ask::send(BOUND, b"x")), BOUND);
     assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), Some(address(BOUND)));
     assert_eq!(world.feed(&Ask::send(NAMED, b"x")), Outcome::Drop(DropReason::NoPermission));
-    // If both of a peer's addresses are known, a relay port belongs to another client.
+    // If a client uses both of a peer's addresses, relay ports are shown under the external one.
     world.ask(&Ask::bind(0x4000, BOUND).signed(&alice)).success();
     for (number, peer) in [(0x4000, NAMED), (0x4001, NAMED)] {
         assert_eq!(world.ask(&Ask::bind(number, peer).signed(&alice)).code(), Some(400), "{number:#x}");
@@ -192,7 +192,7 @@ fn a_reload_updates_the_addresses_behind_channels() {
     }
 }
 
-/// The serialized form has external addresses, which the receiver maps to its own.
+/// The serialized form contains external addresses, which the receiver maps to its own bound ones.
 #[test]
 fn a_moved_allocation_uses_the_new_processs_addresses() {
     let (mut here, mut there) = (World::with(streams()), world());
@@ -251,7 +251,7 @@ fn learning_of_a_nat_leaves_a_shared_peer_to_one_client() {
         world.all_effects();
 
         world.server.reconfigure(world.now, Arc::new(behind_nat(&["10.0.0.5"])));
-        // One of the two clients has lost the peer and its channel, and nothing else.
+        // One of the two clients has lost the peer and its channel, but nothing else.
         let (allocation, number, peer) = (first.allocation, ChannelNumber::MIN, address(NAMED));
         let told = world.all_effects();
         assert_eq!(told.len(), 2, "{told:?}");

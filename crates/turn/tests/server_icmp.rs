@@ -39,7 +39,7 @@ fn icmp_errors_are_relayed_only_for_permitted_peers() {
     assert_eq!(relayed(&mut world, v4, PEER, (3, 3, 0)), Err(DropReason::NoPermission));
     world.ask(&Ask::permit(PEER).peer(PEER_V6).signed(&alice)).success();
 
-    // Port unreachable, fragmentation needed, time exceeded; only the second has data.
+    // Port unreachable, fragmentation needed, time exceeded; only the second carries data (the MTU).
     assert_eq!(relayed(&mut world, v4, PEER, (3, 3, 99)), Ok((3, 3, 0)));
     assert_eq!(relayed(&mut world, v4, PEER, (3, 4, 1400)), Ok((3, 4, 1400)));
     assert_eq!(relayed(&mut world, v4, PEER, (11, 0, 99)), Ok((11, 0, 0)));

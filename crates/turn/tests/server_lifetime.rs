@@ -70,11 +70,10 @@ fn a_retransmitted_deletion_gets_the_same_response() {
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(closed(&mut world), [(ClosedReason::Deleted, 7000)]);
     assert_eq!(world.server.policy_mut().held(), 0);
-    // Retransmission after a lost response.
     world.sleep(39);
     assert_eq!(world.ask(&ask), reply);
     assert_eq!(world.server.stats().retransmits, 1);
-    // Another transaction, or one that comes too late, finds no allocation.
+    // A different transaction, or a retransmission that arrives too late, finds no allocation.
     assert_eq!(world.ask(&Ask::refresh(0).signed(&alice)).code(), Some(437));
     world.sleep(1);
     assert_eq!(world.ask(&ask).code(), Some(437));

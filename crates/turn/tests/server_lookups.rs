@@ -1,4 +1,4 @@
-//! Asynchronous credential lookups: the store's answer resumes the request.
+//! Asynchronous credential lookups: the store's result resumes the request.
 
 use crate::common::*;
 use turnpike_turn::server::{CredentialQuery, OwnedUser, StoreFailure};
@@ -46,7 +46,7 @@ fn answered(world: &mut World, ask: &Ask) -> Reply {
 }
 
 #[test]
-fn a_request_is_answered_after_the_stores_answer() {
+fn a_request_is_answered_after_the_stores_result() {
     for scheme in [Scheme::Md5, Scheme::Sha256, Scheme::Userhash] {
         let mut world = world();
         let alice = world.credentials("alice", scheme);
@@ -115,7 +115,7 @@ fn an_allocate_over_a_stream_waits_for_store_and_fleet() {
     let again = |world: &mut World| {
         assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 100));
         world.now.ms += 100;
-        let (lookup, credentials) = world.server.next_finished_lookup(world.now).expect("a due answer");
+        let (lookup, credentials) = world.server.next_finished_lookup(world.now).expect("a due result");
         world.found(lookup, credentials)
     };
     let begun = |client: Client| {
@@ -148,7 +148,6 @@ fn an_allocate_over_a_stream_waits_for_store_and_fleet() {
     world.sleep(1);
     assert!(world.server.next_finished_lookup(world.now).is_none() && world.server.poll_timeout().is_none());
     assert_eq!(world.dropped(DropReason::LookupOver), 1);
-    // Over UDP the client retransmits.
     assert_eq!(begun(client(3)).1, Outcome::Drop(DropReason::QuotaPending));
 }
 
@@ -179,7 +178,7 @@ fn allocation_time_counts_from_the_request() {
 }
 
 #[test]
-fn a_failed_lookup_is_a_500_or_silence() {
+fn a_failed_lookup_gets_500_or_no_response() {
     for (store_failure, transport) in [
         (StoreFailure::Answer, client(2)),
         (StoreFailure::Answer, stream(41_000)),
@@ -212,7 +211,7 @@ fn a_failed_lookup_is_a_500_or_silence() {
 }
 
 #[test]
-fn a_full_lookup_table_is_a_500_over_streams_and_silence_over_udp() {
+fn a_full_lookup_table_means_500_over_streams_and_no_response_over_udp() {
     for (at, store_failure, is_told) in [
         (stream as fn(u16) -> Client, StoreFailure::Answer, true),
         (stream, StoreFailure::Drop, false),
@@ -267,7 +266,7 @@ fn a_request_without_a_valid_nonce_causes_no_lookup() {
     }
     assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::LookUp(_))));
     assert_eq!(world.server.poll_timeout(), None);
-    // A stale nonce is not enough either.
+    // A stale nonce causes no lookup either.
     world.client = client(40_000);
     world.sleep(3601);
     assert_eq!(code(world.feed(&stolen)), Some(438));
@@ -307,7 +306,7 @@ fn lookups_are_limited_per_address_and_in_total() {
 }
 
 #[test]
-fn an_answer_returns_through_the_forwarding_worker() {
+fn a_response_returns_through_the_forwarding_worker() {
     let policy = TestPolicy { per_user: 10, total: 10, ..TestPolicy::default() };
     let mut workers: Vec<World> = World::workers_with(&streams(), 2, &policy);
     let alice = workers[0].credentials("alice", Scheme::Md5);
@@ -324,7 +323,6 @@ fn an_answer_returns_through_the_forwarding_worker() {
     let (outcome, pending_move) = workers[0].forwarded(1, there, &bytes);
     assert_eq!(pending_move, None);
     let asked = query(outcome);
-    // Another worker sends the reply.
     assert_eq!(workers[0].found(asked.lookup, found(&asked)), Outcome::Later);
     let effects = workers[0].effects();
     let [Effect::Opened { .. }, Effect::Answer { via: 1, source, pending_move: Some(_), reply }] =

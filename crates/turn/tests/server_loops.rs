@@ -30,7 +30,7 @@ fn a_client_behind_a_relayed_address_gets_only_its_address() {
         assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
         assert_eq!(world.ask(&Ask::allocate()).code(), Some(401), "unauthenticated requests get a challenge");
         world.ask(&Ask::new(BINDING)).success();
-        // Requests that neither make nor move an allocation are answered as usual.
+        // Requests that neither make nor move an allocation get the usual response.
         assert_eq!(world.ask(&Ask::refresh(600).signed(&alice)).code(), Some(437));
         assert_eq!(world.server.stats().loop_refusals, 4);
     }

@@ -106,7 +106,7 @@ fn mobile_and_tcp_allocations_have_bounded_memory() {
         let info = allocation_counter::measure(|| {
             for port in 1..=COUNT {
                 world.client = stream(port);
-                // They expire one by one, so that a peak of queued effects is not measured.
+                // The allocations expire one by one, so that a peak of queued effects is not measured.
                 world.now.unix += 1;
                 world.now.ms += 100;
                 assert!(world.ask_as("alice", ask.clone()).is_success());
@@ -116,7 +116,6 @@ fn mobile_and_tcp_allocations_have_bounded_memory() {
         let each = info.bytes_current / i64::from(COUNT);
         println!("{each} bytes");
         assert!(each < most, "{each}");
-        // Memory is released again, including that of connections.
         let info = allocation_counter::measure(|| {
             for port in 1..=COUNT {
                 world.server.disconnected(world.now, &stream(port));

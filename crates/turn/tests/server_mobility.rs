@@ -10,7 +10,7 @@ fn counted(world: &World, event: MobilityEvent) -> u64 {
     world.server.stats().mobility[event as usize]
 }
 
-/// World where alice has a mobile allocation with channel 0x4000 to the peer, and its ticket.
+/// A world in which alice has a mobile allocation with channel 0x4000 to the peer; also returns its ticket.
 fn mobile() -> (World, RelayId, Vec<u8>) {
     from(client(40_000))
 }
@@ -75,7 +75,7 @@ fn the_old_address_is_valid_until_data_from_the_new_one() {
     let reply = present(&mut world, new, &ticket).success();
     assert_eq!(reply.lifetime(), 600);
     assert_ne!(reply.ticket().unwrap(), ticket);
-    // Both directions, and requests on either 5-tuple.
+    // Data flows in both directions, and requests work from either 5-tuple.
     assert_eq!(reaches(&mut world, relay), old);
     assert!(matches!(speaks(&mut world, old), Outcome::ToPeer { relay: from, .. } if from == relay));
     world.client = new;
@@ -97,7 +97,7 @@ fn the_old_address_is_valid_until_data_from_the_new_one() {
     assert_eq!(world.effects(), [moved]);
     assert_eq!(reaches(&mut world, relay), new);
     assert_eq!(speaks(&mut world, old), Outcome::Drop(DropReason::NoAllocation));
-    // The permission requested from the new address, the channel and the quota moved along.
+    // The permission requested from the new address, the channel and the quota have moved along.
     world.client = new;
     assert!(world.feed(&Ask::send("198.41.0.9:5", b"x")).goes_to_peer());
     assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (1, 1));
@@ -187,7 +187,8 @@ fn a_copy_of_a_refresh_is_always_refused() {
     assert_eq!(counted(&world, MobilityEvent::Arrived), 1);
 }
 
-/// The client regains the allocation with its next request; the signed response is useless to the copier.
+/// The client regains the allocation with its next request; the signed response is useless to the sender of
+/// the copy.
 #[test]
 fn the_client_regains_its_allocation_from_an_earlier_copy() {
     let (mut world, relay, ticket) = mobile();
@@ -223,7 +224,7 @@ fn a_signed_request_from_the_new_address_spends_the_old_ticket() {
     present(&mut world, elsewhere(1), &ticket).success();
     assert_eq!(world.ask(&Ask::permit(PEER)).code(), Some(401));
     present(&mut world, elsewhere(2), &ticket).success();
-    // Same after an allocation moved immediately because its old connection had closed.
+    // This also applies after an allocation moved immediately because its old connection had closed.
     let (mut world, _, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
@@ -243,7 +244,7 @@ fn each_ticket_is_valid_once() {
     present(&mut world, client(40_000), &third).success();
     assert!(speaks(&mut world, client(40_000)).goes_to_peer());
     assert_eq!(reaches(&mut world, relay), client(40_000));
-    // Replayed by the client or from anywhere else.
+    // The tickets are presented again, by the client or from anywhere else.
     for spent in [first, second, third] {
         for from in [elsewhere(3), elsewhere(9), client(40_000)] {
             assert_eq!(present(&mut world, from, &spent).code(), Some(400));
@@ -255,12 +256,11 @@ fn each_ticket_is_valid_once() {
 #[test]
 fn a_ticket_with_a_lost_response_is_valid_until_data_arrives() {
     let (mut world, relay, first) = mobile();
-    // The client stops retransmitting, tries once more, and leaves that network.
     let lost = [elsewhere(1), elsewhere(1), elsewhere(2)]
         .map(|from| present(&mut world, from, &first).success().ticket().unwrap());
     assert!(lost.iter().enumerate().all(|(n, ticket)| !lost[..n].contains(ticket) && *ticket != first));
     assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
-    // Late data over the old 5-tuple proves nothing about the new one.
+    // Late data from the old 5-tuple proves nothing about the new one.
     assert!(speaks(&mut world, client(40_000)).goes_to_peer());
     let last = present(&mut world, elsewhere(3), &first).success().ticket().unwrap();
     for superseded in &lost {
@@ -281,14 +281,14 @@ fn a_ticket_lost_with_its_stream_is_valid_until_data_arrives() {
         assert_eq!(reaches(&mut world, relay), stream(port), "moved immediately");
         world.server.disconnected(world.now, &stream(port));
     }
-    // The server may not have noticed the end of the stream.
+    // The server might not yet have noticed the end of the stream.
     present(&mut world, stream(41_004), &first).success();
     let last = present(&mut world, stream(41_005), &first).success().ticket().unwrap();
     assert!(speaks(&mut world, stream(41_005)).goes_to_peer());
     world.server.disconnected(world.now, &stream(41_005));
     assert_eq!(present(&mut world, stream(41_006), &first).code(), Some(400));
     present(&mut world, stream(41_006), &last).success();
-    // Data comes after the move here, and the next ticket behaves like the one before.
+    // Here data arrives after the move, and the next ticket behaves like the previous one.
     assert!(speaks(&mut world, stream(41_006)).goes_to_peer());
     assert_eq!(present(&mut world, stream(41_007), &last).code(), Some(400));
 }
@@ -345,7 +345,7 @@ fn effects_of_an_absent_client_omit_its_address() {
     present(&mut world, elsewhere(1), &ticket).success();
     world.server.disconnected(world.now, &stream(41_000));
     assert!(matches!(world.effects()[..], [Effect::Moved { was: None, .. }]));
-    // Expiry omits it too, unless the client is present.
+    // The effect of the expiry omits it too, unless the client is present.
     let (mut world, ..) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     world.sleep(600);

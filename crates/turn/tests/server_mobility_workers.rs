@@ -1,4 +1,5 @@
-//! Mobility (RFC 8016) across workers: the new address reaches a worker other than the allocation's.
+//! Mobility (RFC 8016) across workers: packets from the new address reach a worker other than the
+//! allocation's.
 
 use crate::common::*;
 use turnpike_turn::server::{MoveRequest, PendingMove};
@@ -51,7 +52,7 @@ impl Workers {
         bytes: &[u8],
     ) -> (Outcome, Option<PendingMove>) {
         self.0[at].client = from;
-        let via = u16::try_from(at).expect("few workers");
+        let via = u16::try_from(at).expect("few enough workers");
         let mut announced = None;
         let mut outcome = self.0[at].feed(bytes);
         let mut by = at;
@@ -65,12 +66,13 @@ impl Workers {
                 }
                 Outcome::Decline { via: back } => {
                     assert_eq!(back, via);
-                    outcome = self.0[at].declined(u16::try_from(by).expect("few workers"), from, bytes);
+                    outcome =
+                        self.0[at].declined(u16::try_from(by).expect("few enough workers"), from, bytes);
                 }
                 _ => return (outcome, announced),
             }
         }
-        panic!("the request is forwarded in circles")
+        panic!("the request is forwarded in a loop")
     }
 
     pub(crate) fn expect(&mut self, at: usize, pending_move: Option<PendingMove>) {
@@ -163,7 +165,6 @@ fn an_allocation_follows_its_client_to_another_worker() {
     assert_eq!(reply.lifetime(), 600);
     let next = reply.ticket().unwrap();
     assert_ne!(next, ticket);
-    // Nothing changes until the client sends data.
     assert_eq!(reaches(&mut workers.0[0], relay), old);
     assert!(workers.speaks(0, old).0.goes_to_peer());
     assert_eq!(workers.allocations(), [1, 0, 0]);
@@ -189,8 +190,8 @@ fn an_allocation_follows_its_client_to_another_worker() {
     assert_eq!(workers.0[0].peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
     assert_eq!(workers.0[0].server.poll_timeout(), None);
 
-    // Remaining times carry over to the other clock: the channel permits its peer for 600 s, 100 of which
-    // have passed.
+    // The remaining times are converted to the other clock: the channel permits its peer for 600 s, 100 of
+    // which have passed.
     workers.sleep(499);
     assert_eq!(reaches(&mut workers.0[2], moved), new);
     workers.sleep(1);
@@ -308,7 +309,7 @@ fn a_copy_of_a_refresh_is_refused_on_every_worker() {
 }
 
 #[test]
-fn a_ticket_from_an_occupied_5_tuple_gets_the_owners_answer() {
+fn a_ticket_from_an_occupied_5_tuple_gets_the_owners_response() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let taken = elsewhere(1);
     workers.0[1].client = taken;
@@ -379,7 +380,7 @@ fn an_ended_allocation_is_not_exported() {
     owner.server.close_one(owner.now, relay.allocation, ClosedReason::Administrator);
     assert_eq!(workers.speaks(1, elsewhere(1)), (Outcome::Drop(DropReason::NoAllocation), None));
     assert_eq!(workers.held(), 0);
-    // The ticket is not forwarded in circles either.
+    // The ticket is not forwarded in a loop either.
     assert_eq!(workers.present(1, elsewhere(2), &ticket).code(), Some(437));
     assert_eq!(workers.present(0, elsewhere(2), &ticket).code(), Some(437));
 }
@@ -438,14 +439,12 @@ fn lost_messages_between_workers_are_repeated() {
     let lost = verdict;
     assert!(pending_move.is_some());
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
-    // The client gets no response and retransmits.
     workers.sleep(2);
     assert_eq!(workers.request(1, new, &bytes), lost);
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
     let (outcome, moved) = workers.speaks(1, new);
     assert!(outcome.goes_to_peer(), "{outcome:?}");
     assert_eq!(reaches(&mut workers.0[1], moved.unwrap()), new);
-    // After the move there is nothing to announce.
     let here = &mut workers.0[1];
     let (_, pending_move) = here.forwarded(0, new, &bytes);
     assert!(pending_move.is_none());
@@ -512,7 +511,7 @@ fn a_displaced_pending_move_returns_with_its_ticket() {
     let next = workers.present(1, new, &ticket).success().ticket().unwrap();
     // Another user fills the table of that worker, one allocation at a time.
     for n in 0..8192 {
-        // Each needs a fresh nonce, because many allocations in one second would have to retry.
+        // Each allocation needs a fresh nonce, because with many in one second some would have to retry.
         workers.0.iter_mut().for_each(|world| world.now.unix += 1);
         let owner = &mut workers.0[2];
         owner.client = client(n + 1);
@@ -541,7 +540,7 @@ fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
     let (verdict, pending_move) = owner.forwarded(1, new, &bytes);
     assert!(matches!(verdict, Outcome::Reply(_)));
     workers.expect(1, pending_move);
-    // Usually this follows the end of the client's other allocation; here the owner acts first.
+    // Usually the client's other allocation ends first; here the owner acts first.
     let owner = &mut workers.0[0];
     owner.server.disconnected(owner.now, &client(40_000));
     let effects = owner.effects();
@@ -573,7 +572,7 @@ fn a_returned_allocation_continues_at_its_old_address() {
     assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
     assert!(workers.speaks(0, client(40_000)).0.goes_to_peer());
     assert_eq!(workers.speaks(1, elsewhere(1)).0, Outcome::Drop(DropReason::NoAllocation));
-    // Its ticket is valid, although it was issued for the worker that refused.
+    // The allocation's ticket is valid, even though it was issued for the worker that refused the allocation.
     workers.present(1, elsewhere(2), &next).success();
     assert_eq!(workers.held(), 1);
 }
@@ -593,7 +592,7 @@ fn a_returned_allocation_ends_if_its_address_is_taken() {
     assert!(!other, "the old ID is unused");
     let effects = owner.effects();
     let [Effect::Closed { allocation, .. }] = &effects[..] else { panic!("{effects:?}") };
-    // The runtime must not find the other allocation under this number; the other one has the old slot.
+    // The other allocation now has the old slot, so the runtime must not find it under this number.
     assert_ne!(allocation.index, taken.allocation.index);
     assert_eq!(taken.allocation.index, relay.allocation.index);
     assert_eq!((workers.allocations(), workers.held()), (vec![1, 0], 1));
@@ -636,7 +635,7 @@ fn bindings_refused_during_a_move_do_not_arrive() {
 }
 
 #[test]
-fn an_owner_exports_unasked_after_its_client_disconnected() {
+fn an_owner_exports_without_a_request_after_its_client_disconnected() {
     let mut workers = Workers::new(2);
     let owner = &mut workers.0[0];
     owner.client = stream(41_000);
@@ -645,7 +644,7 @@ fn an_owner_exports_unasked_after_its_client_disconnected() {
     owner.ask(&Ask::permit(PEER).signed(&alice)).success();
     owner.effects();
     let ticket = reply.ticket().unwrap();
-    // First the Refresh, then the end of the stream; then the reverse.
+    // The Refresh comes before the end of the stream in the first case, and after it in the second.
     let next = workers.present(1, elsewhere(1), &ticket).success().ticket().unwrap();
     let owner = &mut workers.0[0];
     owner.server.disconnected(owner.now, &stream(41_000));
@@ -716,11 +715,11 @@ fn only_one_of_two_allocations_moves_to_an_address() {
     let owner = &mut workers.0[1];
     owner.client = old;
     let second = owner.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap();
-    // Worker 1 does not hear of the first move, so that the second may be pending too.
+    // Worker 1 does not learn of the first move, so that the second may be pending too.
     let bytes = workers.signed(1, new, Ask::present(&ticket));
     workers.request_unannounced(1, new, &bytes);
     let second = workers.present(1, new, &second).success().ticket().unwrap();
-    // The first moves, because its old address is gone.
+    // The first allocation moves, because its old connection has closed.
     let world = &mut workers.0[0];
     world.server.disconnected(world.now, &client(40_000));
     let wanted = world.all_effects().into_iter().find_map(|effect| match effect {
@@ -728,7 +727,7 @@ fn only_one_of_two_allocations_moves_to_an_address() {
         _ => None,
     });
     let moved = workers.carry_out(&wanted.expect("an immediate move")).expect("a completed move");
-    // The second has nowhere to go when its old address closes, and waits.
+    // The second has nowhere to go when its old connection closes, and waits.
     let world = &mut workers.0[1];
     world.all_effects();
     assert!(world.server.disconnected(world.now, &old));

@@ -73,7 +73,7 @@ fn channels_permissions_and_counters_move_along() {
     assert_eq!(there.server.policy_mut().held(), 0);
 }
 
-/// An older process, or one configured this way, ends the permission before the channel.
+/// The permission ends before the channel in an older process, or in one configured this way.
 #[test]
 fn channels_permit_in_the_new_process() {
     for gone in [100, 400] {
@@ -157,7 +157,7 @@ fn connections_move_along_in_any_stage() {
     there.server.connection_ended(there.now, bound, 5, 6);
     assert_eq!(there.server.stats().connection_events[ConnectionEvent::Ended as usize], 1);
     assert_eq!(there.server.connections(), 1);
-    // Connections whose numbers are taken there, or belong to another worker, stay behind.
+    // Connections whose numbers are taken in the new process, or belong to another worker, stay behind.
     let mut another_worker = World::workers(&streams(), 2).pop().unwrap();
     another_worker.now.ms = 77;
     carried(&mut here, relay.allocation, &mut another_worker);

@@ -17,7 +17,8 @@ const A1P2: &str = "192.0.2.1:3479";
 const A2P1: &str = "192.0.2.2:3478";
 const A2P2: &str = "192.0.2.2:3479";
 
-/// Two addresses and ports per family; listeners 0 to 3 are IPv4 in the order above, 4 to 7 IPv6.
+/// Two addresses and ports per family; listeners 0 to 3 are IPv4, ordered by address and port, and 4 to 7
+/// IPv6.
 fn discovery() -> ServerConfig {
     let of = |addresses: [&str; 2], first: u16| NatDiscovery {
         addresses: addresses.map(|ip| ip.parse().unwrap()),
@@ -60,14 +61,14 @@ fn plain_address(reply: &Reply, kind: u16) -> SocketAddr {
     }
 }
 
-/// Table 1 of section 6.1, on each of the four listeners.
+/// Checks table 1 of section 6.1 on each of the four listeners.
 #[test]
 fn change_flags_select_the_source_of_the_response() {
     let mut world = World::with(discovery());
     let all = [A1P1, A1P2, A2P1, A2P2];
     for (here, local) in all.iter().enumerate() {
         for flags in [0, 2, 4, 6] {
-            // Changing the address flips the higher bit of the number, changing the port the lower.
+            // Changing the address flips the higher bit of the number; changing the port flips the lower one.
             let expected = here ^ usize::from(flags >> 1);
             let listener = u16::try_from(here).unwrap();
             let (client, reply) = asks(&mut world, listener, local, &change(flags));
@@ -109,7 +110,7 @@ fn a_plain_binding_request_gets_other_address() {
     assert_eq!(world.server.stats().nat_discovery, [0; 3]);
 }
 
-/// One by one, as long as the response stays within twice the request's length.
+/// The addresses are added one by one, as long as the response stays within twice the request's length.
 #[test]
 fn a_longer_request_gets_more_addresses() {
     let mut world = World::with(discovery());
@@ -258,7 +259,7 @@ fn only_the_network_above_its_rate_is_dropped() {
 }
 
 proptest! {
-    /// Any response goes to the client's address, from one of the server's.
+    /// Any response goes to the client's address, from one of the server's addresses.
     #[test]
     fn responses_go_to_the_client_and_stay_small(
         attributes in prop::collection::vec(

@@ -16,7 +16,7 @@ fn code(outcome: &Outcome) -> Option<u16> {
     Reply(bytes.clone()).code()
 }
 
-/// Alice on a control connection of worker 0, with an unbound connection to a peer.
+/// Alice has a control connection to worker 0, and an unbound connection to a peer.
 fn waiting(workers: u16) -> (Vec<World>, Credentials, ConnectionId) {
     let mut workers = World::workers(&streams(), workers);
     let (alice, _) = workers[0].allocated_tcp();
@@ -65,7 +65,8 @@ fn a_data_connection_from_elsewhere_is_bound_by_its_worker() {
     assert!(matches!(outcome, Outcome::Bind { client, .. } if client == from), "{outcome:?}");
 }
 
-/// A request that only the owner can judge reaches it, but goes no further without valid credentials.
+/// A request that only the owner can judge is passed to the owner, but has no effect without valid
+/// credentials.
 #[test]
 fn a_guessed_password_or_nonce_does_not_bind_a_stream() {
     let (mut workers, alice, connection) = waiting(2);
@@ -78,7 +79,7 @@ fn a_guessed_password_or_nonce_does_not_bind_a_stream() {
     let from = stream_elsewhere(42_001);
     assert_eq!(bind_at(&mut workers[1], &forged, from, connection), Outcome::HandOver { worker: 0 });
     assert_eq!(code(&bind_at(&mut workers[0], &forged, from, connection)), Some(438));
-    // A nonce of another address is not valid for an unknown connection or over datagrams either.
+    // A nonce issued to another address is not valid for an unknown connection or over datagrams either.
     let none = ConnectionId(connection.0 ^ 1);
     assert_eq!(code(&bind_at(&mut workers[0], &alice, from, none)), Some(438));
     assert_eq!(code(&bind_at(&mut workers[0], &alice, elsewhere(1), connection)), Some(438));
@@ -107,7 +108,8 @@ fn a_ticket_is_accepted_with_the_nonce_of_the_old_address() {
     let (alice, ticket) = mobile(&mut world);
     world.client = elsewhere(1);
     let next = world.ask(&Ask::present(&ticket).signed(&alice)).success().ticket().unwrap();
-    // The next tickets are presented before any data comes from there, with the nonce of either address.
+    // The next tickets are presented before any data arrives from the new address, with the nonce of either
+    // address.
     world.client = client(50_000);
     let next = world.ask(&Ask::present(&next).signed(&alice)).success().ticket().unwrap();
     world.client = elsewhere(2);

@@ -21,7 +21,7 @@ const PADDING: u16 = 0x0026;
 /// MAPPED-ADDRESS and similar attributes start with a zero byte (RFC 8489 section 14.1).
 const ADDRESSES: [u16; 7] = [0x0001, 0x0012, 0x0016, 0x0020, 0x8023, 0x802B, 0x802C];
 
-/// Coverage record, so that the test notices if it covers less.
+/// Record of coverage, so that the test fails if it covers less.
 #[derive(Default)]
 struct Seen {
     codes: BTreeSet<u16>,
@@ -108,7 +108,7 @@ fn alice(world: &mut World, seen: &mut Seen) -> Credentials {
 fn padding_and_reserved_bits_of_every_response_are_zero() {
     let mut seen = Seen::default();
     for length in 1..=4 {
-        // The first response is long, so that a reused buffer has old content.
+        // The first response is long, so that the reused buffer contains old data.
         let mut world = World::with(ServerConfig { software: Some("\u{ff}".repeat(60)), ..with(length) });
         let long = world.credentials("alice", Scheme::Md5);
         seen.ask(&mut world, &Ask::allocate().signed(&long));
@@ -234,7 +234,7 @@ fn redirects(config: ServerConfig, length: usize, seen: &mut Seen) {
     };
     for at in ["198.51.100.1:3478", "[2001:db8::5]:3478"] {
         let mut world = World::with(ServerConfig { alternates: vec![alternate(at)], ..config.clone() });
-        // The name is for clients that check a certificate.
+        // Only clients that check a certificate get the name.
         world.client = Client { listener: ListenerId(2), ..client(1) };
         let who = alice(&mut world, seen);
         seen.ask_each_way(&mut world, &Ask::allocate(), &who);
@@ -245,9 +245,9 @@ fn redirects(config: ServerConfig, length: usize, seen: &mut Seen) {
 fn discovery(length: usize, seen: &mut Seen) {
     let mut world = World::with(everything());
     seen.ask(&mut world, &Ask::new(BINDING).raw(0x0003, &[0; 4])).success();
-    // Long enough for a response with all four addresses.
+    // A request long enough for a response with all four addresses.
     seen.ask(&mut world, &Ask::new(BINDING).raw(0x8022, b"a long client name")).success();
-    // Long enough for a response with everything: short requests get short ones.
+    // A request long enough for a response with everything: short requests get short responses.
     let long = Ask::new(BINDING).raw(0x0003, &[0; 4]).raw(0xFF00, &[0xEE; 100]);
     seen.ask(&mut world, &long).success();
     for padding in 0..9 {

@@ -77,9 +77,9 @@ fn check(world: &mut World, alice: &Credentials, ip: IpAddr, permitted: bool) {
     static CHANNEL: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(0);
     let peer = SocketAddr::new(ip, 7000).to_string();
     let refused = if permitted { None } else { Some(403) };
-    // Slow enough to stay below the allocation's refusal rate.
+    // Keeps below the allocation's refusal rate.
     world.now.ms += 100;
-    // Send comes first, before a permission may exist.
+    // Send is tested first, while there is no permission yet.
     let reason = if permitted { DropReason::NoPermission } else { DropReason::PeerRefused };
     assert_eq!(world.feed(&Ask::send(&peer, b"x")), Outcome::Drop(reason), "Send to {peer}");
     let channel = 0x4000 + CHANNEL.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 0x1000;

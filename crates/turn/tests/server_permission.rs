@@ -71,7 +71,7 @@ fn a_permission_lives_300_seconds_from_its_last_refresh() {
     assert!(world.peer_sends(relay, PEER, b"x").goes_to_client());
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     world.sleep(299);
-    // Traffic does not refresh (section 9).
+    // Traffic does not refresh the permission (section 9).
     assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     world.sleep(1);
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
@@ -141,7 +141,7 @@ fn dont_fragment_applies_from_ipv4_to_ipv4_and_from_streams() {
         (udp, V6, PEER, false),
         (udp, V6, PEER_V6, false),
         (dtls, V6, PEER, false),
-        // Section 15: streams are not translated packet by packet.
+        // Section 15: data from streams is not translated packet by packet.
         (tcp, "192.0.2.7:40000", PEER, true),
         (tcp, "192.0.2.7:40000", PEER_V6, true),
         (tls, V6, PEER_V6, true),
@@ -226,7 +226,7 @@ fn an_ipv4_mapped_peer_is_not_an_ipv4_peer() {
         world.ask(&ask.signed(&alice)).success();
         assert_eq!(world.ask(&Ask::permit(MAPPED).signed(&alice)).code(), Some(code));
         assert_eq!(world.ask(&Ask::bind(0x4000, MAPPED).signed(&alice)).code(), Some(code));
-        // A permission for the IPv4 address does not help.
+        // A permission for the IPv4 address makes no difference.
         if code == 443 {
             world.ask(&Ask::permit(PEER).signed(&alice)).success();
         }

@@ -1,4 +1,4 @@
-//! Unguessable values look random by the measures of [`turnpike_testkit::randomness`].
+//! Unguessable values look random according to [`turnpike_testkit::randomness`].
 
 use std::net::Ipv4Addr;
 
@@ -60,11 +60,12 @@ fn mobility_tickets_look_random() {
         world.client = client;
         world.ask(&Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap()
     });
-    // No byte of a ticket is zero, which so many samples cannot show.
+    // No byte of a ticket is zero, but this number of samples is too small to show that.
     judge(&tickets.collect::<Vec<_>>(), &[255; 32]).unwrap();
 }
 
-/// The upper bits are the worker number, which leaves 22: IDs will repeat, but never among live connections.
+/// The upper bits are the worker number, which leaves 22 bits: IDs will repeat, but never among live
+/// connections.
 #[test]
 fn connection_ids_look_random() {
     let config = ServerConfig {

@@ -89,7 +89,7 @@ fn a_nonce_of_one_realm_is_invalid_in_another() {
 fn a_key_of_one_realm_is_wrong_in_another() {
     let mut world = World::with(tenants());
     let alice = alice_in(&mut world, 0, TENANT);
-    // Signed with the key of OTHER, with its REALM replaced by TENANT.
+    // The request is signed with the key of OTHER, and its REALM is replaced by TENANT.
     let forger = Credentials { realm: OTHER.to_owned(), ..alice };
     let mut forged = Ask::allocate().signed(&forger).bytes();
     let at = forged.windows(OTHER.len()).position(|window| window == OTHER.as_bytes()).unwrap();
@@ -210,7 +210,6 @@ fn an_origin_selects_the_challenges_realm_if_served() {
         let challenge = world.ask(&Ask::allocate().raw(ORIGIN, origin));
         assert_eq!(challenge.get::<RealmAttribute>().realm(), realm, "{listener} {origin:?}");
     }
-    // The realm in the client's request decides.
     world.client.listener = ListenerId(0);
     let tenant = alice_in(&mut world, 0, TENANT);
     let reply = world.ask(&Ask::allocate().raw(ORIGIN, b"http://other.example:8080").signed(&tenant));
@@ -224,7 +223,6 @@ fn a_realm_may_have_its_own_peer_rules() {
     let strict = PeerRules { deny: vec![denied], ..PeerRules::default() };
     let open = PeerRules { allow: vec![prefix("10.0.0.0/8")], ..PeerRules::default() };
     let rules = ServerConfig {
-        // Packets use the union of all realms' rules.
         peers: open.clone(),
         realm_peers: [
             (REALM.into(), PeerRules::default()),

@@ -215,7 +215,6 @@ fn errors_before_authentication_report_the_claimed_user() {
     assert_eq!(world.ask(&Ask::allocate().raw(0x0031, &[]).signed(&alice)).code(), Some(420));
     let why = RequestRefusal::UnknownAttribute(0x0031);
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 420, why));
-    // Nonce of another server.
     let foreign = Credentials { nonce: "anotherserversnonce".to_owned(), ..alice };
     assert_eq!(world.ask(&Ask::allocate().signed(&foreign)).code(), Some(438));
     assert_eq!(strangers(&mut world), [("alice".to_owned(), Method::Allocate, 438, RequestRefusal::Code)]);
@@ -267,7 +266,11 @@ fn clients_are_counted_per_listener() {
     world.client = stream(3);
     assert_eq!(world.client.listener, ListenerId(1));
     world.ask(&Ask::present(&ticket).signed(&alice)).success();
-    assert_eq!(world.server.allocations_by_listener(), [2], "it does not move before data arrives");
+    assert_eq!(
+        world.server.allocations_by_listener(),
+        [2],
+        "the allocation does not move before data arrives"
+    );
     assert!(world.feed(&channel_data(0x4000, b"data")).goes_to_peer());
     assert_eq!(world.server.allocations_by_listener(), [1, 1]);
     for allocation in [of_first.allocation, relay.allocation] {

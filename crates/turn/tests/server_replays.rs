@@ -80,7 +80,6 @@ fn a_copy_from_a_mobile_clients_old_address_is_refused() {
     assert_eq!(world.server.allocations(), 1);
 }
 
-/// Nonces depend only on the address, not on the transport.
 #[test]
 fn a_copy_over_another_transport_is_refused() {
     let over = |listener, port| Client { listener: ListenerId(listener), ..client(port) };
@@ -107,7 +106,7 @@ fn a_copy_cannot_take_a_reserved_port() {
     world.client = client(41_000);
     let ask = Ask::allocate().raw(RESERVATION_TOKEN, &token).signed(&alice);
     let request = world.feed(&ask.bytes()).opens();
-    // The copy arrives while the port is opening, and afterwards.
+    // The copy arrives while the port is being opened, and again afterwards.
     world.client = client(42_000);
     assert_eq!(world.ask(&ask).code(), Some(438));
     world.client = client(41_000);
@@ -132,7 +131,7 @@ fn a_copy_of_a_connection_bind_is_refused() {
     workers[1].client = stream(42_002);
     assert_eq!(workers[1].feed(&bytes), Outcome::HandOver { worker: 0 });
     assert!(refused(workers[0].handed_over(stream(42_002), &bytes)));
-    // Another connection to that peer has another ID.
+    // A new connection to that peer has a different ID.
     let now = workers[0].now;
     workers[0].server.connection_ended(now, connection, 0, 0);
     workers[0].client = stream(41_000);

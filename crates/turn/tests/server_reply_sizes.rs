@@ -40,10 +40,10 @@ fn unauthenticated(world: &mut World) -> Vec<(String, Ask)> {
             ("with an empty attribute", bare.clone().raw(0x001A, &[])),
             ("with an attribute of four bytes", bare.clone().raw(0x0019, &[17, 0, 0, 0])),
             ("with an unknown attribute", bare.clone().raw(0x7FFF, &[])),
-            ("with integrity alone", integrity(bare.clone())),
+            ("with only MESSAGE-INTEGRITY", integrity(bare.clone())),
             ("with a wrong key", bare.clone().signed(&guess)),
             ("with a forged nonce", bare.clone().signed(&forged)),
-            ("of another realm", bare.signed(&elsewhere)),
+            ("with another realm", bare.signed(&elsewhere)),
         ] {
             asks.push((format!("{method:?} {what}"), ask));
         }
@@ -75,7 +75,7 @@ fn unauthenticated_responses_are_at_most_four_times_the_request() {
             let (answer, question) = sizes(&mut world, &ask);
             let fingerprint = if what.contains("FINGERPRINT") { 8 } else { 0 };
             assert!(answer > 0 || question - fingerprint < 28, "{what} must be answered");
-            assert!(answer <= 4 * question + name, "{what}: {answer} bytes for {question}");
+            assert!(answer <= 4 * question + name, "{what}: {answer} bytes in response to {question}");
         }
     }
     let mut world = world();
@@ -118,7 +118,7 @@ fn long_challenges_to_bare_headers_are_rate_limited() {
     world.sleep(2);
     assert_eq!(answered(&mut world, &Ask::new(REFRESH)), 20);
     assert_eq!(world.dropped(DropReason::RefusalRatio), 1930);
-    // Meaningful requests, other addresses and other transports have separate rates.
+    // Requests that could be granted, other addresses and other transports have separate rates.
     assert_eq!(answered(&mut world, &Ask::allocate()), 1000);
     world.client.address = address("198.51.100.77:4000");
     assert_eq!(answered(&mut world, &Ask::new(ALLOCATE)), 50);
@@ -143,7 +143,10 @@ fn a_discovery_response_is_at_most_twice_its_request() {
         (0x8022, &[0; 8], 64),
     ] {
         let (answer, question) = sizes(&mut world, &Ask::new(BINDING).raw(kind, value));
-        assert!(answer > 0 && answer <= 2 * question, "{kind:#06x}: {answer} bytes for {question}");
+        assert!(
+            answer > 0 && answer <= 2 * question,
+            "{kind:#06x}: {answer} bytes in response to {question}"
+        );
         assert!(answer <= room);
     }
     // A plain request has no room for OTHER-ADDRESS, which announces discovery.
@@ -159,7 +162,7 @@ fn a_discovery_response_is_at_most_twice_its_request() {
             assert!(answer > 0, "every request must be answered");
             (answered, asked) = (answered + answer, asked + question);
         }
-        assert!(answered <= 2 * asked, "a flood gets {answered} bytes for {asked}");
+        assert!(answered <= 2 * asked, "a flood of {asked} bytes gets {answered} bytes");
     }
     assert_eq!(sizes(&mut world, &Ask::new(BINDING)), (32, 20));
 }

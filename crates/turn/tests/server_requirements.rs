@@ -20,7 +20,7 @@ fn a_response_has_method_and_transaction_of_its_request() {
         let reply = world.ask(&ask);
         let message = reply.message();
         assert_eq!(message.transaction_id(), ask.transaction);
-        // First two bits, method bits and cookie, by hand: figure 3 of section 5.
+        // Checks the first two bits, the method bits and the cookie by hand: figure 3 of section 5.
         assert_eq!(reply.0[0] & 0xC0, 0);
         assert_eq!((reply.0[0] & 0x3E, reply.0[1] & 0xEF), (bytes[0] & 0x3E, bytes[1] & 0xEF));
         assert_eq!(reply.0[4..8], [0x21, 0x12, 0xA4, 0x42]);
@@ -64,7 +64,7 @@ fn optional_attributes_are_ignored_and_order_does_not_matter() {
     let orders = [
         Ask::new(ALLOCATE).with(&transport).with(&lifetime),
         Ask::new(ALLOCATE).with(&lifetime).with(&transport),
-        // Comprehension-optional attributes, and known ones without meaning in Allocate.
+        // Comprehension-optional attributes, and known attributes that mean nothing in an Allocate.
         Ask::new(ALLOCATE)
             .raw(0xFFFE, b"whatever")
             .with(&lifetime)
@@ -111,7 +111,6 @@ fn padding_and_reserved_bits_of_requests_are_ignored() {
         world.feed(&channel_data(0x4000, b"x")),
         Outcome::ToPeer { peer, .. } if peer == address(PEER)
     ));
-    // Three bytes of padding after SOFTWARE.
     let mut bytes = Ask::new(BINDING).raw(0x8022, b"x").bytes();
     let len = bytes.len();
     bytes[len - 3..].fill(0xFF);
@@ -171,12 +170,12 @@ fn responses_fit_into_a_datagram_of_576_bytes() {
         "ALTERNATE-DOMAIN"
     );
     for reply in [unsigned, allocated, denied, redirected] {
-        // 28 bytes of IPv4 and UDP.
         assert!(reply.0.len() <= 576 - 28, "{} bytes", reply.0.len());
     }
 }
 
-/// Sections 14.9 and 14.10 of RFC 8489: up to 763 bytes are readable; this server's are shorter.
+/// Sections 14.9 and 14.10 of RFC 8489: values of up to 763 bytes are readable, but this server's are
+/// shorter.
 #[test]
 fn a_long_realm_is_unknown_and_a_long_nonce_is_stale() {
     let mut world = World::new();

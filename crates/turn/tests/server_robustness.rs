@@ -13,7 +13,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
         .prop_map(|(kind, attributes)| {
             let mut bytes = [&kind.to_be_bytes()[..], &[0, 0, 0x21, 0x12, 0xA4, 0x42], &[9; 12]].concat();
             for (kind, value) in attributes {
-                // Half of them are meaningful attributes.
+                // Half of the types are meaningful attributes.
                 let kind = if kind & 1 == 0 { kind & 0x002F } else { kind };
                 bytes.extend(kind.to_be_bytes());
                 bytes.extend(u16::try_from(value.len()).expect("a short value").to_be_bytes());
@@ -35,7 +35,7 @@ proptest! {
         let mut world = World::new();
         for datagram in &datagrams {
             if let Outcome::Reply(reply) = world.feed(datagram) {
-                // Responses are readable by the oracle and never much larger than the request.
+                // The oracle can read every response, and none is much larger than its request.
                 let reply = Reply(reply);
                 reply.message();
                 prop_assert!(reply.0.len() <= datagram.len() + 80);

@@ -1,4 +1,4 @@
-//! Allocations on one relayed transport address: a peer's address belongs to one of them.
+//! Allocations on one relayed transport address: each peer's address belongs to one allocation.
 
 use crate::common::{turn::AdditionalAddressFamily, *};
 use proptest::prelude::*;
@@ -6,7 +6,6 @@ use proptest::prelude::*;
 const PORT: SharedPort = SharedPort(0);
 const OTHER_PORT: SharedPort = SharedPort(1);
 
-/// Relayed transport address of a port with its socket number, per family.
 fn relayed(SharedPort(number): SharedPort, family: Family) -> (SocketAddr, SharedPort) {
     let relayed = match family {
         Family::V4 => address(&format!("203.0.113.1:{}", 50_000 + number)),
@@ -51,7 +50,6 @@ fn a_peers_datagrams_go_to_the_client_that_permitted_it() {
         let other = if relay == first { second } else { first };
         let sent = world.peer_sends(other, &format!("{peer}:7000"), b"x");
         assert_eq!(sent, Outcome::Drop(DropReason::NoPermission));
-        // ICMP errors go to the same client.
         let peer = address(&format!("{peer}:7000"));
         let unreachable = IcmpError { icmp_type: 3, code: 3, info: 0 };
         let verdict = world.server.data.from_icmp(world.now, relay, peer, unreachable);
@@ -71,7 +69,7 @@ fn the_second_client_for_a_shared_peer_is_refused() {
     let (bob, _) = shares(&mut world, 2, PORT);
     let (carol, third) = shares(&mut world, 3, OTHER_PORT);
     assert_eq!(ask(&mut world, 1, &Ask::permit(PEER).signed(&alice)), None);
-    // A permission covers all ports of the address, and a request gets all its permissions or none.
+    // A permission covers all ports of the address, and a request is granted all its permissions or none.
     world.client = client(2);
     let refused = world.ask(&Ask::permit("198.41.0.9:0").peer("198.41.0.4:1").signed(&bob));
     assert_eq!(refused.code(), Some(508));
@@ -80,7 +78,7 @@ fn the_second_client_for_a_shared_peer_is_refused() {
     assert_eq!(world.server.stats().shared_peer_limit, 2);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.9"), None, "all or none are installed");
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(first));
-    // The owner can refresh it; on other sockets it is free.
+    // The owner can refresh the permission; on other sockets the peer is free.
     assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
     assert_eq!(ask(&mut world, 3, &Ask::permit(PEER).signed(&carol)), None);
     assert_eq!(claimant(&mut world, OTHER_PORT, "198.41.0.4"), Some(third));
@@ -99,11 +97,10 @@ fn a_shared_peer_is_free_after_its_permission_and_channel_end() {
     assert_eq!(ask(&mut world, 1, &Ask::refresh(3600).signed(&alice)), None);
     assert_eq!(ask(&mut world, 2, &Ask::refresh(3600).signed(&bob)), None);
     world.sleep(301);
-    // The permission expired, but alice still sends on the channel, and the peer's data is hers.
+    // The permission has expired, but alice still sends on the channel, and the peer's data goes to her.
     assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), Some(508));
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(first));
     assert_eq!(world.peer_sends(first, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
-    // No timer has fired in the meantime.
     world.now.ms += 300_000;
     assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), None);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(second));
@@ -270,7 +267,6 @@ impl Holders {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// A peer on a shared port is owned by at most one client, and lookups find that client.
     #[test]
     fn a_peer_of_a_shared_port_has_at_most_one_client(steps in steps()) {
         let mut world = World::new();

@@ -132,7 +132,7 @@ fn a_token_authenticates_and_its_key_signs_every_response() {
         assert!(holder.signed(&reply));
         assert_eq!(reply.lifetime(), 600);
         assert!(matches!(&world.effects()[..], [Effect::Opened { username, .. }] if &**username == "north"));
-        // RFC 7635 section 9: ACCESS-TOKEN only in Allocate and Refresh requests.
+        // RFC 7635 section 9: ACCESS-TOKEN occurs only in Allocate and Refresh requests.
         let bare = holder.without_token();
         for ask in [Ask::permit(PEER), Ask::bind(0x4000, PEER)] {
             assert!(bare.signed(&bare.ask(&mut world, ask).success()));
@@ -247,7 +247,7 @@ fn an_allocation_ends_with_its_token_unless_renewed() {
     let mut holder = Holder::new(&mut world, 0, 100);
     assert_eq!(holder.ask(&mut world, Ask::allocate()).success().lifetime(), 100);
     world.sleep(60);
-    // Without a token the old one applies; a newer token with another key replaces it.
+    // If the request has no token, the old one applies; a newer token under another key replaces it.
     assert_eq!(holder.without_token().ask(&mut world, Ask::refresh(600)).success().lifetime(), 40);
     holder.kid = "south";
     holder.mac_key = vec![7; 20];
@@ -300,7 +300,7 @@ fn a_mobile_client_needs_its_token_only_for_refresh() {
     let ticket = reply.ticket().unwrap();
     let there = elsewhere(&mut world, &holder, client(1));
     there.ask(&mut world, Ask::present(&ticket)).success();
-    // Before any data came from there.
+    // No data has come from the new address yet.
     let bare = there.without_token();
     for ask in [Ask::permit(PEER), Ask::bind(0x4000, PEER), Ask::refresh(600)] {
         assert!(bare.signed(&bare.ask(&mut world, ask).success()));
@@ -358,7 +358,8 @@ fn a_connection_is_bound_with_the_token_of_its_allocation() {
     assert!(matches!(owner.feed(&bind), Outcome::Bind { connection: bound, .. } if bound == connection));
     assert_eq!(bare.ask(owner, Ask::connection_bind(connection)).code(), Some(400), "once");
 
-    // On another worker, its stream goes to the owner before authentication, but only with a valid nonce.
+    // On another worker, the stream is passed to the owner before authentication, but only with a valid
+    // nonce.
     let connection = connect(owner, "198.41.0.4:7001");
     let bare = elsewhere(here, &holder, stream(4)).without_token();
     let user = Holder { kid: "alice", ..bare.clone() };
@@ -369,7 +370,7 @@ fn a_connection_is_bound_with_the_token_of_its_allocation() {
     assert_eq!(here.feed(&bind), Outcome::HandOver { worker: 0 });
     let verdict = owner.handed_over(stream(4), &bind);
     assert!(matches!(verdict, Outcome::Bind { connection: bound, .. } if bound == connection));
-    // Datagrams have no connection to pass on, and control connections stay.
+    // Datagrams have no connection that could be passed on, and control connections stay where they are.
     let datagram = elsewhere(here, &holder, client(5)).without_token();
     assert_eq!(datagram.ask(here, Ask::connection_bind(connection)).code(), Some(401));
     let control = elsewhere(here, &holder, stream(6));
@@ -385,7 +386,6 @@ fn a_token_is_valid_only_in_the_realm_of_its_key() {
     let stale = holder.ask(&mut world, Ask::allocate());
     assert_eq!(stale.code(), Some(438));
     holder.nonce = stale.get::<Nonce>().nonce().to_owned();
-    // A different key of the same name.
     assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(401));
     holder.kid = "south";
     holder.renew(&world, &south(), 0, 600);
@@ -532,12 +532,11 @@ fn upgraded(mut from: World) -> World {
     to
 }
 
-/// Nonces outlive every scenario.
 fn lasting() -> ServerConfig {
     ServerConfig { nonce_lifetime: 1_000_000, ..third_party() }
 }
 
-/// Expected state of a client: expiry of its last token and of its allocation, in Unix seconds.
+/// Expected state of a client: when its last token and its allocation expire, in Unix seconds.
 #[derive(Clone, Copy, Debug)]
 struct Believed {
     token: u64,
@@ -546,7 +545,6 @@ struct Believed {
 
 const SKEW_S: u64 = 5;
 
-/// Expiry of a token that is valid now.
 fn end_of((age, lifetime): (u64, u32), now: u64) -> Option<u64> {
     let end = now - age + u64::from(lifetime);
     (now < end + SKEW_S).then_some(end)
@@ -572,7 +570,7 @@ impl Believed {
                 }
             },
             (Step::Refresh(shown, asked), _) => {
-                // Without a token the last one applies, unless the allocation has ended.
+                // If the request has no token, the last one applies, unless the allocation has ended.
                 let end = match (shown, before) {
                     (Some(token), _) => end_of(token, now),
                     (None, Some(it)) => (now < it.token + SKEW_S).then_some(it.token),
@@ -634,7 +632,6 @@ proptest! {
                     None if has_lifetime => Ok(reply.lifetime().into()),
                     None => Ok(0),
                 };
-                // Responses have a minimum lifetime.
                 let told = expected.map(|seconds| if seconds == 0 { 0 } else { seconds.max(2) });
                 prop_assert_eq!(answered, told, "{:?}", step);
                 prop_assert_eq!(holder.signed(&reply), !matches!(expected, Err(401)), "{:?}", step);

@@ -89,7 +89,7 @@ fn allocations_tied_to_their_process_are_not_portable() {
     here.open(&request).success();
     here.allocated_tcp();
     assert_eq!(here.server.portable(is_datagrams), [udp.allocation]);
-    // A mobile allocation needs no connection once its own is closed.
+    // A mobile allocation whose connection is closed does not depend on its process.
     here.server.disconnected(here.now, &source.client);
     assert_eq!(here.server.portable(is_datagrams), [udp.allocation, request.allocation]);
     let moved = here.server.snapshot(here.now, request.allocation).expect("an open allocation");
@@ -117,7 +117,7 @@ fn the_old_process_drops_requests_waiting_for_credentials() {
     assert!(matches!(found, Outcome::Drop(_) | Outcome::Later), "{found:?}");
 }
 
-/// The previous version wrote two worker numbers, and a time for the pending move.
+/// The previous version serialized two worker numbers, and a time for the pending move.
 #[test]
 fn a_mobile_allocation_from_the_previous_version_continues() {
     let mut here = World::with(config());

@@ -63,7 +63,7 @@ fn the_allocation_id_is_in_the_first_and_last_effect() {
     assert_ne!(next, seen, "a new allocation in the same slot");
 }
 
-/// Within this process; `server_moved` tests moves to other processes.
+/// Tests moves within this process; `server_moved` tests moves to other processes.
 #[test]
 fn the_allocation_id_moves_to_another_worker() {
     let mut workers = World::workers(&streams(), 2);

@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(canonical(address("[::ffff:10.0.0.1]:7")), address("10.0.0.1:7"));
         assert_eq!(canonical(address("10.0.0.1:7")), address("10.0.0.1:7"));
         assert_eq!(canonical(address("[2001:db8::1]:7")), address("[2001:db8::1]:7"));
-        // These are distinct hosts on the wire; the peer rules look inside them.
+        // On the wire, these addresses are distinct hosts; the peer rules look at the embedded ones.
         assert_eq!(canonical(address("[::10.0.0.1]:7")), address("[::10.0.0.1]:7"));
         assert_eq!(canonical(address("[64:ff9b::10.0.0.1]:7")), address("[64:ff9b::10.0.0.1]:7"));
     }

@@ -6,11 +6,11 @@
 //! message: │ 1 │ length (3) │ version 2, random 32 │ session │ suites │ compression │ extensions │
 //! ```
 
-/// Maximum handshake message, header included: one full record.
+/// Maximum length of a handshake message, including its header: one full record.
 pub const MAX_MESSAGE: usize = 16 << 10;
-/// Maximum records of one message. Clients use one, or a few with post-quantum key shares.
+/// Maximum number of records of one message. Clients use one, or a few if they send post-quantum key shares.
 pub const MAX_RECORDS: usize = 64;
-/// Maximum bytes of a ClientHello with its record headers.
+/// Maximum length of a ClientHello in bytes, including record headers.
 pub const MAX_LEN: usize = MAX_MESSAGE + MAX_RECORDS * RECORD_HEADER;
 
 /// Content type of a handshake record. It cannot start ChannelData, and as STUN it would mean an unassigned method
@@ -29,7 +29,7 @@ const HOST_NAME: u8 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed<'a> {
     Incomplete {
-        /// Bytes needed before another attempt can get further.
+        /// Number of bytes needed before another attempt can make progress.
         wanted: usize,
     },
     Hello(ClientHello<'a>),
@@ -52,7 +52,7 @@ impl<'a> ClientHello<'a> {
     }
 }
 
-/// Reads a stream from its first byte. A message that spans several records is joined in `joined`.
+/// Reads a stream from its first byte. A message that spans several records is assembled in `joined`.
 pub fn parse<'a>(bytes: &'a [u8], joined: &'a mut Vec<u8>) -> Parsed<'a> {
     let len = match extent(bytes) {
         Ok(len) => len,
@@ -146,7 +146,8 @@ fn read(body: &[u8]) -> Option<ClientHello<'_>> {
     }
     while !extensions.0.is_empty() {
         let (kind, value) = (extensions.number16()?, extensions.vector16()?);
-        // A duplicate could mean one thing here and another at the web server (RFC 8446 section 4.2 forbids it).
+        // Duplicates, which RFC 8446 section 4.2 forbids, are refused: the web server might use the other
+        // one.
         match kind {
             SERVER_NAME if hello.server_name.is_none() => hello.server_name = Some(host_name(value)?),
             PROTOCOLS if hello.protocols.is_empty() => hello.protocols = protocols(value)?,
@@ -157,7 +158,7 @@ fn read(body: &[u8]) -> Option<ClientHello<'_>> {
     Some(hello)
 }
 
-/// Only entry of a list of names, because no types other than host names were ever defined.
+/// The only entry of a list of names, because no types other than host names have ever been defined.
 fn host_name(value: &[u8]) -> Option<&str> {
     let mut reader = Reader(value);
     let mut list = Reader(reader.vector16()?);

@@ -68,7 +68,7 @@ pub fn line(text: &str) -> impl fmt::Display {
 
 /// Makes serialized JSON safe for a terminal; the escapes parse to the same text.
 pub fn json(text: &str) -> Cow<'_, str> {
-    // Line ends and spaces of the layout stay; the serializer has escaped those in strings.
+    // Line ends and spaces of the layout are kept; the serializer has escaped those within strings.
     let is_plain = |character: char| character < '\x7f' || is_plain(character);
     if text.chars().all(is_plain) {
         return Cow::Borrowed(text);
@@ -89,7 +89,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
 /// True for visible characters and the space.
 #[must_use]
 pub fn is_plain(character: char) -> bool {
-    // Letters and symbols without ink: Hangul fillers and the blank Braille pattern.
+    // Letters and symbols that are blank: Hangul fillers and the blank Braille pattern.
     const BLANK: [char; 5] = ['\u{115f}', '\u{1160}', '\u{2800}', '\u{3164}', '\u{ffa0}'];
     match character {
         ' '..='~' => true,

@@ -10,8 +10,8 @@ use crate::{
     stun::{COOKIE, HEADER_LEN},
 };
 
-/// Includes padding: a STUN message with the largest multiple of 4 as its length. An indication that carries
-/// the longest UDP datagram (65,507 bytes) needs this much.
+/// Length of a STUN message whose length field is the largest multiple of 4; also includes the padding of
+/// ChannelData. An indication that carries the longest UDP datagram (65,507 bytes) needs this much.
 pub const MAX_MESSAGE_LEN: usize = HEADER_LEN + 65_532;
 
 const CHANNEL_DATA_HEADER_LEN: usize = 4;
@@ -24,12 +24,12 @@ pub enum Frame {
         next: usize,
     },
     Unfinished {
-        /// Bytes needed before another attempt can get further.
+        /// Number of bytes needed before another attempt can make progress.
         wanted: usize,
     },
 }
 
-/// After an error the next message boundary is unknown.
+/// After any of these errors, the next message boundary is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FrameError {
     /// Neither STUN nor ChannelData by its first two bits, or STUN without the magic cookie.
@@ -58,7 +58,8 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
                 return Err(FrameError::Length);
             }
             match bytes.get(4..8) {
-                // Otherwise any stream that starts with a small byte would wait for its supposed length.
+                // Otherwise, any stream that starts with a small byte would wait for the length that it seems
+                // to have.
                 None => return Ok(Frame::Unfinished { wanted: 8 }),
                 Some(cookie) if *cookie != COOKIE => return Err(FrameError::NotStun),
                 Some(_) => {}

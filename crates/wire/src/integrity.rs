@@ -56,7 +56,7 @@ impl Key {
         )
     }
 
-    /// Does not apply OpaqueString.
+    /// Like [`Key::long_term`], but does not apply OpaqueString.
     #[must_use]
     pub fn unprepared(algorithm: KeyAlgorithm, username: &str, realm: &str, password: &[u8]) -> Self {
         let parts = [username.as_bytes(), b":", realm.as_bytes(), b":", password];
@@ -81,7 +81,7 @@ impl Key {
         value
     }
 
-    /// Never print this key.
+    /// The key's bytes, which must never be printed.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.bytes

@@ -1,11 +1,13 @@
-/// REALM has fewer than 128 characters (RFC 8489 section 14.9); characters that need quoting are not allowed.
+/// REALM must be shorter than 128 characters (RFC 8489 section 14.9); characters that need quoting are not
+/// allowed.
 #[must_use]
 pub fn is_realm(name: &str) -> bool {
     (1..=127).contains(&name.chars().count())
         && !name.contains(|c: char| c.is_control() || c == '"' || c == '\\')
 }
 
-/// USERNAME has fewer than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
+/// USERNAME must be shorter than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key
+/// ambiguous.
 #[must_use]
 pub fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')

@@ -16,7 +16,7 @@ pub const MAX_HEADER: usize = 4096;
 
 /// Section 2.2.
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
-/// Section 2.1: longest line, including CRLF.
+/// Length of the longest line, including CRLF (section 2.1).
 const MAX_LINE: usize = 107;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub fn parse(bytes: &[u8]) -> Parsed {
     if bytes[..common] == b"PROXY "[..common] { parse_v1(bytes) } else { Parsed::Malformed }
 }
 
-/// Bytes that [`is_begun`] needs for a decision.
+/// Number of bytes that [`is_begun`] needs for a decision.
 pub const ENOUGH_TO_TELL: usize = SIGNATURE.len();
 
 /// `None` if there are too few bytes to decide.

@@ -34,7 +34,6 @@ pub(crate) fn message(session: &[u8], extensions: &[u8]) -> Vec<u8> {
     [&[1, 0][..], &vector(&body)].concat()
 }
 
-/// Splits a message into records of these lengths; the rest is one record.
 pub(crate) fn records(mut message: &[u8], lengths: &[usize]) -> Vec<u8> {
     let mut stream = Vec::new();
     for len in lengths.iter().copied().chain([usize::MAX]) {
@@ -87,7 +86,6 @@ proptest! {
         let stream = records(&message(&session, &extensions.concat()), &lengths);
         let expected = Some((name, offered.iter().map(|name| name.to_vec()).collect()));
         prop_assert_eq!(&shown(&stream), &expected);
-        // Bytes after it change nothing.
         prop_assert_eq!(&shown(&[&stream[..], &tail].concat()), &expected);
         for end in 0..stream.len() {
             let wanted = wanted(&stream[..end]);
@@ -96,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_give_an_answer_within_bounds(
+    fn any_bytes_give_a_result_within_bounds(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
         at in any::<prop::sample::Index>(),
         byte: u8,

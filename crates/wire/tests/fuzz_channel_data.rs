@@ -12,7 +12,7 @@ fn channel_data() {
                 [ChannelRange::Rfc8656, ChannelRange::Rfc5766].map(|range| check(range, bytes));
             assert!(narrow.is_none() || narrow == wide);
         });
-        assert_eq!(counted.count_total, 0, "reading allocates nothing");
+        assert_eq!(counted.count_total, 0, "reading does not allocate");
         // The oracle also accepts the numbers that RFC 8656 reserves.
         let ours = ChannelData::parse(bytes).ok().map(|view| (view.number().get(), view.payload()));
         let theirs =

@@ -20,11 +20,11 @@ fn indication() {
     });
 }
 
-/// Accepted input must mean the same to the oracle and after re-encoding.
+/// Accepted input must have the same meaning for the oracle, and after re-encoding.
 fn check(bytes: &[u8]) {
     for which in [Indication::Send, Indication::Data] {
         let counted = allocation_counter::measure(|| _ = indication::parse(which, bytes));
-        assert_eq!(counted.count_total, 0, "reading allocates nothing");
+        assert_eq!(counted.count_total, 0, "reading does not allocate");
         let parsed = indication::parse(which, bytes);
         if indication::is(which, bytes)
             && let Ok(message) = View::new_checked(bytes)

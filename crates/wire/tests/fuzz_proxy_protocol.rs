@@ -15,7 +15,7 @@ fn proxy_protocol() {
 
 fn check(bytes: &[u8]) {
     let counted = allocation_counter::measure(|| _ = parse(bytes));
-    assert_eq!(counted.count_total, 0, "reading allocates nothing");
+    assert_eq!(counted.count_total, 0, "reading does not allocate");
     let whole = parse(bytes);
     match whole {
         Parsed::Header(length, addresses) => {
@@ -33,7 +33,7 @@ fn check(bytes: &[u8]) {
     if is_begun(bytes) == Some(false) {
         assert_eq!(whole, Parsed::Malformed);
     }
-    // Any prefix must be incomplete until the last byte of the same header arrives.
+    // Each prefix must be reported as incomplete until the header's last byte.
     let end = if let Parsed::Header(length, _) = whole { length } else { bytes.len() };
     let mut is_malformed = false;
     for end in (0..end).filter(|at| *at < 128 || at.is_multiple_of(61)) {
@@ -70,7 +70,7 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds.push(behind(
         &[&[0x21, 0x11, 0, 16, 10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2], &[4, 0, 1, 0][..]].concat(),
     ));
-    // Without the signature, for the second check.
+    // A header without its signature, for the second check.
     seeds.push(vec![0x21, 0x11, 0, 12, 10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2]);
     seeds.push(b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\nGET / HTTP/1.1\r\n".to_vec());
     seeds

@@ -1,4 +1,4 @@
-//! STUN codec compared with `stun_types`: both agree on messages that both accept.
+//! STUN codec compared with `stun_types`: they agree on messages that both accept.
 
 use crate::prelude::*;
 use std::net::IpAddr;
@@ -84,10 +84,10 @@ impl Part {
 
 const ENDS: [u16; 3] = [kind::MESSAGE_INTEGRITY, kind::MESSAGE_INTEGRITY_SHA256, kind::FINGERPRINT];
 
-/// Any other type, mostly known ones, both comprehension-required and optional.
+/// Any attribute type, mostly a known one, both comprehension-required and comprehension-optional.
 fn any_kind() -> impl Strategy<Value = u16> {
     prop_oneof![0_u16..0x30, 0x8000_u16..0x8034, any::<u16>()]
-        .prop_filter("it ends the message", |kind| !ENDS.contains(kind))
+        .prop_filter("the attribute ends the message", |kind| !ENDS.contains(kind))
 }
 
 fn any_address() -> impl Strategy<Value = SocketAddr> {
@@ -454,7 +454,7 @@ proptest! {
         prop_assert_eq!(written(header, &parts, &macs, fingerprint), theirs.finish());
     }
 
-    /// Both agree on the MAC that applies; attributes after the first MAC are invisible.
+    /// Both agree on which MAC applies; attributes after the first MAC are invisible.
     #[test]
     fn attributes_after_message_integrity_are_invisible(
         header in any_header(),

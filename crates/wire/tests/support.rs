@@ -3,7 +3,7 @@ use turnpike_wire::{
     stun::{HEADER_LEN, Header, Invalid, View, Writer},
 };
 
-/// Ignores the message's length field.
+/// Signs a message, ignoring its length field.
 pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac) -> Vec<u8> {
     continued(message, |writer| _ = writer.sign(key, mac), false)
 }

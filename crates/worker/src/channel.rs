@@ -37,11 +37,11 @@ const HEAD: usize = 2 * size_of::<u32>();
 const ROOM: usize = 256 << 10;
 /// Maximum length of a message in bytes.
 const LONGEST: usize = 256 << 20;
-/// Retry time for ETOOMANYREFS: a process may have no more descriptors in flight than open ones, so the
-/// receiver has to take some first.
+/// Retry time for ETOOMANYREFS: a process must not have more descriptors in flight than its limit on open
+/// ones, so the receiver has to take some first.
 const TOO_MANY: Duration = Duration::from_secs(5);
 
-/// One end of a pair.
+/// One end of a pair of sockets.
 #[derive(Debug)]
 pub struct Channel {
     fd: OwnedFd,
@@ -51,7 +51,7 @@ pub struct Channel {
 pub struct Message {
     /// Zeroized on drop, as they may contain secrets.
     pub bytes: Zeroizing<Vec<u8>>,
-    /// Kept in the order sent; close-on-exec.
+    /// Descriptors in the order in which they were sent; close-on-exec.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -218,7 +218,7 @@ impl Channel {
 impl TryFrom<OwnedFd> for Channel {
     type Error = io::Error;
 
-    /// Takes one end that was passed to this process.
+    /// Takes an end that was passed to this process.
     fn try_from(fd: OwnedFd) -> io::Result<Self> {
         let is_ours = socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
             && socket_type(&fd).is_ok_and(|kind| kind == SocketType::SEQPACKET);

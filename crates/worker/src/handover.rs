@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Channel, Workers};
 
-/// Timeout of a step that does not involve the other process.
+/// Timeout for a step that does not involve the other process.
 const STEP: Duration = Duration::from_secs(2);
 
 /// Steps of a handover. The old process pauses, exports and forgets; the new one imports and serves.
 #[derive(Debug)]
 pub enum Step {
-    /// Pause: arriving data waits in the sockets.
+    /// Pause: stop reading, so that arriving data waits in the sockets.
     Pause(mpsc::Sender<()>),
     /// Send all movable sessions; replies with their number.
     Export(Channel, mpsc::Sender<io::Result<usize>>),
@@ -33,10 +33,10 @@ pub enum Step {
     ResumeFlows,
 }
 
-/// Batch of a worker's sessions: one process reads a batch while the other writes the next.
+/// Part of a worker's sessions: one process reads a batch while the other writes the next.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Batch<T> {
-    /// Their descriptors are sent alongside.
+    /// The sessions' descriptors are sent alongside.
     pub sessions: Vec<T>,
     /// True for the last batch, which is empty.
     pub is_last: bool,
@@ -90,7 +90,7 @@ impl<C: From<Step>, S> Workers<C, S> {
     }
 
     /// Starts [`Step::Import`]; wait with [`Workers::received`]. `InvalidInput` unless each worker has a
-    /// channel: a different number of workers would send clients to the wrong one.
+    /// channel: with a different number of workers, clients would reach the wrong one.
     pub fn import(&self, channels: Vec<Channel>) -> io::Result<()> {
         if channels.len() != self.count() {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -69,7 +69,7 @@ impl<C> Sender<C> {
 #[derive(Debug, Default)]
 struct Shared<S> {
     published: Mutex<S>,
-    /// The worker has read its commands since [`Workers::make_progress`] woke it.
+    /// True if the worker has read its commands since [`Workers::make_progress`] woke it.
     has_woken: AtomicBool,
 }
 
@@ -85,9 +85,9 @@ pub struct Frame<C, S> {
     pub poller: Poller,
     /// The worker's own inbox, for replies.
     pub sender: Sender<C>,
-    /// Counters have changed since the last publication.
+    /// True if counters have changed since the last publication.
     pub dirty: bool,
-    /// The worker must stop.
+    /// True if the worker must stop.
     pub is_stopped: bool,
     started: Instant,
     published_ms: u64,
@@ -139,15 +139,15 @@ impl<C, S> Frame<C, S> {
         Ok(())
     }
 
-    /// Takes the next command without waiting. After an [`INBOX`] event call it until it returns `None`; if
-    /// commands are left, the poller reports the event again.
+    /// Takes the next command without waiting. After an [`INBOX`] event, call this until it returns `None`;
+    /// if commands are left, the poller reports the event again.
     pub fn command(&mut self) -> Option<C> {
         self.shared.has_woken.store(true, Ordering::Relaxed);
         if let Some(command) = self.deferred.pop_front() {
             return Some(command);
         }
         let command = self.commands.try_recv().or_else(|_| {
-            // Acknowledged first, so that a command sent from now on wakes the poller again.
+            // Acknowledged first, so that a command sent after this point wakes the poller again.
             self.sender.waker.acknowledge();
             self.commands.try_recv()
         });
@@ -187,7 +187,7 @@ impl<C, S> fmt::Debug for Frame<C, S> {
     }
 }
 
-/// Running workers. Dropping this stops and joins them.
+/// Running workers. All workers of one kind. Dropping this stops and joins them.
 #[derive(Debug)]
 pub struct Workers<C, S> {
     running: Vec<Running<C, S>>,
@@ -295,7 +295,7 @@ impl<C, S> Workers<C, S> {
         self.senders().for_each(Sender::stop);
         for worker in &mut self.running {
             if let Some(thread) = worker.thread.take() {
-                // The panic of a worker has been printed already.
+                // If a worker has panicked, the panic has already been printed.
                 let _ = thread.join();
             }
         }
@@ -415,7 +415,7 @@ mod tests {
                 thread::yield_now();
             }
         };
-        assert!(workers.make_progress(), "nothing was asked yet");
+        assert!(workers.make_progress(), "no progress was requested yet");
         until_all_answer();
         let (go_on, until) = mpsc::channel();
         workers.senders().next().unwrap().tell(Told::Wait(until));

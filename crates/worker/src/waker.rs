@@ -21,7 +21,7 @@ impl Waker {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Resets the event. Call it before looking for work.
+    /// Resets the event. Must be called before looking for work.
     pub(crate) fn acknowledge(&self) {
         // EAGAIN: already reset.
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);

@@ -76,7 +76,7 @@ fn passed_socket_keeps_datagrams_queued_in_transit() {
 }
 
 #[test]
-fn malformed_messages_are_errors_and_silence_times_out() {
+fn malformed_messages_are_errors_and_missing_ones_time_out() {
     let (here, there) = pair();
     there.set_patience(Duration::from_millis(1)).unwrap();
     assert!(!there.is_ready(Duration::from_millis(1)).unwrap());

@@ -1,5 +1,5 @@
-//! Command-line flags, duration and result line of the bare programs, which measure kernel features without a
-//! protocol. Usage: docs/dev/benchmarks.md.
+//! Command-line flags, duration and result line of the bare programs, which measure kernel features without
+//! any protocol on top. Usage: docs/dev/benchmarks.md.
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +49,6 @@ impl Run {
         text.parse().unwrap_or_else(|_| panic!("--{name}: cannot parse {text:?}"))
     }
 
-    /// Value of a mandatory flag.
     pub(crate) fn need<T: FromStr>(&self, name: &str) -> T {
         assert!(self.flags.contains_key(name), "--{name} is required");
         self.flags[name].parse().unwrap_or_else(|_| panic!("--{name}: cannot parse {:?}", self.flags[name]))
@@ -73,7 +72,6 @@ impl Run {
     }
 }
 
-/// User and system CPU time of this process, in seconds.
 #[expect(clippy::cast_precision_loss, reason = "seconds of a run")]
 fn cpu_s() -> f64 {
     // SAFETY: zero is a value for every member of `rusage`.

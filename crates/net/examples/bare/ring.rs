@@ -48,7 +48,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Request on a socket with its memory; the completion returns `user_data`.
+    /// Request on a socket, with a memory area; the completion returns `user_data`.
     pub(crate) fn new(opcode: u8, socket: &impl AsRawFd, bytes: &mut [u8], user_data: u64) -> Self {
         let (address, len) = (bytes.as_mut_ptr() as u64, bytes.len() as u32);
         // Without memory (accept) the address must be 0.

@@ -22,7 +22,7 @@ use crate::{
 
 const REFUSALS: [c_int; 5] = [libc::EINVAL, libc::EIO, libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EMSGSIZE];
 
-/// A message as seen by the kernel.
+/// A message as the kernel sees it.
 struct Seen {
     to: SocketAddr,
     bytes: Vec<u8>,
@@ -126,7 +126,7 @@ struct Bench {
 
 fn bench(datapath: Datapath) -> Bench {
     let mut rx = Rx::new(datapath);
-    // A prime number of distinct bytes. (Miri takes seconds for a loop over all.)
+    // The pattern's length is prime. (A loop over all bytes would take Miri seconds.)
     let known = (0..251).collect::<Vec<u8>>().repeat(239);
     let arena = rx.fill(0, |room| {
         room[..known.len()].copy_from_slice(&known);
@@ -139,7 +139,7 @@ fn bench(datapath: Datapath) -> Bench {
     Bench { sockets, id, rx, arena: arena.unwrap(), tx, pushed: Vec::new() }
 }
 
-/// Miri has no UDP sockets. Most tests need none, because they simulate the kernel.
+/// Miri has no UDP sockets, and most tests need none, because they simulate the kernel.
 fn socket() -> UdpSocket {
     let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     if cfg!(miri) {
@@ -218,7 +218,7 @@ fn each_refusal_of_a_super_packet_steps_down_once() {
         b.flush(&mut kernel);
         b.assert_all_in_order(&kernel.taken);
         assert_eq!(b.tx.stats().step_downs, 1, "errno {errno}");
-        // The second try distinguishes a refusal from a pending ICMP error; no other call fails.
+        // The second attempt distinguishes a refusal from a pending ICMP error; no other call fails.
         assert_eq!(kernel.errors, 2, "errno {errno}");
 
         for _ in 0..20 {
@@ -231,7 +231,7 @@ fn each_refusal_of_a_super_packet_steps_down_once() {
     }
 }
 
-/// A link whose MTU shrinks for a while.
+/// Simulates a link whose MTU shrinks for a while.
 #[test]
 fn super_packets_are_used_again_once_the_kernel_accepts_them() {
     for size in [100, 1400] {
@@ -272,7 +272,7 @@ fn a_large_segment_steps_down_only_for_its_size() {
         assert_eq!(b.tx.stats().step_downs, 1);
         assert_eq!(kernel.super_packets, 2, "segments of 1200 still form super-packets");
 
-        // A refused smaller size steps down again.
+        // If a smaller size is refused, the socket steps down again.
         for _ in 0..10 {
             b.push(peer(0), 1310);
         }
@@ -333,7 +333,7 @@ fn a_pending_icmp_error_is_not_a_refusal() {
     }
 }
 
-/// udp_sendmsg() returns EINVAL for port 0; that must not switch GSO off for other peers.
+/// udp_sendmsg() returns EINVAL for port 0; that must not disable GSO for other peers.
 #[test]
 fn a_refused_destination_causes_no_step_down() {
     let mut b = bench(Datapath::Gso);
@@ -437,7 +437,6 @@ fn an_interrupted_call_is_repeated() {
 
 #[test]
 fn thousands_of_pieces_respect_the_message_limits() {
-    // `look` and `send` check the limits.
     let mut b = bench(Datapath::Gso);
     let mut kernel = ruled(|_| None);
     for n in 0..6000 {
@@ -473,7 +472,7 @@ fn adjacent_datagrams_share_an_iovec_until_a_step_down() {
         b.tx.push_bytes(&route, bytes);
         b.pushed.push((peer(0), bytes.to_vec()));
     }
-    // A reflected super-packet: adjacent in the arena.
+    // Simulates a reflected super-packet, whose datagrams are adjacent in the arena.
     for n in 0..10 {
         let span = Span { offset: b.arena.offset + n * 500, len: 500 };
         b.tx.push(&route, &[], span, 0);
@@ -537,7 +536,8 @@ fn datagrams_of_a_removed_socket_count_as_refused() {
 fn many_routes_of_one_socket_stay_separate() {
     let mut b = bench(Datapath::Mmsg);
     let mut kernel = ruled(|_| None);
-    // More than the linear search covers, in an order that revisits each; twice, because the table is reused.
+    // Uses more routes than the linear search covers, in an order that revisits each; twice, because the
+    // table is reused.
     for _ in 0..2 {
         for n in 0..2000_u32 {
             b.push(peer((n * 7 % 500) as u16), 30 + (n % 9) as usize);

@@ -12,7 +12,6 @@ pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Da
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// A datagram copied out of the arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Datagram {
     /// Index of the socket that received it.
@@ -58,7 +57,6 @@ pub(crate) fn receive(rx: &mut Rx, sockets: &[&UdpSocket], want: usize) -> Vec<D
     datagrams
 }
 
-/// Waits until the socket is readable.
 pub(crate) fn wait_for_input(socket: &UdpSocket) {
     let mut poller = Poller::new().unwrap();
     poller.add(socket, 0).unwrap();
@@ -66,7 +64,6 @@ pub(crate) fn wait_for_input(socket: &UdpSocket) {
     assert!(events.iter().any(|e| e.readable), "timed out without input");
 }
 
-/// Waits until the socket has an error.
 pub(crate) fn wait_for_error(socket: &UdpSocket) {
     let mut poller = Poller::new().unwrap();
     poller.add(socket, 0).unwrap();
@@ -78,7 +75,6 @@ pub(crate) fn bind(ip: IpAddr, options: &UdpOptions) -> UdpSocket {
     UdpSocket::bind(SocketAddr::new(ip, 0), options).unwrap()
 }
 
-/// A sending socket with its own table.
 pub(crate) struct Sender {
     pub(crate) sockets: Sockets,
     pub(crate) id: SocketId,
@@ -106,7 +102,6 @@ impl Sender {
     }
 }
 
-/// An arena with `len` known bytes, and their span.
 pub(crate) fn filled_arena(datapath: Datapath, len: usize) -> (Rx, Span) {
     let socket = bind(V4, &UdpOptions::default());
     let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
@@ -125,7 +120,7 @@ pub(crate) fn wait_until_reachable(ip: IpAddr) {
     let socket = std::net::UdpSocket::bind((ip, 0)).unwrap();
     socket.set_nonblocking(true).unwrap();
     let address = socket.local_addr().unwrap();
-    eventually("it is reachable from itself", || {
+    eventually("the address is reachable", || {
         socket.send_to(b"?", address).is_ok() && socket.recv(&mut [0; 1]).is_ok()
     });
 }

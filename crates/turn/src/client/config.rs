@@ -1,6 +1,6 @@
 use crate::Family;
 
-/// Settings of a client; many clients can share one `Arc`.
+/// Settings of a client; many clients can share them through an `Arc`.
 #[derive(Clone)]
 pub struct Config {
     /// Limited to 508 bytes; empty for a server without authentication.
@@ -9,12 +9,12 @@ pub struct Config {
     pub software: Option<String>,
     /// LIFETIME to request, in seconds. Default: the server's choice.
     pub lifetime: Option<u32>,
-    /// REQUESTED-ADDRESS-FAMILY. Default `None`, which means IPv4 (RFC 8656 section 7.1).
+    /// REQUESTED-ADDRESS-FAMILY. The default, `None`, means IPv4 (RFC 8656 section 7.1).
     pub family: Option<Family>,
     /// ADDITIONAL-ADDRESS-FAMILY. Cannot be combined with `family`, `reservation`, or an `even_port` that
     /// reserves the next port.
     pub dual_stack: bool,
-    /// DONT-FRAGMENT in Allocate, to ask for support, and in Send indications.
+    /// DONT-FRAGMENT in Allocate requests, to ask for support, and in Send indications.
     pub dont_fragment: bool,
     /// TCP (RFC 6062) needs a stream to the server, and cannot be combined with `dont_fragment`, `even_port`
     /// or `reservation`.
@@ -26,7 +26,7 @@ pub struct Config {
     /// EVEN-PORT; `Some(true)` also reserves the next higher port.
     pub even_port: Option<bool>,
     pub reservation: Option<[u8; 8]>,
-    /// False makes it an RFC 5389 client, with MD5 and HMAC-SHA1 only. Default true.
+    /// If false, the client behaves as in RFC 5389: only MD5 and HMAC-SHA1. Default true.
     pub password_algorithms: bool,
     pub fingerprint: bool,
     /// Use [`Timing::default`] over UDP and DTLS, and [`Timing::RELIABLE`] over TCP and TLS.
@@ -52,7 +52,7 @@ pub struct Timing {
     pub rto_ms: u64,
     /// Rc: total number of transmissions. Default 7.
     pub transmissions: u32,
-    /// Rm: RTOs to wait after the last transmission. Default 16.
+    /// Rm: Rm: number of RTOs to wait after the last transmission. Default 16.
     pub last_wait: u64,
 }
 

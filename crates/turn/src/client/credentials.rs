@@ -1,4 +1,5 @@
-//! Long-term credentials: parsing of challenges (401, 438) and keys to answer them (RFC 8489 section 9.2).
+//! Long-term credentials: parsing of challenges (401, 438), and keys to respond to them (RFC 8489 section
+//! 9.2).
 
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, Mac},

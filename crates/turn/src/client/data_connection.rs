@@ -1,4 +1,4 @@
-//! Client data connection (RFC 6062): a ConnectionBind, then the peer's bytes.
+//! Client data connection (RFC 6062): a ConnectionBind exchange, followed by the peer's bytes.
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use turnpike_wire::{channel_data::ChannelNumber, escape::name};
 
-/// Maximum characters of a reason phrase or domain in a message; RFC 8489 section 14.8 allows 127.
+/// Maximum length of a reason phrase or domain in a message, in characters; RFC 8489 section 14.8 allows 127.
 const REASON: usize = 127;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub enum Event {
         icmp_type: u8,
         code: u8,
     },
-    /// After a failed Allocate or Refresh the client has no allocation.
+    /// The request failed. After a failed Allocate or Refresh, the client has no allocation.
     Failed {
         request: Request,
         failure: Failure,

@@ -1,6 +1,6 @@
 //! TURN client as a state machine: feed it datagrams with [`Client::handle_datagram`] and the time with
-//! [`Client::handle_timeout`], then send [`Client::poll_transmit`], read [`Client::poll_event`], and come
-//! back at [`Client::poll_timeout`].
+//! [`Client::handle_timeout`], then send [`Client::poll_transmit`], read [`Client::poll_event`], and call
+//! again at [`Client::poll_timeout`].
 //!
 //! It authenticates (RFC 8489 section 9.2), retransmits (section 6.2.1), handles stale nonces, and refreshes
 //! the allocation with its permissions and channels until it is deleted (RFC 8656). Times are
@@ -37,13 +37,15 @@ use {
     transaction::{Start, Transaction, Transactions},
 };
 
-/// A permission lasts 300 s (RFC 8656 section 9), and a ChannelBind refreshes its permission too.
+/// A permission lasts 300 s (RFC 8656 section 9), and a ChannelBind also refreshes the permission for its
+/// peer.
 const BINDING_REFRESH_MS: u64 = 240_000;
 /// Time before expiry at which to refresh; half the lifetime if that is shorter (RFC 8656 section 8.1).
 const REFRESH_MARGIN_MS: u64 = 60_000;
-/// Challenges answered for one request before it counts as refused.
+/// Maximum number of challenges that the client responds to for one request, before the request counts as
+/// refused.
 const MAX_CHALLENGES: u8 = 3;
-/// Maximum number of queued events; beyond it the oldest are dropped.
+/// Maximum number of queued events; beyond that, the oldest are dropped.
 const MAX_EVENTS: usize = 128;
 
 pub struct Client {
@@ -129,7 +131,8 @@ impl Client {
         self.request(now, Request::Permit(peer))
     }
 
-    /// Binds a channel to this peer and keeps it refreshed. A peer with a channel keeps its number.
+    /// Binds a channel to this peer and keeps it refreshed. If the peer already has a channel, its number
+    /// stays the same.
     pub fn bind_channel(&mut self, now: u64, peer: SocketAddr) -> Result<ChannelNumber, RequestError> {
         self.allocated()?;
         let peer = canonical(peer);
@@ -163,7 +166,7 @@ impl Client {
         self.allocation().is_some() && self.ticket.is_some()
     }
 
-    /// Moves the allocation to a new address (RFC 8016 section 3.2), from which the caller already sends.
+    /// Moves the allocation to the new address from which the caller already sends (RFC 8016 section 3.2).
     /// May be called again after a timeout.
     pub fn migrate(&mut self, now: u64) -> Result<(), RequestError> {
         self.allocated()?;
@@ -439,7 +442,7 @@ impl Client {
             Request::Allocate | Request::Refresh | Request::Delete | Request::Migrate => {
                 self.forget_allocation();
             }
-            // State that is kept will be requested again: see `ask_again`.
+            // If the state is kept, it will be requested again: see `ask_again`.
             Request::Permit(peer) => self.permissions.retain(|it| it.peer != peer || (kept && it.granted)),
             Request::Bind(number, _) => self.channels.retain(|it| it.number != number || (kept && it.bound)),
         }
@@ -480,7 +483,7 @@ impl Client {
     fn migrated(&mut self, now: u64, lifetime: u32, ticket: Option<Vec<u8>>) {
         self.ticket = ticket;
         self.schedule_refresh(now, lifetime);
-        // Refreshes that were pending when the address changed.
+        // Repeat the refreshes that were pending when the address changed.
         let permissions = self.permissions.iter_mut().map(|permission| &mut permission.refresh_at);
         let channels = self.channels.iter_mut().map(|channel| &mut channel.refresh_at);
         permissions.chain(channels).for_each(|at| _ = at.get_or_insert(now));

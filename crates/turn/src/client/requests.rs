@@ -7,7 +7,7 @@ use turnpike_wire::{
 use super::{Config, Failure, Relayed, Request, credentials::Session};
 use crate::Family;
 
-/// Maximum bytes of USERNAME and SOFTWARE (RFC 8489 sections 14.3 and 14.14).
+/// Maximum length of USERNAME and SOFTWARE in bytes (RFC 8489 sections 14.3 and 14.14).
 const MAX_USERNAME_LEN: usize = 508;
 const MAX_SOFTWARE_LEN: usize = 763;
 /// Protocol numbers of REQUESTED-TRANSPORT (RFC 8656 section 18.7).
@@ -132,7 +132,7 @@ fn write_credentials(
 
 fn within<'a>(name: &str, text: &'a str, most: usize) -> Result<&'a [u8], Failure> {
     if text.len() > most {
-        return Err(Failure::Unwritable(format!("{name} has {} bytes, the limit is {most}", text.len())));
+        return Err(Failure::Unwritable(format!("{name} is {} bytes long; the limit is {most}", text.len())));
     }
     Ok(text.as_bytes())
 }

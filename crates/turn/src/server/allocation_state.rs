@@ -64,10 +64,10 @@ impl FromStr for AllocationId {
 pub(crate) struct AllocationState {
     pub(crate) id: AllocationId,
     pub(crate) realm: Arc<str>,
-    /// USERNAME of the Allocate; later requests must use the same (RFC 8656 section 5).
+    /// USERNAME of the Allocate; later requests must use the same one (RFC 8656 section 5).
     pub(crate) username: Box<str>,
     pub(crate) identity: Option<Box<str>>,
-    /// Client's address prefix at allocation time; quotas keep counting the allocation there.
+    /// Client's address prefix at allocation time; quotas keep counting the allocation under this prefix.
     pub(crate) prefix: IpAddr,
     pub(crate) grant: Option<Box<Grant>>,
     /// Expiry of a time-limited credential, in Unix seconds.
@@ -79,7 +79,7 @@ pub(crate) struct AllocationState {
     pub(crate) granted: u32,
     pub(crate) reservation: Option<Masked<[u8; 8]>>,
     pub(crate) address_error: Option<(Family, u16)>,
-    /// For the log: the relayed transport address of a dual-stack allocation that ended first.
+    /// For the log: whichever relayed transport address of a dual-stack allocation ended first.
     pub(crate) former: Option<Box<SocketAddr>>,
     /// Present while relay sockets are being opened.
     pub(crate) pending: Option<Box<Pending>>,

@@ -1,6 +1,6 @@
 //! Long-term credentials (RFC 8489 section 9.2.4). A slow store is queried only for requests whose source
 //! address is verified: by a nonce issued to that address, by a stream, or by a mobility ticket. A flood from
-//! forged addresses never reaches it.
+//! forged addresses never reaches the store.
 
 pub(crate) mod claim;
 pub(crate) mod keyed_hash;
@@ -50,7 +50,7 @@ const fn attribute(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
 
-/// Each host gets ten per second after a burst of 50, and each worker a thousand per second.
+/// Each host may send ten per second after a burst of 50; each worker handles a thousand per second.
 pub(crate) fn short_request_rate() -> Rates {
     Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
@@ -92,7 +92,7 @@ impl<P: Policy> Server<P> {
             None => self.check_password(context, &claim)?,
         };
         match proof {
-            // User and key are checked first: 401 takes precedence over 438.
+            // User and key are checked first, because 401 takes precedence over 438.
             Ok(_) if standing == Standing::Foreign => Err(self.foreign_nonce(context, &claim.realm)),
             Ok(Proof { username, .. }) if standing == Standing::Stale => {
                 let (client, realm, method) = (context.client(), &claim.realm.name, context.envelope.method);
@@ -160,7 +160,7 @@ impl<P: Policy> Server<P> {
             (CredentialCheck::WrongKey { username } | CredentialCheck::Accepted { username, .. }, _) => {
                 Err((Some(username), CredentialRefusal::WrongKey))
             }
-            // A request without a valid nonce gets one instead of a slot in the lookup table.
+            // A request without a valid nonce gets a nonce instead of a slot in the lookup table.
             (CredentialCheck::NeedsLookup, _) if *standing == Standing::Foreign => {
                 return Err(self.foreign_nonce(context, realm));
             }
@@ -190,7 +190,7 @@ impl<P: Policy> Server<P> {
                 }));
                 Disposition::Later
             }
-            // Clients on streams do not retransmit, so silence would make them wait a long time.
+            // Clients on streams do not retransmit, so without a response they would wait a long time.
             Err(DropReason::LookupLimit)
                 if self.is_stream(context.client()) && self.config.store_failure == StoreFailure::Answer =>
             {
@@ -279,10 +279,10 @@ impl<P: Policy> Server<P> {
     /// section 9.2.4). Browsers and pion give up after a 438 on Allocate, so the nonce in a challenge is
     /// always usable. A 401 repeats a nonce that is still valid, since the credential has to change.
     ///
-    /// Omits SOFTWARE and the reason phrase if the source address may be forged. With the realm `turnpike` a
-    /// challenge has 80 bytes, four times a bare header: 20 of header, 8 of ERROR-CODE, 12 of REALM, 28 of
-    /// NONCE and 12 of PASSWORD-ALGORITHMS. Realms of up to 40 bytes stay within four times the shortest
-    /// Allocate. THIRD-PARTY-AUTHORIZATION (RFC 7635 section 6.1) adds up to 264 bytes.
+    /// Omits SOFTWARE and the reason phrase if the source address may be forged. With the realm `turnpike`, a
+    /// challenge is 80 bytes long, four times a bare header: 20 bytes for the header, 8 for ERROR-CODE, 12
+    /// for REALM, 28 for NONCE and 12 for PASSWORD-ALGORITHMS. Realms of up to 40 bytes stay within four
+    /// times the shortest Allocate. THIRD-PARTY-AUTHORIZATION (RFC 7635 section 6.1) adds up to 264 bytes.
     pub(crate) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Disposition {
         let server_name = realm.third_party.then(|| self.config.third_party.server_name.as_bytes());
         let len = HEADER

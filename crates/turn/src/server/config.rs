@@ -16,13 +16,13 @@ use super::{
 pub struct ServerConfig {
     /// REALM, at most 127 characters. With [`Self::tenants`], this is the first realm.
     pub realm: String,
-    /// Further realms, at most 65,534, in any order. Default none.
+    /// Additional realms, at most 65,534, in any order. Default none.
     pub tenants: Vec<Realm>,
     /// SOFTWARE in responses to clients with a verified address; `None` omits it. Default `turnpike`.
     pub software: Option<String>,
-    /// Default true; false is for closed networks and tests.
+    /// Default true. Set it to false only on closed networks and in tests.
     pub authenticate: bool,
-    /// Keys the hashes in the replay guard and the tombstones, so it must not change, even in an upgrade.
+    /// Key of the hashes in the replay guard and the tombstones, so it must not change, even in an upgrade.
     pub own_key: NonceKey,
     pub nonce_keys: NonceKeys,
     /// Node number in the fleet, 1 to 4095, or 0 while unassigned; `None` without a fleet. Never changes
@@ -33,11 +33,11 @@ pub struct ServerConfig {
     pub owners: MobileOwners,
     pub connection_counts: ConnectionCounts,
     pub limits: ServerLimits,
-    /// Seconds that a nonce stays valid. Default 3600.
+    /// Seconds for which a nonce stays valid. Default 3600.
     pub nonce_lifetime: u32,
     pub max_allocation_duration: MaxAllocationDuration,
     pub bandwidth: Bandwidth,
-    /// Shared by all workers. Reloads keep it.
+    /// Shared by all workers, and kept across reloads.
     pub pools: Pools,
     /// Lengths of the prefixes that quotas and refusal limits count as one client.
     pub prefixes: PrefixLengths,
@@ -64,7 +64,7 @@ pub struct ServerConfig {
     pub channels: ChannelRange,
     /// Accepts MD5 keys with HMAC-SHA1 (RFC 5389 clients) besides SHA-256. Default true.
     pub allow_md5: bool,
-    /// Must be false if any user has only an MD5 key: clients choose the strongest algorithm offered.
+    /// Must be false if any user has only an MD5 key, because clients choose the strongest algorithm offered.
     pub allow_sha256: bool,
     /// USERHASH support (RFC 8489 section 9.2). Must be false with time-limited credentials, which cannot be
     /// found by hash.
@@ -75,7 +75,7 @@ pub struct ServerConfig {
     /// Allows TCP relaying (RFC 6062) for clients on streams. Default true; false refuses with 442.
     pub tcp_relay: bool,
     /// Default true: only clients that ask get a ticket (RFC 8016), and a ticket is useless without the
-    /// client's credentials. False refuses with 405. Without authentication there are no tickets.
+    /// client's credentials. False refuses with 405. Without authentication, no tickets are issued.
     pub mobility: bool,
     /// ACCESS-TOKEN authentication (RFC 7635). Default none.
     pub third_party: ThirdParty,
@@ -98,7 +98,7 @@ pub enum StoreFailure {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenerProfile {
     pub transport: Transport,
-    /// Challenges name the first; requests may name any. Empty means all. Default empty.
+    /// Challenges name the first realm; requests may name any of them. Empty means all realms. Default empty.
     pub realms: Vec<RealmId>,
     /// Refuses new allocations; the listener closes with its last allocation.
     pub closing: bool,

@@ -1,7 +1,7 @@
-//! Effects: everything the runtime must do or know besides sending a datagram, in order. One queue holds them
-//! all, drained after each call ([`super::Server::poll_effect`]). The control plane changes the [forwarding
-//! table](super::forwarding) only through effects too; each effect reaches the table first. Times are
-//! [`crate::time::Now::ms`].
+//! Effects: everything the runtime must do or know besides sending a datagram. One queue holds all of them in
+//! order and is drained after each call ([`super::Server::poll_effect`]). The control plane changes the
+//! [forwarding table](super::forwarding) only through effects too; each effect reaches the table first. Times
+//! are [`crate::time::Now::ms`].
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -21,7 +21,7 @@ use super::{
 pub struct OpenRequest {
     pub allocation: AllocationSlot,
     pub first: OpenRelay,
-    /// Try it even if the first failed: one socket is enough.
+    /// Open it even if the first failed: one socket is enough.
     pub second: Option<OpenRelay>,
 }
 
@@ -46,11 +46,11 @@ pub enum RelayTransport {
 pub enum PortRequest {
     /// Any port of the range; it may be shared with other allocations: [`OpenResult::Shared`].
     Any,
-    /// Not shared: a mobile allocation takes its sockets along to another worker (RFC 8016).
+    /// Not shared: a mobile allocation takes its sockets with it to another worker (RFC 8016).
     Own,
     /// EVEN-PORT with R = 0.
     Even,
-    /// Even port, with the next higher one reserved for 30 s under this token (EVEN-PORT with R = 1).
+    /// Even port; the next higher one is reserved for 30 s under this token (EVEN-PORT with R = 1).
     EvenAndReserveNext([u8; 8]),
     /// Port that any worker reserved under this token (RESERVATION-TOKEN).
     Reserved([u8; 8]),
@@ -118,7 +118,7 @@ pub enum Effect {
         source: Source,
         request: Box<[u8]>,
     },
-    /// Return the request, for [`super::Server::declined`]: its client does not move here.
+    /// Return the request to its worker, for [`super::Server::declined`]: its client does not move here.
     Decline {
         via: u16,
         source: Source,
@@ -129,7 +129,7 @@ pub enum Effect {
         worker: u16,
         pending_move: PendingMove,
     },
-    /// Call [`super::Server::remember_deletions`] on the client's worker, which answers retransmissions.
+    /// Call [`super::Server::remember_deletions`] on the client's worker, which responds to retransmissions.
     Deleted {
         via: u16,
         deletion: (u64, u64),
@@ -181,7 +181,7 @@ pub enum Effect {
         allocation: AllocationSlot,
         peer: IpAddr,
     },
-    /// A channel ends like a permission.
+    /// Like a permission, a channel may end without another effect.
     Bound {
         allocation: AllocationSlot,
         number: ChannelNumber,
@@ -204,7 +204,7 @@ pub enum Effect {
         number: ChannelNumber,
         peer: SocketAddr,
     },
-    /// Close all its relay sockets and connections.
+    /// Close all relay sockets and connections of the allocation.
     Closed {
         allocation: AllocationSlot,
         id: AllocationId,
@@ -217,7 +217,7 @@ pub enum Effect {
         transport: Transport,
         relay_transport: RelayTransport,
         reason: ClosedReason,
-        /// Another client may have the 5-tuple by now.
+        /// Another client may already use the 5-tuple.
         away: bool,
         lived_ms: u64,
         /// Datagrams and their payload bytes, as in `to_client`.
@@ -236,8 +236,8 @@ pub enum Effect {
     },
     Moved {
         allocation: AllocationSlot,
-        /// A stream that is still open there no longer has an allocation. `None` if the client had
-        /// disconnected.
+        /// Previous 5-tuple; if it is a stream that is still open, the stream no longer has an allocation.
+        /// `None` if the client had disconnected.
         was: Option<Client>,
         client: Client,
         link: Link,
@@ -254,7 +254,7 @@ pub enum Effect {
     Returned {
         allocation: AllocationSlot,
     },
-    /// The client of a mobile allocation disconnected; the allocation waits for its return.
+    /// The client of a mobile allocation disconnected; the allocation waits for it to return.
     Away {
         allocation: AllocationSlot,
     },
@@ -277,7 +277,7 @@ pub enum Effect {
         username: Box<str>,
         /// Port 0 if the request contained none.
         peer: SocketAddr,
-        /// Further peers of the request; they get no permission either.
+        /// Number of other peers in the request; they get no permission either.
         others: usize,
         by: PeerDenial,
         suppressed: u64,
@@ -323,9 +323,9 @@ pub enum RequestRefusal {
     NoRelay,
     AddressAbsent,
     PortsHeld,
-    /// The credential store did not answer, so the client is not authenticated.
+    /// The credential store did not respond, so the client is not authenticated.
     Store,
-    /// The server stays silent, so that the client retransmits.
+    /// The server sends no response, so that the client retransmits.
     Unanswered(DropReason),
 }
 
@@ -370,7 +370,7 @@ pub enum CredentialRefusal {
         ahead: u64,
     },
     WrongKey,
-    /// Unusable ACCESS-TOKEN. An expired one is [`Self::Expired`].
+    /// Unusable ACCESS-TOKEN. For an expired token, see [`Self::Expired`].
     Token(TokenProblem),
     WrongRealm,
     /// 441: the allocation belongs to another user.

@@ -6,7 +6,7 @@ use std::{ops::RangeInclusive, time::Duration};
 pub struct ServerLimits {
     pub permissions: usize,
     pub channels: usize,
-    /// Total across all workers.
+    /// Maximum number across all workers.
     pub peer_connections: usize,
     /// Includes connections being established.
     pub peer_connections_per_allocation: usize,
@@ -52,19 +52,21 @@ impl Default for AllocationLimits {
 /// Each worker gets its share of the totals, plus some slack for uneven distribution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Total connections without an allocation. At the limit, the oldest is closed once it is 500 ms old.
+    /// Total number of connections without an allocation. At the limit, the oldest is closed once it is 500
+    /// ms old.
     pub idle_connections: usize,
-    /// An address is an IPv4 address or IPv6 /64; for DTLS an IPv4 /24 or IPv6 /56.
+    /// Maximum per address: an IPv4 address or IPv6 /64; for DTLS, an IPv4 /24 or IPv6 /56.
     pub idle_connections_per_address: usize,
     pub half_open: usize,
-    /// A network is an IPv4 /24 or IPv6 /56.
+    /// Maximum per network: an IPv4 /24 or IPv6 /56.
     pub half_open_per_network: usize,
-    /// Time until the first complete message, including the TLS handshake; for DTLS, time for the handshake.
+    /// Maximum time until the first complete message, including the TLS handshake; for DTLS, maximum time for
+    /// the handshake.
     pub first_message: Duration,
     /// Maximum idle time of a connection without an allocation.
     pub idle: Duration,
-    /// Bytes of relayed datagrams queued for one TCP or TLS client; beyond them the oldest datagrams are
-    /// dropped.
+    /// Maximum bytes of relayed datagrams queued for one TCP or TLS client; beyond that, the oldest datagrams
+    /// are dropped.
     pub stream_queue: usize,
     /// Total of connections handed on to a web server; further ones are closed.
     pub handed_on: usize,
@@ -107,7 +109,7 @@ fn millis(time: Duration) -> u64 {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealmLimits {
     pub realm: String,
-    /// Allocations of all users of the realm; `None` for [`AllocationLimits::allocations`] alone.
+    /// Allocations of all users of the realm; `None` if only [`AllocationLimits::allocations`] limits them.
     pub allocations: Option<usize>,
     pub allocations_per_user: Option<usize>,
     /// `None` for the ports that no realm lists. Only realms with the same ports share them.

@@ -1,9 +1,9 @@
 //! Mobility (RFC 8016): a client with a new address identifies its allocation with a ticket, and proves with
-//! its credentials that it owns it.
+//! its credentials that it owns the allocation.
 //!
 //! The new 5-tuple first *arrives*: both 5-tuples are valid until the client sends data from the new one
 //! (section 3.2.2). Then the allocation *moves*, and the old 5-tuple is dropped. `handoff.rs` handles
-//! arrivals at other workers.
+//! arrivals on other workers.
 
 pub(crate) mod handoff;
 pub(crate) mod moved;
@@ -34,16 +34,17 @@ pub(crate) struct Mobility {
     pub(crate) key: Masked<u64>,
     counter: u32,
     spent: Option<Spent>,
-    /// New 5-tuple that has not sent data yet, and its worker.
+    /// New 5-tuple from which no data has come yet, and its worker.
     #[serde(skip)]
     pub(crate) arriving: Option<(Source, u16)>,
     last: Option<LastArrival>,
 }
 
-/// Previous ticket. Section 3.2.2 accepts it only for retransmissions, but a client that lost the answer (its
-/// connection ended, or it stopped retransmitting) has no other ticket. So this one stays valid until the
-/// client evidently got the answer: data or another signed request from the new 5-tuple, or use of the next
-/// ticket. Credentials protect it from other users, and the replay guard protects it from copies.
+/// Previous ticket. Section 3.2.2 accepts it only for retransmissions, but a client that missed the response
+/// (its connection ended, or it stopped retransmitting) has no other ticket. So this one stays valid until
+/// the client has evidently received the response: data or another signed request from the new 5-tuple, or
+/// use of the next ticket. Credentials protect it from other users, and the replay guard protects it from
+/// copies.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Spent {
     counter: u32,
@@ -60,7 +61,7 @@ struct LastArrival {
 }
 
 impl Mobility {
-    /// Converts the time to an age, and back, on any clock.
+    /// Converts the time to an age, and back, independently of the clock.
     pub(crate) fn packed(&self, now: Now) -> Self {
         let last = self.last.map(|last| LastArrival { at_ms: now.ms.wrapping_sub(last.at_ms), ..last });
         Self { arriving: None, last, ..self.clone() }
@@ -141,7 +142,7 @@ impl<P: Policy> Server<P> {
     }
 
     /// The allocation keeps only its old 5-tuple, because the new one may later belong to another client.
-    /// Returns false if no client was expected there.
+    /// Returns false if no arrival was pending.
     pub(crate) fn give_up_arrival(&mut self, client: &Client) -> bool {
         let Some(expected) = self.pending_moves.remove(client) else { return false };
         let Expected { key, owner, .. } = expected;
@@ -197,8 +198,8 @@ impl<P: Policy> Server<P> {
         self.config.nonce_keys.iter().find_map(|key| Ticket::open(sealed, &key.0))
     }
 
-    /// Returns the allocation and the ticket's counter, regardless of the 5-tuple (section 3.2.2), or answers
-    /// the request. Changes nothing: see [`Server::arrive`].
+    /// Returns the allocation and the ticket's counter, regardless of the 5-tuple (section 3.2.2), or
+    /// responds to the request. Changes nothing: see [`Server::arrive`].
     pub(crate) fn presented(&mut self, context: &Context<'_>) -> Result<(u32, u32), Disposition> {
         if !self.config.mobility {
             return Err(self.fail(context, 405));
@@ -219,7 +220,7 @@ impl<P: Policy> Server<P> {
             return Err(self.wrong_user(context));
         }
         let Some(mobility) = &state.mobility else { return Err(self.fail(context, 437)) };
-        // Retransmission after a lost answer.
+        // Retransmission after the response was lost.
         if mobility.is_repeated(context)
             && let Some(LastArrival { granted, .. }) = mobility.last
         {
@@ -268,7 +269,7 @@ impl<P: Policy> Server<P> {
         mobility.spent = Some(Spent { counter: presented, sent: None });
         let transaction = context.request.transaction();
         mobility.last = Some(LastArrival { client: source.client, transaction, at_ms: now.ms, granted });
-        // An earlier arrival that has not sent data is cancelled.
+        // An earlier arrival is cancelled if no data has come from it.
         if let Some((Source { client, .. }, at)) = mobility.arriving.replace((source, worker))
             && (client, at) != (source.client, worker)
         {
@@ -344,7 +345,7 @@ impl<P: Policy> Server<P> {
         self.data.forwarding.find(client).is_some() || self.pending_moves.get(client).is_some()
     }
 
-    /// `spoke` is true if the client sent data from there.
+    /// `spoke` is true if the client has sent data from the new 5-tuple.
     fn settle(&mut self, now: Now, index: u32, source: Source, spoke: bool) {
         let Source { client, link } = source;
         self.pending_moves.remove(&client);

@@ -131,7 +131,7 @@ pub struct Server<P> {
     random: Random,
     worker_id: WorkerId,
     connections: Connections,
-    /// Deadlines of unbound and unfinished peer connections, by allocation.
+    /// Deadlines of peer connections that are unbound or still being established, by allocation.
     connection_timers: Timers,
     pending_moves: PendingMoves,
     lookups: Lookups,
@@ -231,7 +231,8 @@ impl<P: Policy> Server<P> {
 
     pub fn poll_effect(&mut self) -> Option<Effect> {
         let effect = self.data.effects.pop_front();
-        // Mass expiry can queue thousands of effects; release that memory afterwards.
+        // If many allocations expire at once, thousands of effects can be queued; release that memory
+        // afterwards.
         if effect.is_none() && self.data.effects.capacity() > data::MAX_QUEUED {
             self.data.effects.shrink_to(data::MAX_QUEUED);
         }
@@ -288,7 +289,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Applies limits that a reload may have changed while the allocation was in transit.
+    /// Applies the limits, which a reload may have changed while the allocation was in transit.
     fn conform(&mut self, now: Now, index: u32) {
         self.end_refused(now, index);
         self.shorten(now, index);
@@ -467,7 +468,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Needed after a NAT mapping was added or removed.
+    /// Updates the addresses behind channels after a NAT mapping was added or removed.
     fn lead_channels(&mut self, now: Now, index: u32, own: &OwnEndpoints) {
         let Some((allocation, entry)) = self.data.forwarding.at(index) else { return };
         let is_elsewhere = |channel: &&Channel| own.internal(channel.name()) != channel.peer;

@@ -1,6 +1,6 @@
 //! Decisions delegated to the embedding program, as four traits: [`Users`], [`Quotas`], [`Restrictions`] and
 //! [`Redirects`]. Only requests call them, never packets, and no call may block. `relay` and `serve`
-//! implement them; self-contained rules are in this folder.
+//! implement them; rules that need no embedding program are in this folder.
 
 pub(crate) mod alternate;
 pub(crate) mod amplification;
@@ -57,7 +57,7 @@ pub trait Quotas {
 }
 
 pub trait Restrictions {
-    /// `address` is canonical, bound or external, and may belong to any worker.
+    /// `address` is canonical, may be bound or external, and may belong to any worker.
     fn is_relayed(&self, _address: SocketAddr, _transport: RelayTransport) -> bool {
         false
     }
@@ -69,8 +69,8 @@ pub trait Restrictions {
 }
 
 pub trait Redirects {
-    /// True if a redirected client came back on the same 5-tuple; such a client does not follow redirects and
-    /// is served.
+    /// True if a redirected client has returned on the same 5-tuple; such a client does not follow redirects
+    /// and is served.
     fn comes_back(&self, _attempt: &AllocateAttempt<'_>) -> bool {
         false
     }
@@ -118,7 +118,8 @@ pub enum CredentialCheck {
         username: Box<str>,
         /// Identity that quotas count: the ID of an `expiry:id` credential, otherwise the username.
         identity: Box<str>,
-        /// Unix seconds. After that the credential cannot make new allocations, but existing ones continue.
+        /// Unix seconds. After this time, the credential cannot be used for new allocations, but existing
+        /// ones continue.
         until_unix: Option<u64>,
     },
     NoSuchUser,
@@ -147,7 +148,7 @@ pub enum QuotaRefusal {
     Total,
     /// 508: no other server has room either, because all share the limit.
     Everywhere,
-    /// This server has requested more of a fleet-wide limit, which takes a few tenths of a second.
+    /// This server has requested a larger share of a fleet-wide limit, which takes a few tenths of a second.
     Undecided {
         /// True for the user's limit, false for the realm's or the total.
         is_user: bool,

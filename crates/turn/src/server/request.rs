@@ -24,7 +24,7 @@ use turnpike_wire::stun::{Class, Header, Invalid, View, kind, method, xor_addres
 use super::DropReason;
 
 /// Bytes. No request needs more: USERNAME, REALM and NONCE of 763 bytes each and 64 peers of 24 bytes add up
-/// to 3,840. It bounds the hashing that an unauthenticated datagram can cause.
+/// to 3,840. This limit bounds the hashing that an unauthenticated datagram can cause.
 pub const MAX_REQUEST_LEN: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr, VariantArray)]
@@ -89,7 +89,7 @@ pub(crate) enum Delivery {
     /// Forwarded by worker `via`, which keeps the client.
     Forwarded {
         via: u16,
-        /// The 5-tuple already has an allocation or a pending move there.
+        /// The 5-tuple already has an allocation or a pending move on that worker.
         occupied: bool,
     },
 }
@@ -127,7 +127,7 @@ impl<'a> Request<'a> {
     pub(crate) fn unknown(&self, is_known: impl Fn(u16) -> bool) -> SmallVec<[u16; 4]> {
         let unknown = self.view.unknown(|kind| kind::is_comprehended(kind) || is_known(kind));
         let mut found: SmallVec<[u16; 4]> = unknown.collect();
-        // The request length bounds the number of attributes and thus the time for this.
+        // The request length bounds the number of attributes and thus the time for sorting.
         found.sort_unstable();
         found.dedup();
         found

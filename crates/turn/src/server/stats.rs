@@ -27,7 +27,7 @@ pub const ERROR_CODES: [(u16, &str); 17] = [
     (508, "508"),
 ];
 
-/// Milliseconds. Only waiting is measured: a worker's clock advances once per wake-up.
+/// Milliseconds. Only time spent waiting is measured, because a worker's clock advances once per wake-up.
 pub const ALLOCATION_MS: [u64; 9] = [1, 5, 10, 20, 50, 100, 500, 1000, 2000];
 
 pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
@@ -54,7 +54,7 @@ pub struct Stats {
     /// Binding requests with CHANGE-REQUEST, PADDING, RESPONSE-PORT.
     pub nat_discovery: [u64; 3],
     pub allocations_opened: u64,
-    /// One bucket per [`ALLOCATION_MS`] bound, then one above.
+    /// One bucket per [`ALLOCATION_MS`] bound, and one for longer times.
     pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
     pub allocation_ms: u64,
     /// Indexed like `CLOSED`.
@@ -81,7 +81,7 @@ pub struct Stats {
     pub connection_bytes: [u64; 2],
     /// Indexed like [`MobilityEvent::VARIANTS`].
     pub mobility: [u64; MobilityEvent::VARIANTS.len()],
-    /// New allocations, and requests that belong to another node.
+    /// Redirected new allocations, and redirected requests that belong to another node.
     pub redirects: u64,
     /// Indexed like [`Level::NAMES`].
     pub bandwidth_pauses: [u64; Level::NAMES.len()],

@@ -126,13 +126,13 @@ impl<'s> AllocationView<'s> {
         self.state.tcp.as_ref().map_or(0, |tcp| tcp.connections())
     }
 
-    /// Payload datagrams and bytes.
+    /// Numbers of datagrams and of payload bytes.
     #[must_use]
     pub fn to_peer(&self) -> (u64, u64) {
         self.entry.to_peer
     }
 
-    /// Payload datagrams and bytes.
+    /// Numbers of datagrams and of payload bytes.
     #[must_use]
     pub fn to_client(&self) -> (u64, u64) {
         self.entry.to_client

@@ -1,4 +1,4 @@
-//! Minimal TURN server written with `stun_types` alone, so that it shares no code with the client.
+//! Minimal TURN server that uses only `stun_types`, so that it shares no code with the client.
 
 use std::net::SocketAddr;
 pub(crate) use std::sync::Arc;

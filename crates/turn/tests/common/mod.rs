@@ -1,5 +1,5 @@
-//! Client side, with `stun_types` and `turn_types` as the oracle that writes and reads its messages, and a
-//! server in virtual time.
+//! Clients, whose messages are written and read by `stun_types` and `turn_types` as an oracle, and a server
+//! in virtual time.
 #![allow(
     dead_code,
     unused_imports,
@@ -85,12 +85,11 @@ pub(crate) const TICKET: u16 = 0x8030;
 pub(crate) struct TestPolicy {
     pub(crate) per_user: usize,
     pub(crate) total: usize,
-    /// Allocations per prefix; 0 for unlimited.
     pub(crate) per_prefix: usize,
     pub(crate) held: Rc<RefCell<HashMap<String, usize>>>,
     pub(crate) prefixes: Rc<RefCell<HashMap<IpAddr, usize>>>,
     pub(crate) lookups: Cell<usize>,
-    /// Always answers [`CredentialCheck::NeedsLookup`].
+    /// Always returns [`CredentialCheck::NeedsLookup`].
     pub(crate) later: bool,
     /// For [`Restrictions::is_relayed`].
     pub(crate) relayed: Vec<(SocketAddr, RelayTransport)>,
@@ -100,7 +99,7 @@ pub(crate) struct TestPolicy {
     pub(crate) undecided: bool,
     pub(crate) redirect_target: Option<Destination>,
     pub(crate) attempts: RefCell<Vec<(String, Occasion)>>,
-    /// Ports of clients that come back after a redirect.
+    /// Ports of clients that return after a redirect.
     pub(crate) returned: Vec<u16>,
     pub(crate) nodes: Vec<(u16, Destination)>,
     pub(crate) banned: Vec<String>,
@@ -226,7 +225,7 @@ pub(crate) enum Scheme {
     Md5,
     /// RFC 8489: MD5 key, HMAC-SHA256, no PASSWORD-ALGORITHM.
     Md5Sha256,
-    /// RFC 8489: SHA-256 key, HMAC-SHA256, PASSWORD-ALGORITHMS echoed.
+    /// RFC 8489: SHA-256 key, HMAC-SHA256, echoed PASSWORD-ALGORITHMS.
     Sha256,
     /// Like `Sha256`, with USERHASH instead of USERNAME.
     Userhash,
@@ -251,7 +250,7 @@ impl Credentials {
     }
 }
 
-/// Request or indication under construction. Attributes are written in order as given, valid or not.
+/// Request or indication under construction. Attributes are written in the given order, valid or not.
 #[derive(Clone)]
 pub(crate) struct Ask {
     class: MessageClass,
@@ -392,7 +391,7 @@ pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac, fingerprint: bool) -> 
     buffer
 }
 
-/// Result of a datagram: an owned copy of the verdict, or the effect that continues it.
+/// Result of a datagram: an owned copy of the verdict, or the effect that continues the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Reply(Vec<u8>),
@@ -553,7 +552,6 @@ pub(crate) struct World {
     pub(crate) now: Now,
     pub(crate) client: Client,
     pub(crate) ports: u16,
-    /// Effects taken from the server and not consumed yet.
     pub(crate) told: Vec<Effect>,
 }
 
@@ -651,7 +649,8 @@ impl World {
         self.outcome(verdict)
     }
 
-    /// Feeds a request forwarded by another worker; also returns the pending move announced to that worker.
+    /// Feeds a request forwarded by another worker; returns the outcome and the pending move announced to
+    /// that worker.
     pub(crate) fn forwarded(
         &mut self,
         via: u16,
@@ -707,7 +706,7 @@ impl World {
         self.told.extend(std::iter::from_fn(|| self.server.poll_effect()));
     }
 
-    /// Combines a verdict with the effect that continues it, if any.
+    /// Combines a verdict with the effect that continues the request, if any.
     fn outcome(&mut self, verdict: Outcome) -> Outcome {
         if !matches!(verdict, Outcome::Later | Outcome::Reply(_)) {
             return verdict;
@@ -752,7 +751,6 @@ impl World {
         }
     }
 
-    /// Feeds a request signed by this user with a fresh nonce.
     #[track_caller]
     pub(crate) fn ask_as(&mut self, user: &str, ask: Ask) -> Reply {
         let credentials = self.credentials(user, Scheme::Md5);
@@ -823,7 +821,6 @@ impl World {
         (alice, relay)
     }
 
-    /// Allocates as alice on a shared relay socket.
     pub(crate) fn allocated_sharing(
         &mut self,
         relayed: SocketAddr,
@@ -842,7 +839,6 @@ impl World {
         }
     }
 
-    /// Allocates as alice over TCP, relaying TCP.
     pub(crate) fn allocated_tcp(&mut self) -> (Credentials, RelayId) {
         self.client = stream(41_000);
         let alice = self.credentials("alice", Scheme::Md5);
@@ -886,7 +882,7 @@ impl World {
         }
     }
 
-    /// The last allocation opened; drains the effects.
+    /// Returns the allocation that was opened last; drains the effects.
     pub(crate) fn last_opened(&mut self) -> RelayId {
         let effects = self.effects();
         let opened = effects.iter().rev().find_map(|effect| match effect {

@@ -33,7 +33,7 @@ use self::{
 };
 use crate::common::{TestPolicy, channel_data, client, everything, password, seed, streams};
 
-/// Longer sequences find nothing new and take longer.
+/// Longer sequences take more time but find nothing new.
 const MOST_EVENTS: usize = 200;
 /// Quotas and limits, low enough to be reached.
 const PER_USER: usize = 3;
@@ -42,7 +42,7 @@ const MOST_BINDINGS: usize = 4;
 const MOST_CONNECTIONS: usize = 2;
 /// Bytes that this configuration adds to a challenge: the longer realm and the server name for tokens.
 const CONFIGURED: usize = 8 + 20;
-/// Maximum effects of one call: everything five allocations have.
+/// Maximum number of effects of one call: the end of everything that five allocations have.
 const MOST_EFFECTS: usize = TOTAL * (2 * MOST_BINDINGS + 2 * MOST_CONNECTIONS + 4);
 
 #[test]
@@ -187,7 +187,7 @@ impl Run {
                 let transport = self.config.listener(self.client.listener).transport;
                 if self.config.authenticate && answer.mac().is_none() && transport == Transport::Udp {
                     let most = 4 * bytes.len() + CONFIGURED;
-                    assert!(reply.len() <= most, "{} bytes for {}", reply.len(), bytes.len());
+                    assert!(reply.len() <= most, "{} bytes in response to {}", reply.len(), bytes.len());
                 }
                 let reply = reply.to_vec();
                 self.learn(self.client, &reply);
@@ -373,7 +373,7 @@ impl Run {
             let restored = restored.unwrap_or_else(|_| panic!("below all limits"));
             self.hear();
             assert_eq!(self.mirrored(restored).client, *client);
-            self.table.get_mut(restored).expect("it is there").is_away = *is_away;
+            self.table.get_mut(restored).expect("the allocation was restored").is_away = *is_away;
         }
         assert_eq!(self.table.len(), written.len());
     }
@@ -446,7 +446,6 @@ impl Run {
         assert_eq!(self.server.policy_mut().held(), allocations);
         assert!(allocations <= TOTAL);
         assert!(self.server.connections() <= MOST_CONNECTIONS * allocations);
-        // Allocations waiting for sockets have no timer.
         assert!(self.table.len() == 0 || self.server.poll_timeout().is_some());
         for (_, mirrored) in self.table.iter() {
             assert!(mirrored.permissions.len() <= MOST_BINDINGS && mirrored.channels.len() <= MOST_BINDINGS);
@@ -474,7 +473,7 @@ fn family(peer: SocketAddr) -> Family {
     if peer.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
-/// Response to an earlier request.
+/// Response to an earlier request, if the verdict is one.
 fn late(verdict: Verdict<'_>) -> Option<(Client, Vec<u8>)> {
     match verdict {
         Verdict::Reply { client, bytes, .. } => Some((client, bytes.to_vec())),

@@ -30,7 +30,7 @@ const MAC_KEY: [u8; 20] = [5; 20];
 pub(super) const RELAYED: &str = "203.0.113.1:50002";
 
 impl Run {
-    /// Builds a request from meaningful attributes, signed the way clients sign or almost so.
+    /// Builds a request from meaningful attributes, signed as clients sign, or almost.
     pub(super) fn request(&mut self, input: &mut Input<'_>) -> Vec<u8> {
         let (method, how) = (input.below(8), input.u16());
         let method = METHODS.get(usize::from(method)).copied().unwrap_or_else(|| input.u16() & 0xFFF);
@@ -183,7 +183,7 @@ pub(super) fn peer(number: u8) -> SocketAddr {
             address("192.0.2.1:3478"),
         ]
         .get(usize::from(of) % 6)
-        .expect("of six"),
+        .expect("one of six kinds"),
         _ => ([198, 41, 0, 1], of % 2).into(),
     }
 }

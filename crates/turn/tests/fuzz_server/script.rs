@@ -4,7 +4,7 @@ use turnpike_testkit::fuzz::{self, Input};
 
 use super::Run;
 
-/// Events in the encoding of [`Run::event`].
+/// Sequence of events in the encoding of [`Run::event`].
 #[derive(Clone, Default)]
 struct Script(Vec<u8>);
 
@@ -26,7 +26,6 @@ impl Script {
         self.event(&[&[1, method, high, low, transaction, count][..], &attributes.concat()].concat())
     }
 
-    /// Challenge, Allocate with these attributes, and both sockets opened.
     fn allocated(self, how: u16, attributes: &[&[u8]]) -> Self {
         self.request(0, 2, &[&[4, 0]]).request(0, how, attributes).event(&[9, 0, 0])
     }
@@ -70,7 +69,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
             bound.request(5, 2, &[&[12, 0]]).request(5, 0, &[&[12, 0]]).event(&[14, 0]).event(&[8, 0, 31]);
         seeds.push(bound.event(&[15, 2]));
     }
-    // A slow store, reloads, and ends.
+    // A slow store, and reloads.
     let asked =
         Script::new(2).request(0, 2, &[&udp]).request(0, 0, &[&udp]).event(&[16, 0, 0]).event(&[9, 0, 0]);
     seeds.push(asked.request(1, 0, &[&[3, 2, 0]]).event(&[8, 0, 11]).event(&[16, 0, 4]));

@@ -107,7 +107,7 @@ pub(super) struct Rules {
     pub(super) max_total_connections: usize,
     pub(super) max_user_connections: usize,
     pub(super) store_drops: bool,
-    /// A channel keeps its peer permitted.
+    /// A channel keeps the permission for its peer alive.
     pub(super) channels_permit: bool,
     pub(super) end_with_credential: bool,
 }

@@ -9,10 +9,9 @@ use super::{
     step::{Asked, Way},
 };
 
-/// Data that clients have received, newest last.
 #[derive(Default)]
 pub(super) struct Memory {
-    /// Keys are 5-tuple and realm.
+    /// Nonces by 5-tuple and realm.
     nonces: HashMap<(usize, &'static str), String>,
     tickets: Vec<Vec<u8>>,
     tokens: Vec<[u8; 8]>,
@@ -50,7 +49,7 @@ impl Network {
             Asked::Refresh { ticket, .. } => {
                 let ticket = newest(&self.memory.tickets, ticket.checked_sub(2)?)?;
                 let number = self.model.tickets.get(ticket)?.number;
-                // Mostly from an address other than the current one.
+                // Mostly picks an address other than the current one.
                 one_of(free.collect()).map(|end| (end, Some(number)))
             }
             Asked::Bind { .. } => at_home(&|it| it.transport == RelayTransport::Udp),
@@ -88,14 +87,14 @@ impl Network {
         let realm = if realm == 0 { cast::TENANT } else { REALM };
         let (realm, user) = number.map_or((realm, user), |number| {
             let it = &self.model.allocations[number];
-            // Sometimes another user's.
+            // Sometimes uses another user's name.
             (it.realm, if whom_else { user } else { it.user })
         });
         let claim = |nonce, right| Claim { user, right, realm, nonce, scheme };
         let claim = match nonce {
             0 => None,
             1 => Some(claim("made up".to_owned(), true)),
-            // Another client's nonce.
+            // Uses another client's nonce.
             2 => Some(claim(self.nonce((from + 2) % cast::CLIENTS, realm), true)),
             nonce => Some(claim(self.nonce(from, realm), nonce != 3)),
         };
@@ -232,13 +231,13 @@ impl Network {
         })
     }
 
-    /// The first numbers mean any peer, the others one that the allocation may relay to.
+    /// The first numbers mean any peer, the others one to which the allocation may relay.
     fn peer(&self, which: u8, number: Option<usize>, permitted: bool) -> SocketAddr {
         let suits = |peer: &SocketAddr| {
             let Some(number) = number else { return false };
             let it = &self.model.allocations[number];
             let Place::At(at, _) = it.place else { return false };
-            // It may ask for a peer refused only to its realm.
+            // The client may ask for a peer that is refused only to its realm.
             let may_be = it.has(family_of(peer.ip())) && !self.model.workers[at].rules.refuses(peer.ip());
             may_be && peer.port() != 0 && (!permitted || it.permits(peer.ip(), self.model.ms))
         };
@@ -278,7 +277,7 @@ impl Network {
     /// Nonce for this 5-tuple and realm, requested if the client has none.
     fn nonce(&mut self, from: usize, realm: &'static str) -> String {
         if !self.memory.nonces.contains_key(&(from, realm)) {
-            // An invalid nonce is answered with a valid one for that realm.
+            // The server responds to an invalid nonce with a valid one for that realm.
             let nonce = "made up".to_owned();
             let claim = Claim { user: "alice", right: true, realm, nonce, scheme: Scheme::Md5 };
             let wanted = Wanted::Refresh { lifetime: None, family: None, ticket: None };

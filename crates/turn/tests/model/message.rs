@@ -38,14 +38,12 @@ pub(super) struct Request {
     pub(super) wanted: Wanted,
     pub(super) transaction: [u8; 12],
     pub(super) claim: Option<Claim>,
-    /// Contains an unknown comprehension-required attribute.
     pub(super) strange: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) user: &'static str,
-    /// Signed with that user's password.
     pub(super) right: bool,
     pub(super) realm: &'static str,
     pub(super) nonce: String,
@@ -70,7 +68,7 @@ pub(super) struct Wish {
     pub(super) port: Port,
     pub(super) family: Option<u8>,
     pub(super) additional: Option<u8>,
-    /// MOBILITY-TICKET, which has to be empty.
+    /// MOBILITY-TICKET, which must be empty.
     pub(super) ticket: Option<Vec<u8>>,
 }
 
@@ -221,7 +219,6 @@ pub(super) enum Told {
         relayed: Vec<SocketAddr>,
         lifetime: u32,
         reservation: Option<[u8; 8]>,
-        /// Allocation of the ticket, if any.
         ticket: Option<usize>,
         mapped: SocketAddr,
         address_error: Option<(Family, u16)>,
@@ -247,7 +244,7 @@ pub(super) struct Learned {
 }
 
 impl Answer {
-    /// Checks that the bytes have this meaning; returns the data that only the server can know.
+    /// Checks that the bytes have this meaning; returns the data that only the server can choose.
     pub(super) fn check(&self, bytes: &[u8]) -> Result<Learned, String> {
         let reply = Reply(bytes.to_vec());
         let message = reply.message();
@@ -262,7 +259,7 @@ impl Answer {
                 let (user, realm, scheme) = (*user, *realm, *scheme);
                 let claim = Claim { user, right: true, realm, nonce: String::new(), scheme };
                 if !reply.is_signed(&claim.credentials()) {
-                    return Err(format!("not signed for {user} of {realm}"));
+                    return Err(format!("not signed for {user} in {realm}"));
                 }
             }
             Said::ByNobody => {}
@@ -272,28 +269,28 @@ impl Answer {
         let says = |what: &str, it: bool| if it { Ok(()) } else { Err(format!("{what}: {message:?}")) };
         let lifetime_is = |seconds: u32| {
             let lifetime = message.attribute::<Lifetime>().ok().map(|lifetime| lifetime.seconds());
-            says("another lifetime", lifetime == Some(seconds))
+            says("wrong lifetime", lifetime == Some(seconds))
         };
         let mapped_is = |address: SocketAddr| {
             let mapped = message.attribute::<XorMappedAddress>().ok();
-            says("another address", mapped.map(|it| it.addr(message.transaction_id())) == Some(address))
+            says("wrong address", mapped.map(|it| it.addr(message.transaction_id())) == Some(address))
         };
         match &self.told {
-            Told::Error(code) => says("another code", !success && reply.code() == Some(*code))?,
+            Told::Error(code) => says("wrong code", !success && reply.code() == Some(*code))?,
             Told::Challenge { code, realm, repeats } => {
-                says("another code", !success && reply.code() == Some(*code))?;
+                says("wrong code", !success && reply.code() == Some(*code))?;
                 let said = message.attribute::<Realm>().ok().map(|realm| realm.realm().to_owned());
-                says("another realm", said.as_deref() == Some(*realm))?;
+                says("wrong realm", said.as_deref() == Some(*realm))?;
                 learned.nonce = message.attribute::<Nonce>().ok().map(|nonce| nonce.nonce().to_owned());
                 says("missing nonce", learned.nonce.is_some())?;
-                says("another nonce", repeats.is_none() || *repeats == learned.nonce)?;
+                says("wrong nonce", repeats.is_none() || *repeats == learned.nonce)?;
             }
             _ if !success => return Err(format!("unexpected error {:?}", reply.code())),
             Told::Done => {}
             Told::Mapped(address) => mapped_is(*address)?,
             Told::Connected(id) => {
                 says(
-                    "another connection",
+                    "wrong connection",
                     raw(&message, CONNECTION_ID).as_deref() == Some(&id.to_be_bytes()[..]),
                 )?;
             }
@@ -307,7 +304,7 @@ impl Answer {
                 lifetime_is(*lifetime)?;
                 mapped_is(*mapped)?;
                 let token = raw(&message, RESERVATION_TOKEN);
-                says("another token", token == reservation.map(|token| token.to_vec()))?;
+                says("wrong token", token == reservation.map(|token| token.to_vec()))?;
                 learned.ticket = raw(&message, TICKET);
                 says("unexpected or missing ticket", learned.ticket.is_some() == ticket.is_some())?;
                 let error = address_error.map(|(family, code)| {
@@ -329,7 +326,7 @@ pub(super) fn check_framing(framing: Framing, payload: &[u8], bytes: &[u8]) -> R
             if padded {
                 whole.resize(whole.len().next_multiple_of(4), 0);
             }
-            if whole == bytes { Ok(()) } else { Err("other ChannelData".to_owned()) }
+            if whole == bytes { Ok(()) } else { Err("wrong ChannelData".to_owned()) }
         }
         Framing::Data(peer) => {
             let message = Message::from_bytes(bytes).map_err(|error| error.to_string())?;

@@ -11,12 +11,13 @@
 //! TURNPIKE_MODEL_SEED=17 ...          starts with this seed, which a failure prints
 //! ```
 //!
-//! Not covered, since they have separate tests and leave no state behind: NAT discovery, redirects (300), the
-//! choice of a challenge's realm by web origin, the errors for malformed messages, and log effects.
+//! Not covered, since these features have separate tests and leave no state behind: NAT discovery, redirects
+//! (300), the choice of a challenge's realm by web origin, the errors for malformed messages, and log
+//! effects.
 //!
-//! Not covered, even though they last as long as an allocation: tokens (RFC 7635), which end it, and bandwidth
-//! limits, which delay data. Clients here have passwords and no such limit. Each has its own model: tokens
-//! with their deadlines and upgrades in `server_third_party.rs`
+//! Also not covered, even though they affect an allocation for as long as it lasts: tokens (RFC 7635), which
+//! end it, and bandwidth limits, which delay data. Clients here have passwords and no bandwidth limit. Both
+//! have their own models: tokens with their deadlines and upgrades in `server_third_party.rs`
 //! (`an_allocation_lasts_as_long_as_its_tokens`), and rates, bursts and fair shares in
 //! `server/data/bandwidth/tests.rs` (`a_bucket_keeps_its_rate_and_its_burst` and the tests after it). A
 //! single case in `server_upgrade.rs` covers a bucket that moves with its allocation.
@@ -71,7 +72,7 @@ fn connections_are_made_and_bound_as_in_the_model() {
     run(Mix::Connections);
 }
 
-/// Runs the fixed set, or new seeds for the time set in the environment.
+/// Runs the fixed set of scenarios, or new seeds for as long as the environment specifies.
 fn run(mix: Mix) {
     let number = |name| env::var(name).ok().and_then(|text: String| text.parse::<u64>().ok());
     let since_epoch = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

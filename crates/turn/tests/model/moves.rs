@@ -27,7 +27,6 @@ impl Mobility {
         counter == self.counter || self.spent.is_some_and(is_spent)
     }
 
-    /// A request from the new 5-tuple shows that the client has the new ticket.
     pub(super) fn heard_from(&mut self, client: &Client, at_home: bool) {
         if self.arriving.map_or(at_home, |(source, _)| source.client == *client) {
             self.spent = None;
@@ -49,12 +48,11 @@ impl Model {
         Some(Ticket { number, counter: mobility.counter })
     }
 
-    /// Returns true if an allocation has this 5-tuple at a worker, or will have.
+    /// Returns true if an allocation has this 5-tuple on a worker, or will have it.
     pub(super) fn is_known(&mut self, at: usize, client: &Client) -> bool {
         self.home(at, client).is_some() || self.expected(at, client).is_some()
     }
 
-    /// Requests about another worker's allocation go to its owner.
     pub(super) fn arriving(&mut self, asking: &Asking<'_>) -> Result<Option<usize>, Expected> {
         let at = asking.at;
         let expected = self.expected(at, &asking.client()).map(|expected| *expected);
@@ -104,7 +102,7 @@ impl Model {
         let Some(mobility) = it.mobility.clone() else { return Err(Ok(self.fail(asking, 437))) };
         let arriving = mobility.arriving.filter(|(source, _)| source.client == client);
         if let Some(last) = mobility.last.filter(|_| mobility.is_repeated(asking, now)) {
-            // The announcement may have been lost together with the answer.
+            // The announcement may have been lost together with the response.
             self.announce_arrival(asking, number);
             self.stats(at).retransmits += 1;
             let told = Told::Refreshed { lifetime: last.granted, ticket: Some(number) };
@@ -218,7 +216,8 @@ impl Model {
         self.told.push_back(Effect::Moved { allocation, was, client, link, padded, from: None });
     }
 
-    /// Cancels the pending move to this client. Another owner is notified.
+    /// Cancels the pending move to this client; if another worker owns the allocation, that worker is
+    /// notified.
     fn displace(&mut self, at: usize, client: &Client) {
         let expected = &mut self.workers[at].expected;
         let Some(place) = expected.iter().position(|it| it.client == *client) else { return };
@@ -257,7 +256,6 @@ impl Model {
         }
     }
 
-    /// Handles a declined request: its client has no pending move.
     pub(super) fn declined(&mut self, at: usize, owner: usize, client: &Client) {
         self.workers[at].expected.retain(|it| it.client != *client || it.owner != owner);
     }
@@ -291,7 +289,7 @@ impl Model {
         }
         let allocation = it.id();
         it.place = Place::Travels(allocation);
-        it.mobility.as_mut().expect("it is mobile").owner = to;
+        it.mobility.as_mut().expect("the allocation is mobile").owner = to;
         it.pack(now);
         self.forget(at, number);
         self.mobility_event(at, MobilityEvent::Exported);
@@ -317,13 +315,14 @@ impl Model {
         let from = Some(from);
         self.told.push_back(Effect::Moved { allocation: id, was, client, link, padded, from });
         self.tell_bindings(at, number);
-        // Bindings that a reload has refused in the meantime.
+        // Ends the bindings that a reload has refused in the meantime.
         self.end_refused(at, number);
         self.shorten(at, number);
         true
     }
 
-    /// Takes back an allocation that another worker refused. It ends if its 5-tuple is taken by now.
+    /// Takes back an allocation that another worker refused. The allocation ends if its 5-tuple is already
+    /// taken.
     pub(super) fn take_back(&mut self, at: usize, number: usize, id: AllocationSlot) {
         let it = &self.allocations[number];
         let is_taken = !it.away && self.home(at, &it.client).is_some();
@@ -392,7 +391,6 @@ impl Model {
         true
     }
 
-    /// Records the ticket of a response that has been sent.
     pub(super) fn remember_ticket(&mut self, answer: &Answer, bytes: Option<Vec<u8>>) {
         let number = match answer.told {
             Told::Allocated { ticket, .. } | Told::Refreshed { ticket, .. } => ticket,
@@ -411,5 +409,5 @@ impl Model {
 }
 
 fn number_of(worker: usize) -> u16 {
-    u16::try_from(worker).expect("few workers")
+    u16::try_from(worker).expect("few enough workers")
 }

@@ -25,9 +25,9 @@ pub(super) struct Network {
     pub(super) ends: Vec<End>,
     flying: Vec<Flight>,
     pub(super) sockets: BTreeMap<SocketAddr, (usize, RelayId)>,
-    /// IDs of closed relay sockets, which late datagrams may still refer to.
+    /// Closed relay sockets, which late datagrams may still refer to.
     pub(super) closed: Vec<(usize, RelayId)>,
-    /// Connections to peers, including attempts, with the client end of bound ones.
+    /// Connections to peers, including attempts; if bound, with the client's end.
     pub(super) connections: BTreeMap<(usize, u32), Option<usize>>,
     pub(super) reserved: HashMap<[u8; 8], SocketAddr>,
     pub(super) ports: u16,
@@ -65,7 +65,6 @@ impl Reached {
 pub(super) struct Worker {
     pub(super) server: Server<TestPolicy>,
     pub(super) mail: VecDeque<Mail>,
-    /// Loses all messages that may be lost.
     pub(super) full: bool,
     pub(super) jobs: VecDeque<Job>,
     pub(super) questions: VecDeque<LookupId>,
@@ -73,12 +72,12 @@ pub(super) struct Worker {
 
 pub(super) struct End {
     pub(super) worker: usize,
-    /// Incremented with each connection and each worker it is passed to.
+    /// Incremented with each connection, and whenever it is passed to another worker.
     pub(super) life: u64,
     pub(super) open: bool,
     /// The 5-tuple is in transit between two workers.
     pub(super) travels: bool,
-    /// Peer connection whose data connection this one has become.
+    /// Peer connection to which this client connection is bound.
     pub(super) bound: Option<(usize, u32)>,
 }
 
@@ -204,12 +203,11 @@ impl Network {
         self.compare();
     }
 
-    /// Ends everything and checks that nothing is left.
     pub(super) fn finish(mut self) {
         self.settle(0);
         self.probe();
         self.compare();
-        // Past every deadline. Messages in transit have arrived by then.
+        // Sleeps past every deadline. Messages in transit have arrived by then.
         self.sleep(3_700_000, true);
         self.settle(0);
         self.sleep(3_700_000, false);
@@ -221,7 +219,7 @@ impl Network {
             assert_eq!(worker.server.connections(), 0, "connections of worker {at}");
             assert_eq!(worker.server.poll_timeout(), None, "timers of worker {at}");
         }
-        assert!(self.sockets.is_empty(), "relay sockets: {:?}", self.sockets);
+        assert!(self.sockets.is_empty(), "relay sockets left open: {:?}", self.sockets);
         assert!(self.connections.is_empty(), "connections: {:?}", self.connections);
         assert_eq!(self.workers[0].server.policy_mut().held(), 0, "quotas");
     }
@@ -232,7 +230,6 @@ impl Network {
 
     pub(super) fn source(&self, from: usize) -> Source {
         let client = cast::client(from);
-        // Plain UDP needs only the 5-tuple.
         let is_plain = client.listener.0 == 0;
         let link = if is_plain { DATAGRAMS } else { Link(1000 * (from as u64 + 1) + self.ends[from].life) };
         Source { client, link }
@@ -243,7 +240,6 @@ impl Network {
         self.ends[from].open && self.source(from).link == source.link
     }
 
-    /// Unique bytes that identify a delivery.
     pub(super) fn payload(&mut self, length: usize) -> Vec<u8> {
         self.payloads += 1;
         let stamp = self.payloads.to_be_bytes();
@@ -262,7 +258,7 @@ impl Network {
         }
         let bytes = datagram.bytes();
         let flight = Flight { from, life: self.ends[from].life, datagram, bytes };
-        // Streams keep the order and lose nothing.
+        // Streams preserve the order and lose nothing.
         if way.flies && !Model::is_stream(&cast::client(from)) {
             self.flying.push(flight);
         } else {
@@ -276,7 +272,7 @@ impl Network {
         self.arrives(&flight, way);
     }
 
-    /// Attacker on the network: the same bytes from another 5-tuple.
+    /// Acts as an attacker on the network: sends the same bytes from another 5-tuple.
     fn copy(&mut self, which: usize, from: usize) {
         let Some(which) = pick(which, self.flying.len()) else { return };
         let datagram = self.flying[which].datagram.clone();
@@ -354,7 +350,6 @@ impl Network {
         learned
     }
 
-    /// Reads a reply and records its nonces and tickets.
     pub(super) fn read(&mut self, answer: &Answer, to: &Source, bytes: &[u8]) -> Learned {
         let learned = answer.check(bytes).unwrap_or_else(|why| panic!("{answer:?}: {why}"));
         if let (Some(nonce), Told::Challenge { realm, repeats: None, .. }) = (&learned.nonce, &answer.told) {
@@ -384,7 +379,7 @@ impl Network {
         self.from_peer(at, relay, peer, usize::from(length));
     }
 
-    /// Datagram or connection received before its socket was closed.
+    /// Delivers a datagram or connection that was received before its socket was closed.
     fn peer_sends_late(&mut self, relay: usize, peer: u8) {
         let Some(which) = pick(relay, self.closed.len()) else { return };
         let (at, relay) = self.closed[which];
@@ -396,7 +391,7 @@ impl Network {
         }
     }
 
-    /// Peer that can send there: the first numbers mean any, the others a permitted one.
+    /// Peer that sends to this relay socket: the first numbers mean any peer, the others a permitted one.
     fn sending_peer(&self, peer: u8, at: usize, relay: RelayId) -> Option<SocketAddr> {
         let it = self.model.named(at, relay.allocation).map(|number| &self.model.allocations[number]);
         let is_permitted = |peer: &SocketAddr| it.is_some_and(|it| it.permits(peer.ip(), self.model.ms));
@@ -501,7 +496,7 @@ impl Network {
             }
             connections.extend(it.connections.iter().map(|connection| (at, connection.id)));
         }
-        assert_eq!(self.sockets, relays, "relay sockets");
+        assert_eq!(self.sockets, relays, "open relay sockets");
         assert!(self.connections.keys().eq(&connections), "{:?}, expected {connections:?}", self.connections);
         assert!(self.model.told.is_empty(), "effects missing: {:?}", self.model.told);
         assert!(self.model.moving.is_empty(), "moves missing: {:?}", self.model.moving);
@@ -621,14 +616,13 @@ pub(super) fn server(
     config: &Arc<ServerConfig>,
     process: u8,
 ) -> Server<TestPolicy> {
-    let of = |count: usize| u16::try_from(count).expect("few workers");
+    let of = |count: usize| u16::try_from(count).expect("few enough workers");
     let worker_id = WorkerId::new(of(number), of(workers)).expect("a valid worker");
     let mut seed = seed(worker_id);
     seed.0[31] = process;
     Server::for_worker(Arc::clone(config), policy.clone(), worker_id, seed)
 }
 
-/// Returns true for rate-limited effects that are only for the log.
 pub(super) fn is_for_the_log(effect: &Effect) -> bool {
     matches!(effect, Effect::Refused { .. } | Effect::PeerRefused { .. } | Effect::RequestRefused { .. })
 }

@@ -17,7 +17,7 @@ use super::{
     step::Setup,
 };
 
-/// Link of clients over plain UDP, which need only their 5-tuple.
+/// Link of clients over plain UDP, who are identified by their 5-tuple alone.
 pub(super) const DATAGRAMS: Link = Link(0);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(super) enum Expected {
         to: Source,
         answer: Answer,
     },
-    /// Reply for the worker that forwarded the request, with the client it should expect.
+    /// Reply for the worker that forwarded the request, with the client that this worker should expect.
     Answered {
         via: u16,
         source: Source,
@@ -92,7 +92,7 @@ pub(super) enum Port {
     Reserved([u8; 8]),
 }
 
-/// Client that a worker should expect with another worker's allocation.
+/// Client that a worker should expect, and to which another worker's allocation will move.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PendingMove {
     pub(super) client: Client,
@@ -134,7 +134,7 @@ pub(super) struct Model {
     pub(super) tickets: HashMap<Vec<u8>, Ticket>,
     /// Time of the newest nonce with each transaction, for requests granted once.
     granted: HashMap<(Once, [u8; 12]), u64>,
-    /// The store answers immediately.
+    /// True if the store responds immediately.
     pub(super) prompt: bool,
     pub(super) limits: Setup,
     /// Effects expected from the current call, in order; expiries may come in between.
@@ -163,11 +163,9 @@ pub(super) struct Desk {
     pub(super) rules: Rules,
     pub(super) draining: bool,
     pub(super) stats: Stats,
-    /// Pending moves to this worker.
     pub(super) expected: Vec<Expectation>,
-    /// Deletions whose retransmissions are answered, with their expiry.
+    /// Deletions whose retransmissions get the same response, with their expiry.
     deleted: HashMap<(Client, [u8; 12], &'static str), u64>,
-    /// Requests waiting for the store, in order of arrival.
     pub(super) waiting: Vec<Waiting>,
 }
 
@@ -186,7 +184,6 @@ pub(super) struct Waiting {
     pub(super) request: Request,
     pub(super) asked: u64,
     pub(super) until: u64,
-    /// The server's ID, once known.
     pub(super) lookup: Option<LookupId>,
 }
 
@@ -223,7 +220,7 @@ pub(super) struct Allocation {
     pub(super) to_peer: (u64, u64),
     pub(super) to_client: (u64, u64),
     pub(super) opened: u64,
-    /// Arrival time at its worker: anything expired by then may end a second later.
+    /// Time at which it arrived on its worker: anything that had expired by then may end a second later.
     pub(super) since: u64,
 }
 
@@ -231,7 +228,7 @@ pub(super) struct Allocation {
 pub(super) struct Pending {
     pub(super) said: Said,
     pub(super) mobile: bool,
-    /// Nonce time recorded for this Allocate, and the previous one.
+    /// Nonce time recorded for this Allocate, and the time recorded before it.
     pub(super) recorded: (u64, Option<u64>),
     pub(super) asked: u64,
 }
@@ -256,8 +253,8 @@ pub(super) enum Stage {
 pub(super) struct Mobility {
     pub(super) counter: u32,
     pub(super) owner: usize,
-    /// Valid until the client evidently got the answer. `Some` counts datagrams sent before a move without
-    /// data.
+    /// Previous ticket, valid until the client has evidently received the response. `Some` counts datagrams
+    /// sent before a move without data.
     pub(super) spent: Option<(u32, Option<u64>)>,
     pub(super) arriving: Option<(Source, usize)>,
     pub(super) last: Option<LastArrival>,
@@ -409,7 +406,6 @@ impl Model {
         self.allocations.iter().filter(|it| it.place != Place::Gone && it.prefix == prefix).count()
     }
 
-    /// True if a process has room for the allocation after those in `taken`.
     pub(super) fn fits(&self, number: usize, taken: &[usize], rules: &Rules, limits: &Setup) -> bool {
         let it = &self.allocations[number];
         let alike = |is_alike: &dyn Fn(&Allocation) -> bool| {
@@ -431,7 +427,7 @@ impl Model {
         self.of(at).flat_map(|(_, it)| it.deadlines())
     }
 
-    /// Latest time of a worker's next clock check.
+    /// Latest time at which a worker must check the clock next.
     pub(super) fn next_deadline(&self, at: usize) -> Option<u64> {
         let looked_at =
             |it: &Allocation| it.deadlines().min().map(|until| whole_second(until.max(it.since + 1)));
@@ -537,7 +533,7 @@ impl Model {
         if it.is_some_and(|it| it.permits(told.ip(), self.ms)) { told } else { peer }
     }
 
-    /// Handles a datagram from a peer, known to the client by this address.
+    /// Handles a datagram from the peer that the client knows by this address.
     pub(super) fn from_peer(
         &mut self,
         at: usize,
@@ -565,7 +561,6 @@ impl Model {
             Framing::Channel { padded: false, .. } => payload.len(),
             _ => payload.len().next_multiple_of(4),
         };
-        // Maximum payload of a UDP datagram over IPv4.
         if header + whole > 65_507 {
             return self.dropped(at, DropReason::Oversized);
         }
@@ -620,7 +615,7 @@ impl Model {
         if std::mem::replace(&mut expected.asked, true) {
             return self.dropped(at, DropReason::Moving);
         }
-        let owner = u16::try_from(owner).expect("few workers");
+        let owner = u16::try_from(owner).expect("few enough workers");
         Expected::Goes(Goes::Fetch { owner, number })
     }
 
@@ -702,7 +697,7 @@ impl Model {
         self.told.push_back(Effect::ConnectionClosed { allocation, connection });
     }
 
-    /// Moves expired bindings to `over`, before anything replaces them.
+    /// Moves the effects of expired bindings to `over`, before anything replaces the bindings.
     pub(super) fn sweep(&mut self, number: usize) {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -717,7 +712,7 @@ impl Model {
         }));
     }
 
-    /// Returns true if a worker may emit this effect because of the time alone, and applies it.
+    /// Returns true if a worker may emit this effect merely because time has passed, and applies it.
     pub(super) fn may_expire(&mut self, at: usize, effect: &Effect) -> bool {
         let now = self.ms;
         match effect {
@@ -789,7 +784,6 @@ impl Model {
         }
     }
 
-    /// Learns an allocation ID from the first effect that contains it.
     pub(super) fn learn_id(&mut self, at: usize, effect: &Effect) {
         let (Effect::Opened { allocation, id, .. } | Effect::Closed { allocation, id, .. }) = effect else {
             return;
@@ -891,7 +885,7 @@ impl Model {
         }
     }
 
-    /// Ends everything that the rules refuse to an allocation's realm.
+    /// Ends all bindings that the rules refuse to an allocation's realm.
     pub(super) fn end_refused(&mut self, at: usize, number: usize) {
         let rules = self.workers[at].rules.clone();
         let it = &mut self.allocations[number];
@@ -935,7 +929,6 @@ impl Model {
         }
     }
 
-    /// Allocations of a worker in slot order.
     pub(super) fn in_slots(&self, at: usize) -> Vec<usize> {
         let mut numbers: Vec<usize> = self.of(at).map(|(number, _)| number).collect();
         numbers.sort_by_key(|number| self.allocations[*number].id().index);
@@ -1031,7 +1024,7 @@ impl Model {
     }
 
     /// Allocations keep their state; other state is kept only if it is passed on. Clients retransmit requests
-    /// that waited.
+    /// that were waiting.
     pub(super) fn restarted(&mut self, remembers: bool) {
         for (at, desk) in self.workers.iter_mut().enumerate() {
             desk.stats = Stats::default();
@@ -1054,7 +1047,7 @@ impl Model {
         }
     }
 
-    /// The clock continues. A pending move survives only over UDP.
+    /// The clock keeps running. A pending move survives only over UDP.
     pub(super) fn passed_on(&mut self, number: usize, remembers: bool, link: Link) {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -1090,7 +1083,7 @@ pub(super) fn nameless() -> AllocationId {
     "0".repeat(32).parse().expect("32 digits")
 }
 
-/// First whole second at or after a deadline, the latest time of its check.
+/// First whole second at or after a deadline, when it is checked at the latest.
 pub(super) fn whole_second(ms: u64) -> u64 {
     ms.div_ceil(1000) * 1000
 }

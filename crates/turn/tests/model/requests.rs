@@ -19,7 +19,7 @@ const NONCE_LIFETIME: u64 = 3600;
 const PERMISSION_MS: u64 = 300_000;
 const CHANNEL_MS: u64 = 600_000;
 const PATIENCE_MS: u64 = 30_000;
-/// Maximum requests from one network that wait for the store.
+/// Maximum number of requests from one network that wait for the store.
 const WAITING_EACH: usize = 32;
 /// Waiting requests per worker before that limit applies.
 const WAITING_FREELY: usize = 512;
@@ -152,7 +152,7 @@ impl Model {
         let standing = self.standing(asking);
         let unix = self.unix;
         let verdict = found.unwrap_or(if self.prompt { truth(asking.request) } else { Verdict::Later });
-        // A wrong key of an expired credential counts as expired.
+        // For an expired credential, a wrong key counts as expired.
         let has_expired = cast::until(claim.user).is_some_and(|until| until < unix);
         let verdict = if verdict == Verdict::WrongKey && has_expired && found.is_some() {
             Verdict::Expired
@@ -225,7 +225,7 @@ impl Model {
         Err(Expected::Goes(Goes::LookUp { user: claim.user, realm: claim.realm }))
     }
 
-    /// Validity of the nonce at the client's own address.
+    /// Validity of the nonce for the client's own address.
     fn at_home(&self, asking: &Asking<'_>) -> Standing {
         let claim = asking.request.claim.as_ref().expect("a signed request");
         let nonce = self.nonces.get(&claim.nonce).copied();
@@ -348,7 +348,7 @@ impl Model {
             return Ok(self.fail(asking, 508));
         }
         let transaction = asking.request.transaction;
-        // Copy of a granted request, from another port or too late.
+        // A copy of a granted request, from another port or too late.
         let Some(before) = self.record((Once::Allocate, transaction), asking.issued) else {
             return self.challenge(asking, 438, realm);
         };
@@ -407,7 +407,6 @@ impl Model {
         };
         let wish = |family| Wish { family, transport, port: asked.port };
         let one = match (asked.port, asked.family, asked.additional) {
-            // A token implies port and family.
             (Port::Reserved(token), None, None) => {
                 Ok((wish(if token[7] & 1 == 0 { Family::V4 } else { Family::V6 }), None, None))
             }
@@ -547,7 +546,7 @@ impl Model {
         if family.is_some_and(|family| !self.allocations[number].has(family)) {
             return Ok(self.fail(asking, 443));
         }
-        // Copy of a request that has moved the allocation.
+        // A copy of a request that has moved the allocation.
         if spent.is_some() && self.record((Once::Move, transaction), asking.issued).is_none() {
             return self.challenge(asking, 438, asking.who.0);
         }
@@ -571,7 +570,7 @@ impl Model {
                 return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
             }
             family => {
-                // The response grants more than is left during the last two seconds.
+                // The response grants more time than is left in the last two seconds.
                 let lifetime_ms = u64::from(lifetime) * 1000;
                 let until = now + left.map_or(lifetime_ms, |left| lifetime_ms.min(left * 1000));
                 for of in [Family::V4, Family::V6] {
@@ -630,19 +629,19 @@ impl Model {
         Ok(self.succeed(asking, Told::Done))
     }
 
-    /// Seconds left of a user's credential, if allocations end with it.
     pub(super) fn credential_left(&self, at: usize, user: &str) -> Option<u64> {
         let until = cast::until(user).filter(|_| self.workers[at].rules.end_with_credential)?;
         Some(until.saturating_sub(self.unix))
     }
 
     fn within_credential(&self, at: usize, user: &str, seconds: u32, least: u64) -> u32 {
-        let left =
-            self.credential_left(at, user).map(|left| u32::try_from(left.max(least)).expect("minutes"));
+        let left = self
+            .credential_left(at, user)
+            .map(|left| u32::try_from(left.max(least)).expect("less than 2^32 seconds"));
         left.map_or(seconds, |left| left.min(seconds))
     }
 
-    /// Permits a peer for five minutes, or as long as a channel to it lives.
+    /// Permits a peer for five minutes, or for as long as a channel to it lasts.
     fn install(&mut self, at: usize, number: usize, peer: IpAddr, bound: u64) {
         let mut until = self.ms + PERMISSION_MS;
         let now = self.ms;
@@ -677,7 +676,6 @@ impl Model {
         if rules.refuses_in(asking.who.0, peer.ip()) {
             return Ok(self.refuse_peer(asking, peer.ip()));
         }
-        // Numbers and peers map one to one.
         let (bound_to, bound_as) = (it.peer_of(channel, now), it.channel_to(peer, now));
         let renewed = bound_to.is_some();
         match (bound_to, bound_as) {
@@ -739,7 +737,6 @@ impl Model {
         }
         let stage = Stage::Connecting(Some(self.ms + PATIENCE_MS), asking.said.clone());
         let transaction = Some(asking.request.transaction);
-        // Its ID comes with the effect.
         self.allocations[number].connections.push(Connection { id: u32::MAX, peer, stage, transaction });
         let peer = self.workers[at].rules.reached(peer);
         Err(Expected::Goes(Goes::Connect { number, family: family_of(peer.ip()), peer }))
@@ -903,7 +900,7 @@ impl Model {
     }
 }
 
-/// Answer that a complete store gives to a claim.
+/// Result that a complete store returns for a claim.
 pub(super) fn truth(request: &Request) -> Verdict {
     match &request.claim {
         Some(claim) if claim.user == "nobody" => Verdict::NoSuchUser,

@@ -26,7 +26,7 @@ pub(super) enum Mail {
         request: Request,
         bytes: Box<[u8]>,
     },
-    /// Request whose client stays where it is.
+    /// Request whose client stays on its worker.
     Request {
         via: u16,
         occupied: bool,
@@ -34,7 +34,7 @@ pub(super) enum Mail {
         request: Request,
         bytes: Box<[u8]>,
     },
-    /// Returned request: its client has no pending move there.
+    /// A returned request, whose client has no pending move on the owner.
     Declined {
         owner: usize,
         source: Source,
@@ -49,7 +49,7 @@ pub(super) enum Mail {
         deletion: (u64, u64),
         of: (Client, [u8; 12], &'static str),
     },
-    /// Reply to a forwarded request, with the pending move of server and model.
+    /// Reply to a forwarded request, with the pending move according to the server and to the model.
     Reply {
         source: Source,
         pending_move: Option<(PendingMove, reference::PendingMove)>,
@@ -80,7 +80,6 @@ pub(super) enum Mail {
 type Sockets = Vec<(SocketAddr, Family)>;
 
 impl Network {
-    /// `expected` is the result of the datagram fed.
     pub(super) fn take_effects(&mut self, at: usize, expected: Option<Expected>, datagram: &Datagram) {
         let (mut goes, mut answered) = match expected {
             Some(Expected::Goes(goes)) => (Some(goes), None),
@@ -96,7 +95,7 @@ impl Network {
                 effect if is_for_the_log(&effect) => {}
                 Effect::Answer { via, source, pending_move, reply } => {
                     let Some((back, to, answer, announced)) = answered.take() else {
-                        panic!("unexpected answer for {source:?}")
+                        panic!("unexpected response for {source:?}")
                     };
                     assert_eq!((via, source), (back, to));
                     let learned = self.read(&answer, &source, &reply);
@@ -119,7 +118,7 @@ impl Network {
             }
         }
         assert_eq!(goes, None, "the effect that continues a request is missing");
-        assert!(answered.is_none(), "answer missing: {answered:?}");
+        assert!(answered.is_none(), "response missing: {answered:?}");
         assert!(self.model.notices.is_empty(), "notices missing: {:?}", self.model.notices);
         let (told, over) = (&self.model.told, &self.model.over);
         assert!(told.is_empty() && over.is_empty(), "effects missing: {told:?}, {over:?}");
@@ -231,7 +230,6 @@ impl Network {
             (Goes::Open { number, first, second }, Effect::Open(open)) => {
                 let it = &mut self.model.allocations[number];
                 let is_mobile = it.pending.as_ref().is_some_and(|pending| pending.mobile);
-                // A shared port could not follow the allocation.
                 let any = if is_mobile { PortRequest::Own } else { PortRequest::Any };
                 assert!(is_wish(&first, &open.first, any), "expected {first:?}, got {:?}", open.first);
                 assert_eq!(open.second.map(|second| second.family), second);
@@ -269,7 +267,7 @@ impl Network {
                 self.post(to.into(), Mail::Declined { owner: at, source, request: request(), bytes });
             }
             (Goes::Fetch { owner, number }, Effect::Fetch { request, datagram: bytes }) => {
-                let own = u16::try_from(at).expect("few workers");
+                let own = u16::try_from(at).expect("few enough workers");
                 assert_eq!((request.owner, request.to), (owner, own));
                 // Transaction IDs of indications are arbitrary and differ each time.
                 let is_send = matches!(datagram, Datagram::Send { .. });
@@ -308,7 +306,7 @@ impl Network {
         }
     }
 
-    /// Executes one pending job of a worker's runtime. Low luck makes some fail.
+    /// Executes one pending job of a worker's runtime. With low `luck`, some jobs fail.
     pub(super) fn work(&mut self, at: usize, luck: u8) -> bool {
         let Some(job) = self.workers[at].jobs.pop_front() else { return false };
         match job {
@@ -496,7 +494,7 @@ impl Network {
                     self.model.declined(at, owner, &source.client);
                     let datagram = Datagram::Request(request);
                     let expected = self.model.from_client(at, source, &datagram);
-                    let owner = u16::try_from(owner).expect("few workers");
+                    let owner = u16::try_from(owner).expect("few enough workers");
                     let done = self.workers[at].server.declined(now, owner, &source, &bytes).into();
                     if let Some((learned, answer)) = self.judge(at, expected, &done, &datagram) {
                         self.learn(cast::number_of(&source.client), &learned, &answer);
@@ -504,7 +502,7 @@ impl Network {
                 }
             }
             Mail::MoveOver { from, pending_move: (pending_move, over) } => {
-                let by = u16::try_from(from).expect("few workers");
+                let by = u16::try_from(from).expect("few enough workers");
                 self.model.move_over(at, from, over);
                 self.workers[at].server.move_over(by, &pending_move);
                 self.take_effects(at, None, &Datagram::Noise);
@@ -610,7 +608,7 @@ impl Network {
     fn take_back(&mut self, at: usize, number: usize, moved: Moved, sockets: Sockets) {
         let (was, now) = (moved.was(), self.now(at));
         let taken = self.workers[at].server.take_back(now, written(&moved));
-        // The first effect contains its new ID, even if it ends immediately.
+        // The first effect contains the allocation's new ID, even if the allocation ends immediately.
         let returned: Vec<Effect> = std::iter::from_fn(|| self.workers[at].server.poll_effect()).collect();
         let Some(Effect::Returned { allocation: id }) = returned.first().cloned() else {
             panic!("Effect::Returned missing: {returned:?}")
@@ -654,7 +652,7 @@ impl Network {
         }
     }
 
-    /// The store answers a worker's oldest query, or fails.
+    /// The store responds to a worker's oldest query, or fails.
     pub(super) fn store_answers(&mut self, at: usize, says: Says) -> bool {
         let Some(lookup) = self.workers[at].questions.pop_front() else { return false };
         let waiting = &mut self.model.workers[at].waiting;
@@ -712,7 +710,7 @@ impl Network {
         (0..self.setup.workers).filter_map(due).min()
     }
 
-    /// Advances time: workers check the clock whenever they want to, or once, late.
+    /// Advances time: workers check the clock whenever they want to, or only once, late.
     pub(super) fn sleep(&mut self, ms: u64, exact: bool) {
         let end = self.model.ms + ms;
         while let Some(next) = self.next_look().filter(|next| exact && *next < end) {
@@ -726,7 +724,8 @@ impl Network {
         self.set_clock(end);
     }
 
-    /// Advances to a deadline: expiry is immediate and does not wait for a clock check.
+    /// Advances to a deadline, to check that expiry takes effect immediately, without waiting for a clock
+    /// check.
     pub(super) fn brink(&mut self, which: usize, before: bool) {
         let now = self.model.ms;
         let deadlines: BTreeSet<u64> = (0..self.setup.workers)
@@ -752,7 +751,7 @@ impl Network {
             // The runtime cancels late attempts immediately.
             let is_late = |job: &Job| matches!(job, Job::Connect { late: true, .. });
             while let Some(place) = self.workers[at].jobs.iter().position(is_late) {
-                let job = self.workers[at].jobs.remove(place).expect("it is there");
+                let job = self.workers[at].jobs.remove(place).expect("the job is queued");
                 self.workers[at].jobs.push_front(job);
                 self.work(at, 0);
             }
@@ -898,7 +897,6 @@ impl Network {
         self.closed.clear();
     }
 
-    /// Limits, one of which is one below the current count.
     fn limits_but(&self, tight: u8) -> Setup {
         let less = |held: usize, limit: usize| if held > 0 { held - 1 } else { limit };
         let mut limits = self.setup.clone();
@@ -936,7 +934,7 @@ impl Network {
             heir.remember_deletions(now, &self.workers[at].server.deletions(now));
         }
         let numbers = self.model.in_slots(at);
-        // Allocations of clients that need nothing from this process.
+        // Allocations whose clients need nothing from this process.
         let is_portable = |it: &Allocation| {
             it.transport == RelayTransport::Udp && it.pending.is_none() && (it.away || it.link == DATAGRAMS)
         };

@@ -15,10 +15,9 @@ pub(super) struct Setup {
 pub(super) struct Way {
     /// The message stays in flight until a later step delivers, duplicates or loses it.
     pub(super) flies: bool,
-    /// The client gets the answer.
     pub(super) heard: bool,
     pub(super) settle: bool,
-    /// Selects failures in that work; 0 for none.
+    /// Selects failures while the request is processed; 0 for none.
     pub(super) luck: u8,
 }
 
@@ -29,10 +28,10 @@ impl Way {
 /// One step. Numbers are taken modulo the number of candidates.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// A client sends a request, signed or not, as `nonce` selects.
+    /// A client sends a request, signed or unsigned depending on `nonce`.
     Ask {
         from: usize,
-        /// Chooses a client that acts sensibly.
+        /// True selects a client that acts sensibly.
         knows: bool,
         user: u8,
         realm: u8,
@@ -59,7 +58,6 @@ pub(super) enum Step {
         way: Way,
     },
     Lose(usize),
-    /// Another client sends the bytes of a datagram in flight.
     Copy {
         which: usize,
         from: usize,
@@ -69,7 +67,7 @@ pub(super) enum Step {
         peer: u8,
         length: u16,
     },
-    /// A datagram or connection on a relay socket that is closed by now.
+    /// A datagram or connection arrives on a relay socket that has been closed.
     Late {
         relay: usize,
         peer: u8,
@@ -87,7 +85,7 @@ pub(super) enum Step {
         which: usize,
         bytes: u16,
     },
-    /// A client's connection closes; numbers beyond those of the clients select one with an allocation.
+    /// A client's connection closes; numbers beyond the last client select a client with an allocation.
     Disconnect(usize),
     /// Two tickets are presented from one 5-tuple, to which only one allocation can move.
     Rivals {
@@ -122,7 +120,7 @@ pub(super) enum Step {
         ms: u64,
         exact: bool,
     },
-    /// Time passes until a deadline or a millisecond before it, and everything is tried.
+    /// Time passes until a deadline or a millisecond before it; then everything is tried.
     Brink {
         which: usize,
         before: bool,
@@ -145,7 +143,7 @@ pub(super) enum Step {
     Upgrade {
         /// The old process passes on its pending moves, granted requests and deletions.
         remembers: bool,
-        /// Its rules; `None` keeps those of each worker.
+        /// Rules of the new process; `None` keeps each worker's rules.
         variant: Option<u8>,
         /// Limit that is one below the current count; 0 for none.
         tight: u8,
@@ -191,7 +189,6 @@ pub(super) enum Mix {
     Connections,
 }
 
-/// Strategy for scenarios of this kind.
 pub(super) fn plays(mix: Mix) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     let workers = if mix == Mix::Data { 1..=2_usize } else { 2..=3 };
     let per_prefix = prop_oneof![2 => Just(0_usize), 1 => 1..=4_usize];
@@ -205,7 +202,6 @@ pub(super) fn plays(mix: Mix) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     (setup, vec(step(mix), 1..160))
 }
 
-/// Percentage of data, moves and connections.
 fn weights(mix: Mix) -> [u32; 3] {
     match mix {
         Mix::Data => [20, 3, 2],
@@ -319,7 +315,7 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
         || prop_oneof![8 => Just(None), 2 => Just(Some(1_u8)), 2 => Just(Some(2_u8)), 1 => Just(Some(9_u8))];
     let additional = prop_oneof![6 => Just(None), 4 => Just(Some(2_u8)), 1 => Just(Some(1_u8))];
     let mobile = if mix == Mix::Moves { 1..20_u8 } else { 0..20_u8 };
-    // Even numbers are mobile: in scenarios with moves, most are.
+    // Even numbers mean mobile, as most allocations are in scenarios with moves.
     let mobile = mobile.prop_map(move |mobile| if mix == Mix::Moves && mobile > 3 { 2 } else { mobile });
     let allocate = (transport, lifetime(), port, family(), additional, mobile).prop_map(
         |(transport, lifetime, port, family, additional, mobile)| {
@@ -346,12 +342,11 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
     ]
 }
 
-/// Mostly valid: see `Network::ask`.
+/// Mostly selects a valid nonce: see `Network::ask`.
 fn nonce() -> impl Strategy<Value = u8> {
     prop_oneof![1 => 0..5_u8, 9 => Just(9_u8)]
 }
 
-/// True in this percentage of cases.
 fn likely(times: u32) -> impl Strategy<Value = bool> {
     prop::bool::weighted(f64::from(times) / 100.0)
 }

@@ -21,9 +21,9 @@ impl FromStr for UnixName {
     /// Accepts `/run/app.sock` or `@app`.
     fn from_str(text: &str) -> Result<Self, &'static str> {
         match text.as_bytes() {
-            [b'/', _, ..] | [b'@', _, ..] if text.contains('\0') => Err("it contains a zero byte"),
-            [b'/', rest @ ..] if rest.len() >= LONGEST => Err("its path has more than 107 bytes"),
-            [b'@', rest @ ..] if rest.len() > LONGEST => Err("its name has more than 107 bytes"),
+            [b'/', _, ..] | [b'@', _, ..] if text.contains('\0') => Err("the name contains a zero byte"),
+            [b'/', rest @ ..] if rest.len() >= LONGEST => Err("the path is longer than 107 bytes"),
+            [b'@', rest @ ..] if rest.len() > LONGEST => Err("the name is longer than 107 bytes"),
             [b'/', _, ..] | [b'@', _, ..] => Ok(Self(text.into())),
             _ => Err("a Unix socket is an absolute path, or @ and a name"),
         }

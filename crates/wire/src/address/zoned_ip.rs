@@ -1,4 +1,4 @@
-//! IP addresses with the zone of link-local ones (RFC 4007 section 11): `192.0.2.1`, `fe80::1%eth0`.
+//! IP addresses, with a zone for link-local ones (RFC 4007 section 11): `192.0.2.1`, `fe80::1%eth0`.
 
 use std::{
     fmt, io,

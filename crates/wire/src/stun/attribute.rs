@@ -113,7 +113,7 @@ pub struct Attribute<'a> {
     pub offset: usize,
     pub kind: u16,
     pub value: &'a [u8],
-    /// The message ends after it.
+    /// True if the message ends after this attribute.
     pub(crate) is_last: bool,
 }
 
@@ -127,7 +127,7 @@ impl Attribute<'_> {
     }
 }
 
-/// Ends after the first attribute that extends beyond the message.
+/// Iterator over attributes; ends after the first one that extends beyond the message.
 #[derive(Clone, Debug)]
 pub(crate) struct Attributes<'a> {
     rest: &'a [u8],

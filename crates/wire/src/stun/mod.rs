@@ -9,8 +9,8 @@
 //!  └──────┴────────┴────────┴───────────────┴───────────────────────────────────┘
 //! ```
 //!
-//! [`View::new_checked`] checks the whole message once, after which accessors cannot fail. The meaning of
-//! methods and their required attributes is up to the callers.
+//! [`View::new_checked`] checks the whole message once, after which accessors cannot fail. What a method
+//! means and which attributes it requires is up to the callers.
 
 mod attribute;
 mod value;
@@ -88,7 +88,8 @@ pub enum Invalid {
     Fingerprint,
 }
 
-/// Attributes are those before the first MESSAGE-INTEGRITY, MESSAGE-INTEGRITY-SHA256 or FINGERPRINT.
+/// Checked message. Its visible attributes are those before the first MESSAGE-INTEGRITY,
+/// MESSAGE-INTEGRITY-SHA256 or FINGERPRINT.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     bytes: &'a [u8],
@@ -168,7 +169,7 @@ impl<'a> View<'a> {
     }
 
     /// Checks an RFC 3489 message, whose transaction ID includes the bits in place of the cookie. [`Header`]
-    /// has the other 96; [`Writer::finish_classic`] writes the response.
+    /// has the other 96 bits; [`Writer::finish_classic`] writes the response.
     pub fn new_checked_classic(bytes: &'a [u8]) -> Result<Self, Invalid> {
         match Header::with_cookie(bytes)? {
             (_, COOKIE) => Err(Invalid::Cookie),
@@ -214,7 +215,7 @@ impl<'a> View<'a> {
         self.sha256.map(|_| Mac::Sha256).or(self.sha1.map(|_| Mac::Sha1))
     }
 
-    /// Constant-time. Attributes appended after the MAC do not matter.
+    /// Constant-time. Attributes that were appended after the MAC make no difference.
     pub fn verify(&self, key: &Key, mac: Mac) -> Result<(), IntegrityError> {
         let offset = match mac {
             Mac::Sha1 => self.sha1,
@@ -231,8 +232,8 @@ impl<'a> View<'a> {
         if right[..mac.len()].ct_eq(value).into() { Ok(()) } else { Err(IntegrityError::Mismatch) }
     }
 
-    /// True if there is a FINGERPRINT, which has been verified. A request with one expects one in the
-    /// response.
+    /// True if there is a FINGERPRINT, which has been verified. A client that sends a FINGERPRINT expects one
+    /// in the response.
     #[must_use]
     pub fn has_fingerprint(&self) -> bool {
         self.fingerprint
@@ -248,7 +249,7 @@ impl<'a> View<'a> {
         self.attributes().filter(move |attribute| attribute.kind == kind).map(|attribute| attribute.value)
     }
 
-    /// First attribute of this type; further ones are ignored (RFC 8489 section 14).
+    /// First attribute of this type; others are ignored (RFC 8489 section 14).
     #[inline]
     #[must_use]
     pub fn get(&self, kind: u16) -> Option<&'a [u8]> {

@@ -57,7 +57,7 @@ impl<'a> ErrorCode<'a> {
     pub const UNAUTHENTICATED: u16 = 401;
     pub const STALE_NONCE: u16 = 438;
 
-    /// True if the error asks for credentials or for another nonce (RFC 8489 section 9.2.5).
+    /// True if the error asks for credentials or for a different nonce (RFC 8489 section 9.2.5).
     #[must_use]
     pub fn is_challenge(&self) -> bool {
         matches!(self.code, Self::UNAUTHENTICATED | Self::STALE_NONCE)
@@ -85,7 +85,7 @@ pub fn unknown_attributes(value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     value.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
 }
 
-/// Numbers for [`crate::integrity::KeyAlgorithm::numbered`]; ends where the list is truncated.
+/// Numbers for [`crate::integrity::KeyAlgorithm::numbered`]; stops where the list is truncated.
 pub fn password_algorithms(mut value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     std::iter::from_fn(move || {
         // The algorithms defined so far have no parameters.

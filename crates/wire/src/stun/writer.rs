@@ -13,7 +13,7 @@ use crate::integrity::{Key, Mac};
 /// Leaves room for both integrity attributes and FINGERPRINT in the 16-bit length.
 const MOST: usize = HEADER_LEN + 0xFFFC - (24 + 36 + 8);
 
-/// Attributes are written in call order, padded with zeros; one that does not fit is left out.
+/// Attributes are written in call order and padded with zeros; an attribute that does not fit is left out.
 #[derive(Debug)]
 pub struct Writer<'b> {
     buffer: &'b mut Vec<u8>,

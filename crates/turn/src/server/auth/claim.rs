@@ -15,7 +15,8 @@ use crate::{
     time::Now,
 };
 
-/// Maximum bytes of USERNAME. RFC 8489 section 14.3 allows up to 508; RFC 5389 clients may send up to 763.
+/// Maximum length of USERNAME in bytes. RFC 8489 section 14.3 allows up to 508; RFC 5389 clients may send up
+/// to 763.
 const MAX_USERNAME_LEN: usize = 763;
 
 /// Empty until the sender is authenticated.
@@ -54,7 +55,7 @@ pub(crate) struct Claim<'a> {
 pub(crate) struct Proof {
     pub(crate) key: Key,
     pub(crate) username: Box<str>,
-    /// Identity that quotas count; for a token, derived from the token.
+    /// Identity that quotas count; derived from the token if there is one.
     pub(crate) identity: Box<str>,
     pub(crate) grant: Option<Box<Grant>>,
     /// Expiry of a time-limited credential, in Unix seconds.

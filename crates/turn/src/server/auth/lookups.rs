@@ -11,12 +11,12 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::server::{Client, DropReason, PrefixLengths, Source, User, request::Delivery};
 
-/// Waiting requests per worker.
+/// Maximum number of waiting requests per worker.
 const MOST: usize = 1024;
-/// Waiting requests per IPv4 address or IPv6 /64, once half of the table is taken.
+/// Maximum number of waiting requests per IPv4 address or IPv6 /64, once half of the table is taken.
 const MOST_EACH: usize = 32;
 
-/// A client has retransmitted four times by then (RFC 8489 section 6.2.1) and will try again itself.
+/// A client has retransmitted four times by then (RFC 8489 section 6.2.1) and will try again on its own.
 const PATIENCE_MS: u64 = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,7 +154,7 @@ impl Lookups {
         self.answered.insert((until_ms, id), answer);
     }
 
-    /// Next store answer whose request is due for another try.
+    /// Next lookup result whose request is due for another attempt.
     pub(crate) fn next_finished(&mut self, now_ms: u64) -> Option<(LookupId, LookupResult)> {
         loop {
             let due = self.answered.first_entry().filter(|entry| entry.key().0 <= now_ms)?;

@@ -9,12 +9,12 @@
 //!
 //! A 401 over UDP may go to a forged address, so the nonce is short. 30 bits of MAC suffice: guessing one for
 //! a forged address takes 2^29 requests on average, the attacker never sees which guess was right, and a
-//! correct guess gains only a query to the store. 18 bits of time span three days.
+//! correct guess only causes a query to the store. The 18 bits of time span three days.
 //!
 //! Clients must get distinct nonces (RFC 8489 section 9.2.4): the salt is the port, mixed with the interface
-//! identifier of an IPv6 address. A nonce is nevertheless valid on every port and for the whole IPv6 /64:
-//! data connections (RFC 6062) use different ports than their control connection, and every NAT mapping has
-//! its own port.
+//! identifier of an IPv6 address. A nonce is nevertheless valid on every port and for the whole IPv6 /64: a
+//! data connection (RFC 6062) and its control connection use different ports, and every NAT mapping has its
+//! own port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -28,7 +28,7 @@ use crate::server::PrefixLengths;
 /// Length in characters.
 pub(crate) const LEN: usize = 24;
 
-/// Length in version 0.1, whose nonces stay valid in an upgrade and in a mixed fleet.
+/// Length in version 0.1, whose nonces stay valid during an upgrade and in a fleet with both versions.
 const LEN_0_1: usize = 28;
 
 /// Offset of the base64 payload, after the cookie and the feature bits.
@@ -44,7 +44,7 @@ const COOKIE_WITH_ANONYMITY: &[u8; 13] = b"obMatJos2wAAA";
 /// Password algorithms only: 0x800000.
 const COOKIE: &[u8; 13] = b"obMatJos2gAAA";
 
-/// Seconds that a nonce may lie in the future: clocks in a fleet differ slightly.
+/// Maximum number of seconds by which a nonce may lie in the future: clocks in a fleet differ slightly.
 const SKEW: u32 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Scope<'_> {
         let raw = u64::from(time) << (64 - TIME_BITS) | u64::from(salt) << MAC_BITS | mac;
         let mut nonce = [0; LEN];
         nonce[..RAW_AT].copy_from_slice(self.cookie());
-        // 8 bytes give 11 characters, exactly the room after the cookie.
+        // 8 bytes are encoded as 11 characters, exactly the room after the cookie.
         let written = STANDARD_NO_PAD.encode_slice(raw.to_be_bytes(), &mut nonce[RAW_AT..]);
         debug_assert_eq!(written, Ok(LEN - RAW_AT));
         nonce
@@ -106,7 +106,7 @@ impl Scope<'_> {
             hmac.update(&salt.to_be_bytes());
         }
         hmac.update(&host(self.client));
-        // Short enough that with a realm of up to 25 bytes it fits into one SHA-256 block. The length byte
+        // Short enough to fit into one SHA-256 block together with a realm of up to 25 bytes. The length byte
         // delimits the realm.
         let [.., length] = self.algorithms.len().to_be_bytes();
         hmac.update(&[u8::from(self.anonymity), length]);

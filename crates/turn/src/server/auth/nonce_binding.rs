@@ -4,7 +4,7 @@
 //! These two may use a nonce issued to the allocation's client.
 //!
 //! The cost: an eavesdropper can replay such a request from its own address and win if its copy arrives
-//! first. Such a request is accepted only once, and TLS and DTLS hide it.
+//! first. Such a request is accepted only once, and over TLS and DTLS it cannot be seen.
 
 use std::net::IpAddr;
 
@@ -85,7 +85,7 @@ impl<P: Policy> Server<P> {
         let at = entry.client.address.ip();
         match &state.mobility {
             Some(mobility) if mobility.is_good(&ticket) || mobility.is_repeated(context) => {
-                // The nonce may come from an address that the client left before sending data.
+                // The nonce may have been issued to an address that the client left before sending data.
                 BoundTo::Addresses([
                     Some(at),
                     mobility.arriving.map(|(source, _)| source.client.address.ip()),

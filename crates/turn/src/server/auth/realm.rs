@@ -1,5 +1,5 @@
 //! Realms (RFC 8489 section 9.2), each with its own users, secrets and quotas. A listener serves some of
-//! them, and a request selects one by REALM.
+//! them, and a request selects one of these by REALM.
 
 use std::{hash::BuildHasher as _, sync::Arc};
 
@@ -9,12 +9,12 @@ use turnpike_wire::integrity::KeyAlgorithm;
 
 use crate::server::{ListenerId, ServerConfig};
 
-/// Preferred algorithm first, without parameters (RFC 8489 section 18.5).
+/// The preferred algorithm comes first; none has parameters (RFC 8489 section 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
 const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
 const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
 
-/// 0 is [`ServerConfig::realm`]; [`ServerConfig::tenants`] count from 1.
+/// 0 is [`ServerConfig::realm`]; [`ServerConfig::tenants`] are numbered from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RealmId(pub u16);
 
@@ -26,8 +26,8 @@ pub struct Realm {
     pub username_anonymity: bool,
 }
 
-/// Lower case, with the scheme's default port if there is none; clients and stores write origins in various
-/// ways.
+/// Converts to lower case and adds the scheme's default port if there is none; clients and stores write
+/// origins in various ways.
 #[must_use]
 pub fn canonical_origin(origin: &str) -> String {
     let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
@@ -85,7 +85,7 @@ impl Realms {
     pub(crate) fn new(config: &ServerConfig) -> Self {
         let first = Terms::new(config, &config.realm, config.allow_sha256, config.username_anonymity);
         let tenants = config.tenants.iter().map(|realm| {
-            // A realm left without any algorithm gets the one that the server accepts.
+            // A realm that would be left without any algorithm gets the one that the server accepts.
             let allow_sha256 = realm.allow_sha256 || !config.allow_md5;
             Terms::new(config, &realm.name, allow_sha256, realm.username_anonymity)
         });

@@ -3,7 +3,7 @@
 //! request is granted only once across all workers.
 //!
 //! The guard stores hash(transaction ID) and the time of the request's nonce; a copy has the same nonce. A
-//! full bucket drops its oldest entry and from then on refuses all nonces of that age: the client gets a
+//! full bucket drops its oldest entry and then refuses all nonces of that age or older: the client gets a
 //! fresh nonce with 438 and sends a new transaction. Memory is therefore fixed, no entry is dropped too
 //! early, and a flood costs other clients at most one round trip.
 //!
@@ -35,7 +35,7 @@ pub struct ReplayGuard(Arc<Inner>);
 struct Inner(OnceLock<Table>);
 
 struct Table {
-    /// Locked for a few comparisons when a request is about to be granted.
+    /// Each is locked for a few comparisons when a request is about to be granted.
     buckets: Box<[Mutex<Bucket>]>,
     hash: KeyedHash,
 }
@@ -70,7 +70,7 @@ impl Once {
     }
 }
 
-/// Entry that can be withdrawn if the request fails after all.
+/// Entry that can be withdrawn if the request still fails later.
 #[derive(Clone, Copy)]
 pub(crate) struct Recorded {
     bucket: usize,
@@ -123,7 +123,7 @@ impl ReplayGuard {
         let (index, tag) = self.table().place_of(request);
         let after = issued.max(1);
         let mut bucket = self.bucket(index);
-        // After the clock was set back, entries lie in the future; their nonces are stale.
+        // If the clock was set back, entries may lie in the future; their nonces are stale.
         let counts = |time: u32| time != 0 && is_since(unix, time);
         if counts(bucket.forgotten) && is_since(bucket.forgotten, issued) {
             return None;
@@ -289,7 +289,7 @@ mod tests {
         for second in 1000..1004 {
             let copies = (0..100_000)
                 .filter_map(|n| granted.record(transaction(second * 1_000_000 + n), second, 1004));
-            assert_eq!(copies.count(), 0, "of {second}");
+            assert_eq!(copies.count(), 0, "second {second}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Third-party authorization (RFC 7635): a client presents a token from an authorization server instead of a
-//! password. USERNAME names the key that encrypts the token, and the token contains the key that signs the
-//! request.
+//! password. USERNAME names the key that the token is encrypted with, and the token contains the key that the
+//! request is signed with.
 //!
 //! Clients send a token only in Allocate and Refresh (section 9); other requests are verified with the
 //! allocation's last token.
@@ -42,7 +42,7 @@ pub struct IssuerKey {
     pub kid: String,
     pub key: TokenKey,
     pub realm: String,
-    /// Limit on the lifetime in a token, in seconds.
+    /// Maximum lifetime accepted in a token, in seconds.
     pub max_lifetime: u32,
 }
 
@@ -142,9 +142,9 @@ fn check_shown(
             TokenError::NotAuthentic => TokenProblem::NotAuthentic,
         })
     })?;
-    // Section 7 accepts lifetime + skew as the distance between now and the token's time, in either
-    // direction. That would double the lifetime of a token from the future, so this accepts such a token only
-    // within the skew.
+    // Section 7 accepts a difference of up to lifetime + skew between now and the token's time, in either
+    // direction. That would double the lifetime of a token from the future, so such a token is accepted here
+    // only within the skew.
     let skew = u64::from(settings.skew);
     let made = token.made_unix();
     if made > now.unix.saturating_add(skew) {

@@ -47,7 +47,7 @@ pub struct Bandwidth {
     pub rates: Rates,
     /// Bits per second.
     pub total: Option<u64>,
-    /// Burst in milliseconds of the rate. Default 250.
+    /// Burst, as the number of milliseconds' worth of the rate. Default 250.
     pub burst_ms: u32,
     pub realms: HashMap<Box<str>, Rates>,
 }
@@ -63,7 +63,7 @@ impl Bandwidth {
     /// Valid rates in bits per second; below the lowest, nothing could be relayed.
     pub const RATES: RangeInclusive<u64> = 1000..=Self::MOST;
 
-    /// Nearest valid rate to a number of bytes per second, the unit of coturn's `max-bps`.
+    /// Valid rate nearest to a number of bytes per second, the unit of coturn's `max-bps`.
     #[must_use]
     pub fn from_bytes(bytes: u64) -> u64 {
         bytes.saturating_mul(8).clamp(*Self::RATES.start(), *Self::RATES.end())
@@ -259,7 +259,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Counts the drop by a caller that could not wait ([`Verdict::Wait`]).
+    /// Counts a drop by a caller that was asked to wait but could not ([`Verdict::Wait`]).
     pub fn not_waited(&mut self, otherwise: DropReason) {
         self.data.stats.drop(otherwise);
     }

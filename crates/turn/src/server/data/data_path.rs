@@ -31,7 +31,7 @@ pub struct IcmpError {
     /// ICMP type, or ICMPv6 type if the relayed transport address is IPv6.
     pub icmp_type: u8,
     pub code: u8,
-    /// MTU of the next hop if the error contains it.
+    /// MTU of the next hop, if the error contains it.
     pub info: u32,
 }
 
@@ -148,7 +148,7 @@ impl DataPlane {
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
-        // Section 18.13 shows 7 bits of type and 9 of code; this uses the 8 bits each that ICMP has.
+        // Section 18.13 shows 7 bits of type and 9 of code; this uses 8 bits for each, as ICMP does.
         let data = match (relay.family, icmp_type, code) {
             (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
             _ => 0,
@@ -239,7 +239,7 @@ impl DataPlane {
             return self.dropped(DropReason::NoAllocation);
         };
         let family = Family::of(view.peer.ip());
-        // RFC 6062 relays connections only.
+        // RFC 6062 allocations relay only connections.
         if entry.relays_tcp {
             return self.dropped(DropReason::TcpAllocation);
         }

@@ -9,7 +9,7 @@ use turnpike_wire::{channel_data::ChannelDataError, indication::IndicationError}
 pub enum DropReason {
     /// The first byte is neither STUN nor ChannelData, or the datagram is empty.
     NotStun,
-    /// Shorter than the length in its header.
+    /// Shorter than the length field in its header indicates.
     Truncated,
     /// Wrong length, an attribute beyond the end, or an invalid attribute.
     Malformed,
@@ -44,7 +44,7 @@ pub enum DropReason {
     TotalBandwidth,
     /// See [`crate::server::RefusalLimit`].
     RefusalLimit,
-    /// Too short to be granted; the 401 would be more than four times as long.
+    /// The request is too short to be granted, and the 401 would be more than four times as long.
     RefusalRatio,
     /// The 5-tuple was refused too often for the same reason.
     RefusalRepeated,
@@ -69,7 +69,7 @@ pub enum DropReason {
 }
 
 impl DropReason {
-    /// True if the request would otherwise get an answer, and operators want to see the drop.
+    /// True if the request would otherwise get a response, so that operators want to see the drop.
     pub(crate) fn is_bound_on_requests(self) -> bool {
         matches!(self, Self::RefusalLimit | Self::QuotaPending | Self::LookupLimit | Self::LookupOver)
     }

@@ -9,7 +9,7 @@
 //! (`claims`).
 //!
 //! Entries are in dense slots with generations, found by 5-tuple through a seeded hash table of slot numbers.
-//! The control plane installs them, changes them only by effects ([`Forwarding::apply`]), and reads back
+//! The control plane installs them, changes them only through effects ([`Forwarding::apply`]), and reads back
 //! expiries and counters.
 
 mod channels;
@@ -53,7 +53,7 @@ pub(crate) struct Entry {
     /// Mask for the padding of ChannelData: 3 for a client on a stream, otherwise 0 (RFC 8656 section 12.5).
     pub(crate) padding: u8,
     pub(crate) relays_tcp: bool,
-    /// The client connection closed; another client may have the 5-tuple by now.
+    /// The client connection closed; another client may already use the 5-tuple.
     pub(crate) away: bool,
     pub(crate) relays: [Option<Relay>; 2],
     pub(crate) shared: [Option<SharedPort>; 2],
@@ -153,7 +153,8 @@ impl Entry {
         self.shared[Family::of(peer) as usize]
     }
 
-    /// The peer is released once no permission or channel for it remains.
+    /// Shared relay socket on which the peer must be released, because no permission or channel for it
+    /// remains.
     fn gives_up(&self, peer: IpAddr) -> Option<SharedPort> {
         let is_held = || {
             self.permissions.until(peer).is_some()
@@ -162,7 +163,6 @@ impl Entry {
         self.shares(peer).filter(|_| !is_held())
     }
 
-    /// Family of an expired relayed transport address.
     pub(crate) fn expired_relay(&self, now_ms: u64) -> Option<Family> {
         let is_over = |family: &Family| {
             let relay = &self.relays[*family as usize];

@@ -5,7 +5,8 @@
 //! until their turn comes.
 
 const TICK_MS: u64 = 1000;
-/// More than an hour, so that within the documented limits all timers of a slot are due in the same turn.
+/// Covers more than an hour, so that within the documented limits all timers of a slot are due in the same
+/// turn.
 const SLOTS: usize = 4096;
 const WORDS: usize = SLOTS / 64;
 const NONE: u32 = u32::MAX;
@@ -107,7 +108,8 @@ impl Timers {
         None
     }
 
-    /// Never later than the second of a deadline; earlier only for deadlines more than a turn away.
+    /// Next wake-up: never later than the second of a deadline, and earlier only for deadlines more than a
+    /// turn away.
     pub(crate) fn next(&self) -> Option<u64> {
         if self.set == 0 {
             return None;

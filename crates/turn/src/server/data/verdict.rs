@@ -91,7 +91,7 @@ pub enum Verdict<'a> {
         header: Header,
         /// Part of the datagram passed in.
         payload: &'a [u8],
-        /// Zero bytes after the payload, 0 to 3.
+        /// Number of zero bytes after the payload, 0 to 3.
         padding: u8,
     },
     Reply {

@@ -1,6 +1,6 @@
 //! Mobility (RFC 8016) across the workers of a server. The kernel may deliver packets from the client's new
-//! 5-tuple to a worker other than the allocation's owner. Clients see no difference: the owner answers every
-//! request from the new 5-tuple, and only data from there moves the allocation.
+//! 5-tuple to a worker other than the allocation's owner. Clients see no difference: the owner responds to
+//! every request from the new 5-tuple, and only data from there moves the allocation.
 //!
 //! ```text
 //!            worker 2, with the client                           worker 1, the owner
@@ -49,13 +49,13 @@ pub struct MoveRequest {
 
 impl<P: Policy> Server<P> {
     /// Handles a request passed on together with its client's connection ([`Effect::HandOver`]). The client's
-    /// further packets go to [`Server::from_client`].
+    /// later packets go to [`Server::from_client`].
     pub fn from_handed_over<'a>(&'a mut self, now: Now, source: &Source, request: &[u8]) -> Verdict<'a> {
         self.request(now, source, Delivery::HandedOver, request)
     }
 
-    /// Worker `via` keeps the client. Results in [`Effect::Answer`], [`Effect::Decline`], or
-    /// [`Effect::Forward`] to a third worker.
+    /// Handles a request forwarded by worker `via`, which keeps the client. Results in [`Effect::Answer`],
+    /// [`Effect::Decline`], or [`Effect::Forward`] to a third worker.
     pub fn from_elsewhere(&mut self, now: Now, via: u16, occupied: bool, source: &Source, request: &[u8]) {
         self.request(now, source, Delivery::Forwarded { via, occupied }, request);
     }
@@ -108,7 +108,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// `None` if the allocation has ended or moves elsewhere by now; then report [`Server::not_moved`].
+    /// `None` if the allocation has already ended or moves elsewhere; then report [`Server::not_moved`].
     #[must_use = "an allocation that is dropped is never released"]
     pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
         let index = *self.pending_moves.owned.get(&request.key)?;
@@ -148,8 +148,8 @@ impl<P: Policy> Server<P> {
         Ok(id)
     }
 
-    /// Restores the old 5-tuple. `None`, with [`Effect::Closed`], if that 5-tuple has another allocation by
-    /// now.
+    /// Restores the old 5-tuple. `None`, with [`Effect::Closed`], if that 5-tuple already has another
+    /// allocation.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationSlot> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         // The old ID may have been reused, so the allocation gets a new one.
@@ -267,7 +267,7 @@ impl<P: Policy> Server<P> {
                 (own, self.data.forwarding.find(client).is_some() || expected.is_some_and(is_another))
             }
         };
-        // A stream that has another allocation stays with it.
+        // A stream that has another allocation keeps it.
         if self.is_stream(client) && !occupied {
             self.data.stats.mobility(MobilityEvent::Forwarded);
             let (source, request) = (context.source, context.request.view.bytes().into());

@@ -31,7 +31,7 @@ use crate::{
 #[must_use = "an allocation that is dropped is never released"]
 pub struct Moved(Box<Record>);
 
-/// Readers reject versions that they do not know.
+/// Version tag; readers reject versions that they do not know.
 #[derive(Serialize, Deserialize)]
 enum Versioned<R> {
     #[serde(rename = "1")]
@@ -46,7 +46,7 @@ struct Record {
     client: Client,
     link: Link,
     away: bool,
-    /// Only between processes: new 5-tuple that has not sent data yet, and its worker.
+    /// New 5-tuple from which no data has come yet, and its worker; only used between processes.
     #[serde(default)]
     arriving: Option<(Client, Link, u16)>,
     relays_tcp: bool,
@@ -114,7 +114,8 @@ impl Moved {
         self.0.from
     }
 
-    /// A stream that is still open there no longer has an allocation. `None` if the client had disconnected.
+    /// Previous 5-tuple; if it is a stream that is still open, the stream no longer has an allocation. `None`
+    /// if the client had disconnected.
     #[must_use]
     pub fn was(&self) -> Option<Source> {
         (!self.0.away).then_some(Source { client: self.0.client, link: self.0.link })
@@ -142,7 +143,7 @@ impl Moved {
         self.0.shared[family as usize]
     }
 
-    /// Cancels a pending move unless `by` accepts its link, because other links stay behind.
+    /// Cancels a pending move unless `by` accepts its link, because other links cannot be passed on.
     pub fn keep_arrival(&mut self, by: impl Fn(Link) -> bool) {
         self.0.arriving = self.0.arriving.filter(|(_, link, _)| by(*link));
     }
@@ -313,8 +314,8 @@ impl<P: Policy> Server<P> {
         self.lookups.forget(|source| by(source.link));
     }
 
-    /// Takes over an allocation from another process, with the client's link in this one. Returns it if its
-    /// 5-tuple is taken, its realm is not configured, or a quota is reached.
+    /// Takes over an allocation from another process, with the client's link in this process. Returns it if
+    /// its 5-tuple is taken, its realm is not configured, or a quota is reached.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationSlot, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         let user = moved.owner();

@@ -7,13 +7,14 @@ use hashbrown::HashMap;
 
 use crate::server::{Client, PendingMove};
 
-/// About 1 MiB. At the limit a new move displaces the oldest, whose client has to present its ticket again.
+/// Takes about 1 MiB. At the limit, a new move displaces the oldest, whose client has to present its ticket
+/// again.
 const MOST_EXPECTED: usize = 8192;
 
 pub(crate) struct PendingMoves {
     pub(crate) owned: HashMap<u64, u32, RandomState>,
     arrivals: HashMap<Client, Expected, RandomState>,
-    /// Clients with pending moves of other workers' allocations, by key: one 5-tuple each.
+    /// Clients to which other workers' allocations will move, by the allocation's key: one 5-tuple each.
     foreign: HashMap<u64, Client, RandomState>,
     /// Keys of `foreign` by [`Expected::place`], oldest first.
     queue: BTreeMap<u64, u64>,
@@ -53,7 +54,7 @@ impl PendingMoves {
         self.arrivals.insert(client, Expected { key, owner: own, asked: false, place: None });
     }
 
-    /// Lasts until the allocation moves, its owner declines, or it is displaced.
+    /// The pending move lasts until the allocation moves, its owner declines, or a newer one displaces it.
     pub(crate) fn expect(&mut self, client: Client, key: u64, owner: u16) {
         if self.arrivals.get(&client).is_some_and(|known| (known.key, known.owner) == (key, owner)) {
             return;
@@ -123,7 +124,6 @@ mod tests {
         let mut moves = PendingMoves::new();
         let mut step = 1_u64;
         for _ in 0..20_000 {
-            // Pseudo-random sequence (Knuth's generator).
             step = step.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let port = u16::try_from((step >> 40) % 50).unwrap();
             let key = (step >> 33) % 40;

@@ -18,11 +18,11 @@ use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
 
-/// Bytes; never enough to fragment a response (section 3.1.2).
+/// Length in bytes; too short to make a response fragment (section 3.1.2).
 pub(crate) const LEN: usize = 32;
 const HALF: usize = LEN / 2;
 
-/// Maximum number of pads tried. Seven out of eight fit.
+/// Maximum number of pads tried. Seven out of eight leave no zero byte.
 const PADS: u32 = 1 << 12;
 
 const NODE_BITS: u32 = 12;
@@ -30,7 +30,7 @@ pub(crate) const KEY_BITS: u32 = 64 - NODE_BITS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
-    /// Same on every worker; [`KEY_BITS`] bits.
+    /// The allocation's key, the same on every worker; [`KEY_BITS`] bits.
     pub(crate) key: u64,
     /// 0 without a fleet.
     pub(crate) node: u16,

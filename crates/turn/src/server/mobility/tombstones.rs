@@ -1,5 +1,5 @@
-//! Recent deletions, so that a retransmitted Refresh with LIFETIME 0 gets the same answer again instead of
-//! 437. Bounded in number and time; only authenticated requests get here.
+//! Recent deletions, so that a retransmitted Refresh with LIFETIME 0 gets the same response again, not a 437.
+//! Bounded in number and time; only authenticated requests add entries.
 
 use std::{collections::VecDeque, net::IpAddr};
 
@@ -10,11 +10,11 @@ use crate::server::{Client, auth::keyed_hash::KeyedHash};
 
 /// RFC 8489 section 6.3.1: servers that remember transactions do so for 40 s.
 const LIFETIME_MS: u64 = 40_000;
-/// Half a MiB per worker.
+/// Takes half a MiB per worker.
 const MOST: usize = 8192;
 
 pub(crate) struct Tombstones {
-    /// Hash and expiry time, oldest first. A hash collision yields a success without effect.
+    /// Hash and expiry time, oldest first. A hash collision yields a success response without any effect.
     queue: VecDeque<(u64, u64)>,
     /// Expiry times of the same entries by hash.
     expiries: HashMap<u64, u64, RandomState>,
@@ -30,7 +30,7 @@ impl Tombstones {
         }
     }
 
-    /// Hashes with remaining milliseconds, oldest first, for [`Tombstones::import`].
+    /// Hashes with their remaining lifetime in milliseconds, oldest first, for [`Tombstones::import`].
     pub(crate) fn all(&self, now_ms: u64) -> Vec<(u64, u64)> {
         self.queue.iter().map(|(hash, expires_ms)| (*hash, expires_ms.saturating_sub(now_ms))).collect()
     }
@@ -92,7 +92,7 @@ impl Tombstones {
 
     fn forget_oldest(&mut self) {
         let Some((hash, expires_ms)) = self.queue.pop_front() else { return };
-        // The deletion may have been recorded again since.
+        // The deletion may have been recorded again since then.
         if self.expiries.get(&hash) == Some(&expires_ms) {
             self.expiries.remove(&hash);
         }

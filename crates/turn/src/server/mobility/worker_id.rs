@@ -1,5 +1,5 @@
-//! Worker of a state machine and node of the server in a fleet. CONNECTION-IDs contain both numbers, mobility
-//! tickets only the node, so that any worker of any node can find the owner.
+//! Number of a state machine's worker and, in a fleet, of the server's node. CONNECTION-IDs contain both
+//! numbers, mobility tickets only the node, so that any worker of any node can find the owner.
 //!
 //! ```text
 //!  CONNECTION-ID, standalone     worker 10 │ random 22                        bits
@@ -43,7 +43,7 @@ impl WorkerId {
         }
     }
 
-    /// Returns true for the number of another node. 0 means created here, before this node had a number.
+    /// Returns true for the number of another node. 0 stands for this node before it had a number.
     pub(crate) const fn is_another(self, node: u16) -> bool {
         self.node.is_some() && node != 0 && node != self.node()
     }
@@ -59,13 +59,13 @@ impl WorkerId {
         (node, u16::try_from(worker).unwrap_or(u16::MAX))
     }
 
-    /// Maximum connections of a worker, so that a random ID is free three times out of four.
+    /// Maximum number of connections of a worker: a random ID is then free three times out of four.
     pub(crate) fn most_connections(self) -> usize {
         1 << (self.random_bits() - 2)
     }
 
     fn worker_bits(self) -> u32 {
-        // A standalone server has always used the bits for the maximum number of workers.
+        // A standalone server has always used as many bits as the maximum number of workers needs.
         if self.node.is_some() { u16::BITS - (self.count - 1).leading_zeros() } else { 10 }
     }
 

@@ -1,8 +1,8 @@
 //! Redirects clients to another server (RFC 8489 section 10, RFC 8656 section 7.2): 300 (Try Alternate) with
 //! ALTERNATE-SERVER. In a fleet the policy chooses the target; otherwise the configuration does.
 //!
-//! Requires authentication, so that an attacker cannot send clients away: only authenticated requests are
-//! redirected, in a signed response.
+//! Only authenticated requests are redirected, in a signed response, so that an attacker cannot send clients
+//! away.
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Optional limit on refusals per prefix: a UDP source may be forged, and the owner of that address gets the
-//! refusal.
+//! Optional limit on refusals per prefix: a UDP source address may be forged, and the refusal goes to the
+//! owner of that address.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,8 @@ pub struct RefusalLimit {
     pub per_second: u32,
 }
 
-/// More prefixes than one worker can exhaust in a flood. Further ones are not limited.
+/// Maximum number of tracked prefixes: more than one worker can exhaust in a flood. Additional ones are not
+/// limited.
 const MOST: usize = 16_384;
 /// Milliseconds between two sweeps of a full table.
 const SWEEP_MS: u64 = 1000;

@@ -33,16 +33,16 @@ impl MaxAllocationDuration {
     }
 }
 
-/// Shortest LIFETIME in a response, in seconds. 0 would mean deletion. libnice refreshes after half of it in
-/// whole seconds: with a LIFETIME of 1 it sent 4,400 Refreshes in the last second.
+/// Shortest LIFETIME in a response, in seconds. 0 would mean deletion. libnice refreshes after half the
+/// lifetime, in whole seconds: with a LIFETIME of 1, it sent 4,400 Refreshes in the last second.
 const SHORTEST: u32 = 2;
 
-/// 0 deletes the allocation.
+/// LIFETIME for the response; 0 stays 0, because it deletes the allocation.
 pub(crate) fn answered(granted: u32) -> u32 {
     if granted == 0 { 0 } else { granted.max(SHORTEST) }
 }
 
-/// Returns seconds and milliseconds.
+/// Returns the limit in seconds and in milliseconds.
 pub(crate) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
     let wanted_ms = u64::from(seconds) * 1000;
     match left_ms {

@@ -2,8 +2,8 @@
 //! relayed datagram as local, so only relay ports are open to peers.
 //!
 //! Behind a NAT, clients of this server use external addresses to reach each other as peers. They reach local
-//! services that a rule allows, such as a media server, in the same way. Such traffic bypasses the NAT, which
-//! might not support hairpinning (RFC 4787 section 6): it goes to the bound address directly.
+//! services that a rule allows, such as a media server, in the same way. Such traffic goes directly to the
+//! bound address, because the NAT might not support hairpinning (RFC 4787 section 6).
 
 use std::{
     iter,
@@ -19,7 +19,7 @@ pub struct OwnEndpoints {
     /// Sorted, including external addresses.
     v4: Vec<Ipv4Addr>,
     v6: Vec<Ipv6Addr>,
-    /// A NAT may forward these to any listener.
+    /// External addresses; a NAT may forward them to any listener.
     external: Vec<IpAddr>,
     translations: Vec<Translation>,
     listeners: Vec<SocketAddr>,
@@ -121,7 +121,8 @@ impl OwnEndpoints {
         !self.translations.is_empty()
     }
 
-    /// Unchanged unless it is an external relay address. Listener ports are never translated.
+    /// Translates an external relay address to the bound one; leaves other addresses unchanged. Listener
+    /// ports are never translated.
     pub(crate) fn internal(&self, peer: SocketAddr) -> SocketAddr {
         let found = self.translations.iter().find(|it| it.external == peer.ip());
         match found.filter(|_| !self.is_listener_port(peer.port())) {

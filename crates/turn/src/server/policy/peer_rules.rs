@@ -90,7 +90,8 @@ pub struct AllowRule {
 }
 
 impl AllowRule {
-    /// Rule that opens no services on this machine, like an entry in coturn's allow list, which has no ports.
+    /// Rule that opens no services on this machine. Entries in coturn's allow list, which have no ports, work
+    /// like this.
     #[must_use]
     pub fn of_others(prefix: Cidr) -> Self {
         Self { prefix, ports: None, opens_own: false }
@@ -169,9 +170,9 @@ fn port_range(text: &str, ports: &str) -> Result<RangeInclusive<u16>, String> {
 }
 
 /// Peer rules. Deny rules take precedence over allow rules, and allow rules over the built-in refusal of
-/// special ranges. On the server's own addresses only relay ports are open, unless an allow rule names the
-/// address; its listeners and the unspecified address are never peers. With `allow_only`, peers without an
-/// allow rule are refused, even public ones.
+/// special ranges. On the server's own addresses, only relay ports are allowed, unless an allow rule names
+/// the address; its listeners and the unspecified address are never peers. With `allow_only`, peers without
+/// an allow rule are refused, even public ones.
 #[derive(Clone, Debug, Default)]
 pub struct PeerRules {
     pub allow: Vec<AllowRule>,
@@ -232,7 +233,7 @@ impl PeerRules {
     /// An IPv6 address that embeds IPv4 addresses (6to4, NAT64, Teredo, ...) must pass as itself and as each
     /// of them: a rule on an IPv4 range also covers its embedded forms. An IPv6 allow rule covers an embedded
     /// form only if it is at least as narrow as the embedding range, so that allowing `2000::/3` does not
-    /// open 10.0.0.0/8 through 6to4.
+    /// allow 10.0.0.0/8 through 6to4.
     #[must_use]
     pub fn permits(&self, peer: IpAddr) -> bool {
         self.permits_at(peer, None)
@@ -333,7 +334,8 @@ fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
     let at = |shift: u32| Ipv4Addr::from_bits((bits >> shift) as u32);
     let mut found = SmallVec::new();
     match segments {
-        // IPv4-compatible (RFC 4291 section 2.5.5.1, deprecated); :: and ::1 fall into 0.0.0.0/8 here.
+        // IPv4-compatible (RFC 4291 section 2.5.5.1, deprecated); this treats :: and ::1 as part of
+        // 0.0.0.0/8.
         [0, 0, 0, 0, 0, 0, _, _]
         // IPv4-translated (RFC 7915 calls the algorithm SIIT; ::ffff:0:a.b.c.d).
         | [0, 0, 0, 0, 0xffff, 0, _, _]
@@ -349,7 +351,8 @@ fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
         _ if is_local_nat64(ip) => {
             let octets = ip.octets();
             let possible = LOCAL_NAT64.iter().map(|places| Ipv4Addr::from(places.map(|place| octets[place])));
-            // If the assumed prefix is shorter than the operator's, the first byte is a zero from the gap.
+            // If the assumed prefix is shorter than the operator's, the first byte taken is a zero that
+            // precedes the embedded address.
             found.extend(
                 possible.filter(|ip| ip.octets()[0] != 0).map(|ip| Embedded { ip, prefix: 48 }),
             );

@@ -45,8 +45,8 @@ impl<P: Policy> Server<P> {
         if let Some(index) = self.data.forwarding.find(context.client()) {
             return self.allocate_again(&context, index);
         }
-        // A mobile allocation moving to this 5-tuple counts too. An allocation on another worker may have
-        // ended in the meantime.
+        // A mobile allocation moving to this 5-tuple also occupies it. An allocation on another worker may
+        // have ended in the meantime.
         match self.arriving(&context) {
             Ok(None) => {}
             Ok(Some(_)) => return self.refuse(&context, 437, RequestRefusal::AllocationExists),
@@ -131,7 +131,8 @@ impl<P: Policy> Server<P> {
             return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
-        // Section 19: 486 concerns the user, and 508 the server, in which case another server may help.
+        // Section 19: 486 concerns the user; 508 concerns the server, in which case another server may have
+        // room.
         let prefix = self.config.prefixes.of(client.address.ip());
         if let Err(refusal) = self.policy.acquire(who.user(), prefix) {
             if matches!(refusal, QuotaRefusal::Undecided { .. }) {
@@ -333,8 +334,8 @@ impl<P: Policy> Server<P> {
         Ok(AllocateParams { first: OpenRelay { family, transport, port }, second, address_error })
     }
 
-    /// Section 3.7: refuses DONT-FRAGMENT for IPv4-to-IPv6 relaying, which would need the DF bit of the
-    /// client's datagrams. Sockets do not report it.
+    /// Refuses DONT-FRAGMENT for IPv4-to-IPv6 relaying (section 3.7), which would need the DF bit of the
+    /// client's datagrams; sockets do not report that bit.
     fn may_set_df(&self, context: &Context<'_>, params: AllocateParams) -> Result<AllocateParams, Denied> {
         let client = context.client();
         let relays_v6 = params.first.family == Family::V6 || params.second == Some(Family::V6);
@@ -407,8 +408,8 @@ impl Families {
                 let family = requested.unwrap_or(Ok(Family::V4)).map_err(|_| Denied::code(440))?;
                 if has(family) { Ok((family, None, None)) } else { Err(Denied::code(440)) }
             }
-            // Mutually exclusive; the additional family must be IPv6, and a pair cannot reserve the next
-            // port.
+            // The two attributes are mutually exclusive; the additional family must be IPv6, and a dual-stack
+            // allocation cannot reserve the next port.
             (None, Some(Ok(Family::V6))) if !reserve_next => match (has(Family::V4), has(Family::V6)) {
                 (true, true) => Ok((Family::V4, Some(Family::V6), None)),
                 (true, false) => Ok((Family::V4, None, Some((Family::V6, 440)))),
@@ -448,8 +449,8 @@ const fn code_of(result: OpenResult) -> u16 {
     }
 }
 
-/// Unguessable token. Its last bit encodes the family of the reserved port, because a request with a token
-/// may not name the family and may reach another worker.
+/// Unguessable token. The token's last bit encodes the family of the reserved port, because a request with a
+/// token must not name the family and may reach another worker.
 fn new_token(random: &mut Random, family: Family) -> [u8; 8] {
     let mut token: [u8; 8] = random.bytes();
     token[7] = token[7] & !1 | (family as u8);

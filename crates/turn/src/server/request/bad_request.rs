@@ -30,14 +30,14 @@ pub enum Fault {
     RelaysTcp,
     /// Only for TCP, but the allocation relays UDP.
     RelaysUdp,
-    /// It does not exist, or no longer does.
+    /// The ID does not exist, or no longer exists.
     Unknown,
     Replaced,
     /// The allocation is already on this 5-tuple.
     AtHome,
     /// A connection with an allocation is a control connection.
     ControlConnection,
-    /// It must be empty in an Allocate.
+    /// The attribute must be empty in an Allocate.
     NotEmpty,
 }
 

@@ -135,7 +135,8 @@ impl<P: Policy> Server<P> {
         })
     }
 
-    /// Two clients could claim one peer before two of its addresses were known to belong to the same host.
+    /// Ends bindings of a peer that two clients claimed before its addresses were known to belong to one
+    /// host.
     pub(crate) fn end_contested(&mut self, now: Now, index: u32) {
         if !self.config.peers.own.are_translated() {
             return;

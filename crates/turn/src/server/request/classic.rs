@@ -14,8 +14,9 @@ use crate::{
 };
 
 impl<P: Policy> Server<P> {
-    /// Over UDP, 20 bytes are answered with 32, or with 44 over IPv6. Over DTLS, RFC 8489 section 11 requires
-    /// a 500 for every such request; stream framing rejects RFC 3489 messages before they get here.
+    /// Over UDP, a 20-byte request gets a response of 32 bytes, or 44 over IPv6. Over DTLS, RFC 8489 section
+    /// 11 requires a 500 for every such request; stream framing rejects RFC 3489 messages before they get
+    /// here.
     pub(crate) fn classic(&mut self, now: Now, source: &Source, datagram: &[u8]) -> Verdict<'_> {
         if datagram.len() > MAX_REQUEST_LEN {
             return self.data.dropped(DropReason::Oversized);
@@ -41,8 +42,8 @@ impl<P: Policy> Server<P> {
 
     /// RFC 5389 section 12.2 treats CHANGE-REQUEST and RESPONSE-ADDRESS as unknown attributes. Some clients
     /// send a CHANGE-REQUEST without flags with every request, which is harmless. A CHANGE-REQUEST with flags
-    /// gets no answer: pystun3 would repeat the request in a tight loop after an error, and Debian's `stun`
-    /// takes any answer for one from the other address.
+    /// is silently ignored: pystun3 would repeat the request in a tight loop after an error, and Debian's
+    /// `stun` takes any response for one from the other address.
     fn classic_binding(
         &mut self,
         now: Now,
@@ -65,7 +66,7 @@ impl<P: Policy> Server<P> {
             let why = RequestRefusal::UnknownAttribute(unknown[0]);
             self.tell_stranger_refused(now, &client, ("", request.method), 420, why);
             self.data.stats.error(420);
-            // RFC 3489 section 11.2.10: an odd number of attributes is evened out by repeating one.
+            // RFC 3489 section 11.2.10: an odd number of attributes is made even by repeating one.
             let first = unknown[0];
             unknown.extend((unknown.len() % 2 == 1).then_some(first));
             let mut response = Writer::begin(&mut self.reply, header.answered(Class::Error));

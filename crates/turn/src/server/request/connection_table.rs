@@ -11,8 +11,8 @@ use crate::{
     server::{ServerConfig, WorkerId, allocation_state::AllocationState},
 };
 
-/// The upper bits hold node and worker, so that a ConnectionBind can be routed. Security rests on the
-/// credentials of the ConnectionBind.
+/// The upper bits hold node and worker, so that a ConnectionBind can be routed. The ID need not be secret: a
+/// ConnectionBind is authenticated by its credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConnectionId(pub u32);
 
@@ -140,7 +140,7 @@ impl Connections {
         }
     }
 
-    /// Skips connections whose numbers are taken here or belong to another worker.
+    /// Skips connections whose numbers are taken on this worker or belong to another one.
     pub(crate) fn adopt(&mut self, worker_id: WorkerId, index: u32, state: &mut AllocationState) {
         let holder = Holder::of(state);
         let Some(tcp) = state.tcp.as_deref_mut() else { return };
@@ -238,7 +238,7 @@ mod tests {
         let mut draw = |connections: &mut Connections, worker: usize, name| {
             connections.draw(&config, &mut random, worker_ids[worker], (0, 0), &holder(name))
         };
-        // More than half of a limit on one worker.
+        // One worker has more than half of a limit.
         for _ in 0..3 {
             draw(&mut one, 0, "alice").unwrap();
         }

@@ -54,7 +54,7 @@ pub enum ConnectError {
 }
 
 pub enum PeerConnection<'a> {
-    /// Keep it, read nothing from it until it is bound, and send `bytes` to `client`.
+    /// Keep the connection, read nothing from it until it is bound, and send `bytes` to `client`.
     Accept {
         connection: ConnectionId,
         client: Client,
@@ -62,7 +62,7 @@ pub enum PeerConnection<'a> {
         /// ConnectionAttempt indication, in the server's own buffer.
         bytes: &'a [u8],
     },
-    /// Close it; the refusal has been counted.
+    /// Close the connection; the refusal has been counted.
     Refuse(ConnectionRefusal),
 }
 
@@ -82,7 +82,7 @@ struct Connection {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Stage {
-    /// `envelope` is for the reply.
+    /// The attempt is in progress; `envelope` is for the reply.
     Connecting {
         deadline_ms: u64,
         envelope: Box<Envelope>,
@@ -255,7 +255,7 @@ impl<P: Policy> Server<P> {
         if !self.is_stream(context.client()) {
             return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::OverDatagrams));
         }
-        // These apply to UDP only.
+        // These attributes apply to UDP only.
         let refused = [kind::DONT_FRAGMENT, kind::EVEN_PORT, kind::RESERVATION_TOKEN];
         match refused.into_iter().find(|kind| context.request.get(*kind).is_some()) {
             Some(kind) => Err(Denied::bad(kind, Fault::RelaysTcp)),
@@ -304,7 +304,7 @@ impl<P: Policy> Server<P> {
                 self.write_connected(&context.envelope, connection);
                 return Disposition::Reply;
             }
-            // One connection per peer, whatever its stage.
+            // There is at most one connection per peer, whatever its stage.
             Some(Again::Another) => return self.fail(&context, 446),
         }
         let place = (index, of_allocation);
@@ -345,7 +345,7 @@ impl<P: Policy> Server<P> {
             self.data.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
-        // Without authentication, the IP address must match.
+        // Without authentication, the IP address must be that of the allocation's client.
         let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
         if !state.is_of(&context.who) || elsewhere {
             self.data.stats.connection_refused(ConnectionRefusal::WrongUser);

@@ -1,4 +1,4 @@
-//! Request handling common to all methods. Data packets do not come here.
+//! Request handling common to all methods. Data packets are not handled here.
 
 use std::{
     cell::Cell,
@@ -37,7 +37,7 @@ pub(crate) struct Requester<'a> {
 
 pub(crate) enum Disposition {
     Reply,
-    /// The reply buffer holds the response, for these addresses.
+    /// The reply buffer holds the response, to be sent between these addresses instead of the request's.
     ReplyFrom(Client),
     /// An effect continues the request.
     Later,
@@ -46,7 +46,7 @@ pub(crate) enum Disposition {
     Drop(DropReason),
 }
 
-/// Milliseconds between exchanges of a node with the fleet's store.
+/// Milliseconds between a node's exchanges with the fleet's store.
 const EXCHANGE_MS: u64 = 100;
 /// Pause of a stream whose client repeats a refused request, in milliseconds.
 const SLOW_MS: u64 = 100;
@@ -72,7 +72,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Answers [`Effect::LookUp`]; the verdict is for the waiting request.
+    /// Reports the result of an [`Effect::LookUp`]; the verdict is for the waiting request.
     pub fn finish_lookup(&mut self, now: Now, lookup: LookupId, result: LookupResult) -> Verdict<'_> {
         let Some(waiting) = self.lookups.take(lookup) else {
             return self.data.dropped(DropReason::LookupOver);
@@ -86,7 +86,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Answers to feed to [`Server::finish_lookup`] again, after waiting for the fleet's store.
+    /// Returns the next lookup result to pass to [`Server::finish_lookup`] again, now that its request has
+    /// waited for the fleet's store.
     pub fn next_finished_lookup(&mut self, now: Now) -> Option<(LookupId, LookupResult)> {
         self.lookups.next_finished(now.ms)
     }
@@ -199,7 +200,7 @@ impl<P: Policy> Server<P> {
     }
 
     /// Detects a client behind one of this server's relayed transport addresses that requests or moves an
-    /// allocation. Its datagrams would come back to this server, and two such allocations can feed each other
+    /// allocation. Its datagrams would return to this server, and two such allocations can feed each other
     /// until the TTL runs out.
     fn is_loop(&mut self, context: &Context<'_>) -> bool {
         let concerns = match context.request.method {
@@ -360,7 +361,8 @@ impl<P: Policy> Server<P> {
         self.tell_refused(now, &Requester { client, realm, username, proved: false, method }, code, why);
     }
 
-    /// Unauthenticated clients have a separate budget, so that they cannot suppress other entries.
+    /// Log entries about unauthenticated clients have a separate budget, so that these clients cannot
+    /// suppress other entries.
     pub(crate) fn tell_refused(&mut self, now: Now, asker: &Requester<'_>, code: u16, why: RequestRefusal) {
         let Requester { client, realm, username, proved, method } = *asker;
         let refusals = if proved { &mut self.request_refusals } else { &mut self.stranger_refusals };
@@ -393,8 +395,8 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Detects an Allocate, ChannelBind or move from a 6to4 or Teredo address (RFC 8656 section 21.4). Such an
-/// address may still refresh or delete.
+/// Detects an Allocate, ChannelBind or move from a 6to4 or Teredo address (RFC 8656 section 21.4). A client
+/// at such an address may still refresh or delete.
 fn is_by_tunnel(context: &Context<'_>) -> bool {
     let concerns = match context.request.method {
         Method::Allocate | Method::ChannelBind => true,

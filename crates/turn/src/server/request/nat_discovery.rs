@@ -25,13 +25,13 @@ use crate::{
     time::Now,
 };
 
-/// An Ethernet MTU, which RFC 5780 section 7.6 aims to exceed.
+/// An Ethernet MTU, which the padding is meant to exceed (RFC 5780 section 7.6).
 pub const MAX_PADDING: usize = 1500;
 
 /// Lower ports belong to services that might interpret a response.
 pub const MIN_RESPONSE_PORT: u16 = 1024;
 
-/// One family, with a listener for each of the four combinations.
+/// NAT discovery for one address family, with a listener for each pair of address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatDiscovery {
     pub addresses: [IpAddr; 2],
@@ -146,7 +146,7 @@ impl<P: Policy> Server<P> {
     ) -> Option<Disposition> {
         let here = |discovery: &NatDiscovery| Some((*discovery, discovery.position(client.local)?));
         let (discovery, position) = self.config.nat_discovery.iter().find_map(here)?;
-        // A stream or another socket may share the address but cannot answer from the others.
+        // A stream or another socket may share the address but cannot respond from the other addresses.
         if discovery.listeners[position.address][position.port] != client.listener {
             return None;
         }
@@ -189,12 +189,12 @@ impl<P: Policy> Server<P> {
         self.data.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
         // Section 6.1 puts four addresses into every response: 68 bytes over IPv4, 3.4 times a plain Binding
-        // request. The response includes those after the first only while it stays within twice the request.
-        // OTHER-ADDRESS is an exception, at a bounded rate: it announces discovery in the response to a plain
-        // request (sections 4.3 and 4.4).
+        // request. The response includes those after the first only while it stays within twice the request's
+        // length. OTHER-ADDRESS is an exception, at a bounded rate: it announces discovery in the response to
+        // a plain request (sections 4.3 and 4.4).
         response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
-        // Section 6.1 wants padding as long as the MTU. Here it is no longer than the request's, because
-        // otherwise a forged source address would get 1,500 bytes for 24.
+        // Section 6.1 requires padding as long as the MTU. Here it is no longer than the request's, because
+        // otherwise 24 bytes from a forged source address would cause a response of 1,500 bytes.
         let padding = wanted.padding.map(|asked| &[0; MAX_PADDING][..asked.len().min(MAX_PADDING)]);
         let padding_len = padding.map_or(0, |padding| 4 + padding.len().next_multiple_of(4));
         let room = 2 * request.len_without_fingerprint() - padding_len;
@@ -227,9 +227,9 @@ const fn address_len(address: SocketAddr) -> usize {
     if address.is_ipv4() { 12 } else { 24 }
 }
 
-/// Bounds memory. Networks that collide share one rate.
+/// Bounds memory. Networks whose hashes collide share one rate.
 const BUCKETS: usize = 4096;
-/// Seconds' worth of requests.
+/// Burst, in seconds' worth of requests.
 const SOURCE_BURST: u64 = 5;
 
 /// Each bucket is the time when it will be full again, in microseconds.

@@ -67,7 +67,7 @@ impl<P: Policy> Server<P> {
         if granted == 0 {
             match family {
                 Some(family) if entry.relays.iter().flatten().count() > 1 => {
-                    // The next ticket answers retransmissions of a Refresh with a ticket: see `presented`.
+                    // If the Refresh had a ticket, `presented` handles its retransmissions.
                     if spent.is_none() {
                         self.remember_deletion(context);
                     }

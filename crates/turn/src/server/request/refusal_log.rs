@@ -9,7 +9,7 @@ use turnpike_rates::{Rate, Rates};
 const EACH: Rate = Rate::new(20, 1000);
 /// Per worker: 200 at once, then 100 per second.
 const TOTAL: Rate = Rate::new(200, 10);
-/// More buckets than can be partly used up at the same time.
+/// Number of buckets: more than can be partly used up at the same time.
 const MOST: usize = 4096;
 
 pub(crate) struct RefusalLog {
@@ -24,7 +24,8 @@ impl Default for RefusalLog {
 }
 
 impl RefusalLog {
-    /// Returns the number of suppressed entries since the last one, over all sources.
+    /// If the entry may be logged, returns the number of entries suppressed since the last one, over all
+    /// sources.
     pub(crate) fn admit(&mut self, now_ms: u64, source: IpAddr) -> Option<u64> {
         if self.rates.admit_address(now_ms.saturating_mul(1000), source) {
             return Some(std::mem::take(&mut self.suppressed));

@@ -1,7 +1,8 @@
-//! Rate limit for refusals to one 5-tuple: some clients answer a refusal immediately with the next request.
+//! Rate limit for refusals to one 5-tuple: some clients react to a refusal by immediately sending the next
+//! request.
 //!
 //! Over UDP and DTLS, where clients retransmit, requests above the limit get no response. Over streams every
-//! request is answered, but reading from the stream pauses ([`crate::server::Effect::Slow`]).
+//! request gets a response, but reading from the stream pauses ([`crate::server::Effect::Slow`]).
 
 use turnpike_rates::{Rate, Rates};
 use turnpike_wire::stun::{View, kind};
@@ -14,10 +15,10 @@ use crate::{
     time::Now,
 };
 
-/// Buckets tracked at the same time; further 5-tuples are not limited.
+/// Maximum number of buckets tracked at the same time; additional 5-tuples are not limited.
 const MOST: usize = 4096;
 
-/// 100 at once, then ten per second. libnice sent 9,900 ChannelBinds per second.
+/// Allows 100 at once, then ten per second. Without it, libnice sent 9,900 ChannelBinds per second.
 const REPEATED: Rate = Rate::new(100, 100);
 const NO_LIMIT: Rate = Rate::new(1, 0);
 

@@ -1,4 +1,4 @@
-//! Responses go into the server's single reply buffer, so that answering does not allocate.
+//! Responses are written into the server's single reply buffer, so that responding does not allocate.
 
 use std::borrow::Cow;
 
@@ -61,7 +61,7 @@ impl Envelope {
         self.begin(buffer, Class::Success)
     }
 
-    /// False if the address may be forged, because every byte adds to the amplification.
+    /// False if the address may be forged, because every additional byte amplifies an attack.
     pub(crate) fn has_texts(&self) -> bool {
         self.signer.is_some() || self.is_address_proved
     }
@@ -79,10 +79,10 @@ impl Envelope {
 
     /// Appends SOFTWARE, signs if there is a signer, and completes the response.
     ///
-    /// RFC 8489 section 9.2.4 answers a request that has a password algorithm with MESSAGE-INTEGRITY-SHA256
-    /// and any other with MESSAGE-INTEGRITY, whichever attribute the request used. A request with both
-    /// MESSAGE-INTEGRITY and an algorithm contradicts section 9.2.5, but turn-client-proto sends it and
-    /// verifies only that attribute, so the response gets both.
+    /// RFC 8489 section 9.2.4 requires MESSAGE-INTEGRITY-SHA256 in the response to a request that has a
+    /// password algorithm and MESSAGE-INTEGRITY otherwise, whichever attribute the request used. A request
+    /// with both MESSAGE-INTEGRITY and an algorithm contradicts section 9.2.5, but turn-client-proto sends it
+    /// and verifies only MESSAGE-INTEGRITY, so the response has both attributes.
     pub(crate) fn sign(&self, mut response: Writer<'_>, software: Option<&str>) {
         self.software(&mut response, software);
         if let Some(Signer { key, mac }) = &self.signer {

@@ -5,7 +5,8 @@ use super::Bandwidth;
 /// Tokens per byte. A token is a thousandth of a bit, so that a whole number of tokens accrues per
 /// millisecond at any rate.
 pub(super) const BYTE: i64 = 8000;
-/// Maximum wait before the next attempt, in milliseconds: others may have returned tokens in the meantime.
+/// Maximum wait before the next attempt, in milliseconds: other workers may have returned tokens in the
+/// meantime.
 pub(super) const PATIENCE_MS: u64 = 100;
 
 pub(super) fn gained(rate: u64, elapsed_ms: u64) -> i64 {

@@ -30,12 +30,12 @@ use crate::sync::{
 
 /// Smallest pool: the longest possible payload.
 pub(super) const LEAST_POOL: i64 = 65_536 * BYTE;
-/// Slice that a worker leases: milliseconds of the rate, and the minimum in tokens.
+/// Slice that a worker leases: milliseconds' worth of the rate, and the minimum in tokens.
 const SLICE_MS: u64 = 2;
 const LEAST_SLICE: i64 = 2048 * BYTE;
 /// Shares are recalculated every 256 ms.
 const PERIOD_BITS: u32 = 8;
-/// Weight of a full share. Allocations that asked for less count as a fraction.
+/// Weight of a full share. Allocations that requested less count as a fraction of one.
 pub(super) const WHOLE: u64 = 1 << 16;
 
 #[derive(Debug)]
@@ -141,8 +141,8 @@ impl PoolWay {
     fn join(&self, period: u64, weight: u64) {
         let of = self.period.load(Relaxed);
         if of < period && self.period.compare_exchange(of, period, Relaxed, Relaxed).is_ok() {
-            // The sum is briefly in both fields. If it were in neither, an allocation would get the full rate
-            // as its share.
+            // For a moment, the sum is in both fields. If it were in neither, an allocation would get the
+            // full rate as its share.
             let sum = self.asking.load(Relaxed);
             self.asked.store(if of + 1 == period { sum } else { 0 }, Relaxed);
             // Another worker may already be a period ahead and have subtracted it; the closure always returns
@@ -153,7 +153,7 @@ impl PoolWay {
     }
 }
 
-/// Tokens that one worker has leased and not spent. Only that worker changes it; atomic because its
+/// Tokens that one worker has leased but not spent. Only that worker changes it; atomic because its
 /// allocations share it.
 #[derive(Debug)]
 pub(super) struct Lease {
@@ -204,8 +204,8 @@ impl Lease {
         held.open.store(held.open.load(Relaxed) - (cost - of_kept), Relaxed);
     }
 
-    /// Keeps at most a slice and returns the rest to the pool, which would otherwise be refilled on top of
-    /// them.
+    /// Keeps at most one slice of tokens and returns the rest to the pool, which would otherwise be refilled
+    /// in addition to them.
     fn give_back(&self, way: Way, tokens: i64) {
         let open = &self.ways[way as usize].open;
         let has = open.load(Relaxed).saturating_add(tokens);
@@ -228,10 +228,10 @@ impl Drop for Lease {
 #[derive(Clone, Copy, Debug)]
 struct Share {
     tokens: i64,
-    /// Maximum tokens: its part of the burst.
+    /// Maximum number of tokens: this allocation's part of the burst.
     depth: i64,
     filled_ms: u64,
-    /// Period of the last count.
+    /// Period in which the allocation was last counted.
     period: u64,
     asked: i64,
 }
@@ -266,7 +266,8 @@ impl Share {
         (self.period, self.asked) = (period, 0);
     }
 
-    /// All or nothing. A datagram longer than `depth` counts as within if the share is full.
+    /// Returns all of `cost` or nothing. A datagram longer than `depth` counts as within the share if the
+    /// share is full.
     fn within(&self, cost: i64) -> i64 {
         if self.tokens >= cost.min(self.depth) { cost } else { 0 }
     }
@@ -276,7 +277,7 @@ impl Share {
 pub(super) struct Member {
     lease: Own<Lease>,
     shares: [Share; 2],
-    /// Part of the last request that was within the share.
+    /// The part of the last request that was within the share.
     within: i64,
 }
 

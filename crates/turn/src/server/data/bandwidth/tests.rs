@@ -4,7 +4,6 @@ use super::{limit::PATIENCE_MS, *};
 
 const SECOND: u64 = 1000;
 
-/// One worker's view of shared pools.
 fn worker(pools: &Pools) -> (Leases, Pools) {
     (Leases::default(), pools.clone())
 }
@@ -25,7 +24,6 @@ fn limited(
     Limited { own, members: [member(user, "user"), None, member(total, "")] }
 }
 
-/// Largest excess over the rate in any window, in bytes.
 fn excess(passed: &[(u64, usize)], rate: u64) -> f64 {
     let (mut most, mut sum, mut last) = (0_f64, 0_f64, 0);
     for (now_ms, bytes) in passed {
@@ -41,7 +39,6 @@ fn total(passed: &[(u64, usize)]) -> f64 {
     passed.iter().map(|(_, bytes)| *bytes as f64).sum()
 }
 
-/// Pseudo-random sequence (Knuth's generator).
 struct Sequence(u64);
 
 impl Sequence {
@@ -84,7 +81,7 @@ impl Flow {
 
 fn run(flows: &mut [Flow], from_ms: u64, until_ms: u64) {
     for now_ms in from_ms..until_ms {
-        // Rotate, so that no flow is always first.
+        // Rotates, so that no flow is always first.
         let first = usize::try_from(now_ms).unwrap() % flows.len();
         for index in 0..flows.len() {
             let index = (first + index) % flows.len();
@@ -114,7 +111,7 @@ proptest! {
         let step = step.min(u64::from(burst_ms) / 2);
         while now_ms < 10 * SECOND {
             now_ms += 1 + sequence.next(step);
-            // After three refusals, less than the longest datagram is left.
+            // After three refusals, fewer tokens are left than the longest datagram needs.
             let mut refused = 0;
             while refused < 3 {
                 let bytes = usize::try_from(1 + sequence.next(longest)).unwrap();
@@ -180,7 +177,7 @@ proptest! {
         }
     }
 
-    /// Streams: only bytes taken and not returned count.
+    /// For streams, only bytes that were taken and not returned count.
     #[test]
     fn stream_bytes_are_counted_exactly(
         rate in 100_000_u64..1_000_000_000,

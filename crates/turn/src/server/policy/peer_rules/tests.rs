@@ -62,7 +62,7 @@ fn a_rule_with_a_port_opens_only_that_port() {
     }
 }
 
-/// 198.41.0.4 is c629:0004, its inverse 39d6:fffb.
+/// 198.41.0.4 is c629:0004 in hexadecimal, and its inverse is 39d6:fffb.
 const SPELLINGS: [&str; 12] = [
     "198.41.0.4",
     "::198.41.0.4",
@@ -102,7 +102,7 @@ fn the_servers_addresses_expose_only_relay_ports_in_any_notation() {
         assert!(rules.permits_endpoint(at(60_000)), "{}", at(60_000));
         assert!(rules.permits(at(0).ip()), "{ip}");
     }
-    // No relay port is on loopback, where other services listen.
+    // There is no relay port on loopback, where other services listen.
     for loopback in ["127.0.0.1:22", "127.9.9.9:60000", "[::1]:60000", "[64:ff9b::127.0.0.1]:60000"] {
         assert!(!permitted(&rules, loopback), "{loopback}");
     }
@@ -120,7 +120,7 @@ fn the_servers_addresses_expose_only_relay_ports_in_any_notation() {
     for neighbour in ["198.41.0.5:22", "[2606:4700::5]:22", "[64:ff9b::198.41.0.5]:3478"] {
         assert!(permitted(&rules, neighbour), "{neighbour}");
     }
-    // The server's public addresses and addresses that embed them are closed by default.
+    // No services are reachable by default on the server's public addresses and on addresses that embed them.
     assert!(!permitted(&ours(&[]), "198.41.0.4:22") && !permitted(&ours(&[]), "198.41.0.9:22"));
     assert!(!permitted(&ours(&[]), "[64:ff9b::198.41.0.4]:22") && permitted(&ours(&[]), "198.41.0.4:60000"));
 }
@@ -336,7 +336,7 @@ fn listed_special_ranges_match_the_refused_ones() {
     for ip in ends {
         assert_eq!(is_listed(ip), is_special(ip), "{ip}");
     }
-    // Every first octet and every first 16 bits of IPv6, in case a range is missing from the list.
+    // Tries every first octet and every first 16 bits of IPv6, in case a range is missing from the list.
     for octet in 0..=255 {
         let ip = IpAddr::from([octet, 0, 0, 9]);
         assert_eq!(is_listed(ip), is_special(ip), "{ip}");
