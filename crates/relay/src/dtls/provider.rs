@@ -1,11 +1,11 @@
 //! dimpl's cryptography with two parts replaced.
 //!
 //! - **Cookies.** dimpl creates cookies with a secret per instance, so only that instance can check a cookie.
-//! Our cookies can be checked without an instance ([`super::cookie`]). The instance created afterwards
-//! processes the first ClientHello again and must compute the same cookie. dimpl calls `hmac_sha256` only for
-//! cookies; key derivation uses `hmac`.
+//!   Our cookies can be checked without an instance ([`super::cookie`]). The instance created afterwards
+//!   processes the first ClientHello again and must compute the same cookie. dimpl calls `hmac_sha256` only for
+//!   cookies; key derivation uses `hmac`.
 //! - **Keys.** dimpl would parse the private key for each instance. rustls parses our keys once, and ring
-//! signs with them.
+//!   signs with them.
 //!
 //! dimpl's interface cannot pass a cookie or key to a single instance, so both are stored in a thread-local
 //! variable during a call.
