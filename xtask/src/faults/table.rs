@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn exceeded_broken_and_skipped_rows_are_reported() {
-        assert!(table(5.1).is_exceeded() && table(5.1).text().contains("5.10, ABOVE 5"));
+        assert!(table(5.1).is_exceeded() && table(5.1).text().contains("5.10 (ABOVE the limit of 5)"));
         let mut table = Table::default();
         let nowhere = Path::new("/nonexistent");
         let said =

@@ -244,7 +244,7 @@ fn commands_create_the_embedded_store_and_report_errors() {
     let shared = format!("sqlite://{}", path(&dir.path().join("shared.sqlite")));
     run(&["user", "add", "al", "--store", &shared]).ended(2).says("--realm");
     for (arguments, told) in [
-        (&["user", "add", "a:b"][..], "no colon"),
+        (&["user", "add", "a:b"][..], "nor a colon"),
         (&["user", "add", "a", "--password-file", "/dev/null"], "/dev/null: the first line is empty"),
         (&["realm", "add", "a\"b"], "127 characters"),
         (&["user", "list", "--store", "postgres://h"], "store.url"),

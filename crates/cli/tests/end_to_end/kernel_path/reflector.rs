@@ -175,6 +175,6 @@ fn unsupported_kernel_path_fails_with_the_reason() {
         for link in ["c", "p"] {
             links.inside(&["ip", "link", "set", link, "down"]);
         }
-        refused(&mut links.command(&reflect), "no Ethernet interface is up with an address");
+        refused(&mut links.command(&reflect), "no Ethernet interface is up and has an address");
     });
 }
