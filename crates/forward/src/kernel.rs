@@ -58,6 +58,7 @@ impl Loaded {
                 flows: settings.max_kernel_flows,
                 sockets: (settings.max_kernel_flows / 2).saturating_add(MOST_LISTENERS),
                 hook: settings.kernel_hook,
+                leases: false,
             };
             let attach = before.is_none();
             let kernel = match before.flatten() {

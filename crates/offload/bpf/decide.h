@@ -37,6 +37,15 @@ struct {
 	TYPE(value, u64);
 } routes SEC(".maps");
 
+/* Keys of flows by the destination (remote), source (local) and channel with which their datagrams leave. */
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(map_flags, NO_PREALLOC);
+	NUMBER(max_entries, 1);
+	TYPE(key, struct flow_key);
+	TYPE(value, struct flow_key);
+} departures SEC(".maps");
+
 /* Indexed by route, for XDP. */
 struct {
 	NUMBER(type, MAP_ARRAY);
@@ -122,8 +131,9 @@ struct way {
 	/* For XDP. */
 	u32 by_redirection;
 	struct hop hop;
-	/* Length and checksum of UDP, and length of the payload. */
-	u16 length, check, payload;
+	/* Length and checksum of UDP, length of the payload, and length of UDP in the datagram that user space would send first if the packet is
+	 * turned back. */
+	u16 length, check, payload, first_length;
 	/* Decrement of the TTL, and TOS of the outgoing packet. */
 	u8 hops, tos;
 };
@@ -317,12 +327,13 @@ INLINE u64 sum_of(enum place place, void *context, u32 at, u64 length, struct ro
 	return sum;
 }
 
-/* Copies a flow; 0 if it is a different one by now. The order matters: if the element is overwritten during the copy, the stamps differ. */
+/* Copies a flow without its lease; 0 if it is a different one by now. The order matters: if the element is overwritten during the copy, the
+ * stamps differ. */
 INLINE int take(const struct flow *found, const struct flow_key *key, struct flow *flow) {
 	u64 end = READ_ONCE(found->stamp_end);
 
 	asm volatile("" ::: "memory");
-	__builtin_memcpy(flow, found, sizeof(*flow));
+	__builtin_memcpy(flow, found, __builtin_offsetof(struct flow, lease));
 	asm volatile("" ::: "memory");
 	if (READ_ONCE(found->stamp) != end)
 		return 0;
@@ -362,6 +373,44 @@ INLINE int is_leaving(const struct state *state, u64 now) {
 	u64 across = READ_ONCE(state->across);
 
 	return (s64)(now - across) < (s64)POLL_TIME && READ_ONCE(state->up) <= across;
+}
+
+/* 1 if flows need leases. Set by the loader. */
+const volatile u32 leases = 0;
+
+INLINE u64 dscp_bit(u8 tos) {
+	return 1ULL << (tos >> 2);
+}
+
+/* True if the flow with this stamp holds a lease for datagrams with this TOS from this interface. */
+INLINE int has_lease(const struct lease *lease, u64 stamp, u64 now, u32 interface, u8 tos) {
+	return READ_ONCE(lease->of) == stamp && READ_ONCE(lease->until) > now && READ_ONCE(lease->from) == interface &&
+	       (READ_ONCE(lease->dscps) & dscp_bit(tos));
+}
+
+/* Asks for a lease with a datagram that goes to user space. Nothing else of its flow is there: all earlier datagrams have left, or never will.
+ * Returns the reason to count. */
+INLINE u32 ask(struct lease *lease, u64 stamp, u32 interface, const struct packet *packet, const struct way *way) {
+	u32 reason = READ_ONCE(lease->refused) ? PASS_REFUSED : READ_ONCE(lease->asked_by) == stamp ? PASS_UNSEEN : PASS_LEASE;
+
+	WRITE_ONCE(lease->asked_by, 0);
+	WRITE_ONCE(lease->refused, 0);
+	WRITE_ONCE(lease->asked, dscp_bit(way->tos));
+	WRITE_ONCE(lease->asked_from, interface);
+	WRITE_ONCE(lease->asked_length, way->first_length);
+	WRITE_ONCE(lease->asked_ttl, packet->ttl);
+	WRITE_ONCE(lease->asked_by, stamp);
+	return reason;
+}
+
+/* Another datagram may be in user space beside the one that asked. If they arrived on different interfaces, egress cannot tell them apart, so
+ * the answer does not count. */
+INLINE void ask_too(struct lease *lease, u64 stamp, u32 interface, u8 tos) {
+	if (READ_ONCE(lease->asked_by) != stamp)
+		return;
+	if (READ_ONCE(lease->asked_from) != interface)
+		WRITE_ONCE(lease->asked_from, 0);
+	WRITE_ONCE(lease->asked, READ_ONCE(lease->asked) | dscp_bit(tos));
 }
 
 /* True if the kernel has bpf_check_mtu (Linux 5.12). Set by the loader; if it is 0, the verifier never reaches the call. */
@@ -412,6 +461,9 @@ INLINE u32 turn_back(struct way *way) {
 	reason = settling(emptied, way->next, way->now, 0);
 	if (reason != COUNTS)
 		return reason;
+	/* Goes to user space, and asks when it arrives on loopback. */
+	if (leases && !has_lease(&next->lease, way->flow.stamp, way->now, LOOPBACK, way->tos))
+		return PASS_LEASE;
 	leave_by(way, READ_ONCE(*route));
 	way->hops = 2;
 	return way->interface ? COUNTS : PASS_NO_ROUTE;
@@ -454,9 +506,9 @@ INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 ba
 
 /* Reason why a packet of a flow goes to user space or is dropped, or COUNTS. `link_address` is its link-layer destination, for XDP. */
 INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_address, const struct packet *packet,
-		 const struct flow *found, struct way *way) {
+		 struct flow *found, struct way *way) {
 	u32 ip_length, reason;
-	u64 *emptied, *route;
+	u64 *emptied, *route, stamp;
 
 	way->state = way->next = 0;
 	way->now = 0;
@@ -471,6 +523,11 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	if (!way->state)
 		return PASS_STALE;
 	way->now = ktime_get_ns();
+	stamp = way->flow.stamp;
+	/* A forwarder's sockets send with TOS 0. */
+	way->tos = way->flow.kind == FORWARD ? 0 : packet->tos;
+	if (leases)
+		ask_too(&found->lease, stamp, arrival->interface, way->tos);
 	way->bulk = place == AT_XDP ? is_bulk(way->state, way->now) : arrival->is_super_packet;
 	way->leaving = place == AT_XDP && is_leaving(way->state, way->now);
 	if (way->bulk && !way->leaving)
@@ -479,13 +536,17 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 		return PASS_NOT_CHANNEL_DATA;
 	if (way->flow.expires <= way->now)
 		return PASS_EXPIRED;
-	if (!is_from_there(place, arrival, way->flow.back, link_address))
-		return PASS_SOURCE;
 	way->came_with = way->flow.kind == TO_PEER ? sizeof(struct channel_data) : 0;
+	way->first_length =
+		packet->length - way->came_with + (way->flow.kind == TO_CLIENT ? sizeof(struct channel_data) : 0);
+	if (!is_from_there(place, arrival, way->flow.back, link_address)) {
+		/* From one of our relayed addresses to another: see `turn_back`. */
+		if (leases && arrival->interface == LOOPBACK && settling(emptied, way->state, way->now, 0) == COUNTS)
+			ask(&found->lease, stamp, LOOPBACK, packet, way);
+		return PASS_SOURCE;
+	}
 	leave_by(way, READ_ONCE(*route));
 	way->hops = 1;
-	/* A forwarder's sockets send with TOS 0. */
-	way->tos = way->flow.kind == FORWARD ? 0 : packet->tos;
 	if (!way->interface) {
 		reason = way->came_with ? turn_back(way) : PASS_NO_ROUTE;
 		if (reason != COUNTS)
@@ -511,7 +572,10 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	/* With IPv6, the sender must respect the path MTU, which only user space knows; this length fits everywhere (RFC 8200 section 5). */
 	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) || !fits(arrival, way, ip_length))
 		return PASS_TOO_BIG;
-	return settling(emptied, way->state, way->now, way->leaving);
+	reason = settling(emptied, way->state, way->now, way->leaving);
+	if (reason == COUNTS && leases && !has_lease(&found->lease, stamp, way->now, arrival->interface, way->tos))
+		return ask(&found->lease, stamp, arrival->interface, packet, way);
+	return reason;
 }
 
 /* Checksum of the outgoing packet. Adds only the difference, so that a damaged payload is detected at the far end. */

@@ -24,6 +24,29 @@ enum kind {
 	FORWARD = 3,
 };
 
+/* Permits the kernel to relay a flow, if the loader requires leases (`leases`). Programs write it in place; user space zeroes it with each
+ * installation. A datagram without a lease goes to user space and asks for one. The program at TC egress grants it if user space's copy leaves
+ * as the kernel path would send it. */
+struct lease {
+	/* Stamp of the flow that holds it, and its end in ktime_get_ns. If the element was reused during the write, the stamp differs. */
+	u64 of, until;
+	/* Bit set of the DSCP values that it covers. */
+	u64 dscps;
+	/* Stamp of the flow that asks, or 0, and bit set of the DSCP values asked for. */
+	u64 asked_by, asked;
+	/* Interface on which datagrams must arrive, and on which those that ask arrived: 0 if there were several. */
+	u32 from, asked_from;
+	/* UDP length with which the first datagram that asked leaves, in host order, and its TTL. */
+	u16 asked_length;
+	u8 asked_ttl;
+	/* 1 if the last request was refused. */
+	u8 refused;
+	u32 unused;
+};
+
+/* Maximum duration in nanoseconds; up to a quarter less, so that leases do not end together. */
+#define LEASE 4000000000ULL
+
 struct flow {
 	/* New for each installation. Elements are reused immediately: if the two stamps differ, or the key is different, this is not the flow
 	 * that was looked up. */
@@ -44,6 +67,7 @@ struct flow {
 	/* ktime_get_ns. */
 	u64 expires;
 	u64 stamp_end;
+	struct lease lease;
 };
 
 /* Fields that change with each datagram, in a cache line of their own. Times are ktime_get_ns. */
@@ -128,5 +152,17 @@ enum count {
 	PASS_NO_CHECKSUM,
 	PASS_MALFORMED,
 	PASS_STALE,
+	/* Asks for a lease: as usual; because the last datagram that asked was not seen leaving; because it left with a difference. */
+	PASS_LEASE,
+	PASS_UNSEEN,
+	PASS_REFUSED,
+	/* Differences found at TC egress. */
+	REFUSED_INTERFACE,
+	REFUSED_SOURCE,
+	REFUSED_MARK,
+	REFUSED_DSCP,
+	REFUSED_TTL,
+	REFUSED_PRIORITY,
+	REFUSED_CGROUP,
 	COUNTS,
 };

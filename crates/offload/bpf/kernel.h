@@ -28,8 +28,12 @@ enum { NO_PREALLOC = 1 << 0, MMAPABLE = 1 << 10 };
 enum { TC_NEXT = -1, TC_DROP = 2 };
 enum { XDP_DROP = 1, XDP_PASS = 2, XDP_TX = 3 };
 enum { PACKET_HOST = 0 };
+/* The loopback device of each network namespace. */
+enum { LOOPBACK = 1 };
 enum { CSUM_LEVEL_QUERY = 0, CSUM_LEVEL_INC = 1, CSUM_LEVEL_DEC = 2 };
 enum { ROOM_NET = 0, ROOM_KEEPS_CSUM = 1 << 5 };
+
+struct bpf_sock;
 
 /* The start of struct __sk_buff, up to the last field used here. */
 struct __sk_buff {
@@ -63,7 +67,7 @@ struct __sk_buff {
 	u64 tstamp;
 	u32 wire_len;
 	u32 gso_segs;
-	u64 sk __attribute__((aligned(8)));
+	struct bpf_sock *sk __attribute__((aligned(8)));
 	u32 gso_size;
 };
 
@@ -74,6 +78,14 @@ struct xdp_md {
 	u32 ingress_ifindex;
 	u32 rx_queue_index;
 	u32 egress_ifindex;
+};
+
+/* The start of struct bpf_sock. */
+struct bpf_sock {
+	u32 bound_dev_if, family, type, protocol, mark, priority;
+	u32 src_ip4, src_ip6[4];
+	/* In host order. */
+	u32 src_port;
 };
 
 /* struct bpf_fib_lookup, with the fields used here. */
@@ -104,6 +116,7 @@ static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime_get_ns)(void) = (void *)5;
 static u32 (*get_prandom_u32)(void) = (void *)7;
 static long (*skb_store_bytes)(struct __sk_buff *, u64 offset, const void *from, u64 len, u64 flags) = (void *)9;
+static u32 (*get_cgroup_classid)(struct __sk_buff *) = (void *)17;
 static long (*redirect)(u32 ifindex, u64 flags) = (void *)23;
 static long (*skb_load_bytes)(const struct __sk_buff *, u64 offset, void *to, u64 len) = (void *)26;
 static s64 (*csum_diff)(const void *from, u64 from_size, const void *to, u64 to_size, u64 seed) = (void *)28;
@@ -116,6 +129,7 @@ static long (*xdp_adjust_head)(struct xdp_md *, int delta) = (void *)44;
 static long (*skb_adjust_room)(struct __sk_buff *, int diff, u32 mode, u64 flags) = (void *)50;
 static long (*xdp_adjust_tail)(struct xdp_md *, int delta) = (void *)65;
 static long (*fib_lookup)(void *context, struct fib_lookup *, int length, u32 flags) = (void *)69;
+static struct bpf_sock *(*sk_fullsock)(struct bpf_sock *) = (void *)95;
 static s64 (*csum_level)(struct __sk_buff *, u64 level) = (void *)135;
 static long (*redirect_neigh)(u32 ifindex, void *params, int params_len, u64 flags) = (void *)152;
 static long (*check_mtu)(void *context, u32 ifindex, u32 *mtu, int diff, u64 flags) = (void *)163;

@@ -162,7 +162,7 @@ INLINE int is_super_packet(const struct __sk_buff *skb) {
 }
 
 /* Relays a packet of a flow, or passes it to user space. */
-INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, const struct flow *found) {
+INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, struct flow *found) {
 	struct arrival arrival = {
 		.context = skb,
 		.interface = skb->ifindex,

@@ -34,7 +34,7 @@ INLINE int xdp_rewrite(struct xdp_md *xdp, u32 length, const struct packet *pack
 }
 
 /* Relays a packet of a flow, or passes it to user space. */
-INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct packet *packet, const struct flow *found) {
+INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct packet *packet, struct flow *found) {
 	struct arrival arrival = {
 		.context = xdp,
 		.interface = xdp->ingress_ifindex,

@@ -63,7 +63,12 @@ impl Echo {
             |it: &Interface| it.is_up && it.is_ethernet && !it.is_port && addressed.contains(&it.number);
         for interface in netlink.interfaces()?.into_iter().filter(serves) {
             let program = classifier(&mut echo.object, PROGRAM)?;
-            echo.links.push(links::attach_to_tc(program, PROGRAM, &interface, links::reach_tc())?);
+            echo.links.push(links::attach_to_tc(
+                program,
+                PROGRAM,
+                (&interface, links::Direction::Ingress),
+                links::reach_tc(),
+            )?);
             echo.interfaces.push(interface.name);
         }
         Ok(echo)

@@ -40,6 +40,15 @@ pub enum OffloadError {
          use a newer kernel, or copy = \"auto\""
     )]
     Unsound,
+    #[error(
+        "before Linux 6.6 only one process per machine can use the kernel path, and its program outlives a killed process: \
+         choose it with --datapath kernel, or use a newer kernel"
+    )]
+    Links,
+    #[error(
+        "the previous process did not use it, and an upgrade keeps the data path: restart to change that"
+    )]
+    Kept,
     #[error("cannot attach the program to {interface}: {said}; this needs CAP_NET_ADMIN")]
     Attach { interface: String, said: String },
     #[error(

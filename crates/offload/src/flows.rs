@@ -15,7 +15,8 @@ use crate::{
     clock::now_ns,
     error::OffloadError,
     layout::{
-        BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, STATE_WORDS, UP, XDP_GAP_NS, address, mapped,
+        BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, Lease, STATE_WORDS, UP, XDP_GAP_NS, address,
+        mapped,
     },
     object::map_error,
     shared::Shared,
@@ -24,6 +25,8 @@ use crate::{
 pub struct Flows {
     shared: Arc<Shared>,
     map: HashMap<MapData, FlowKey, Flow>,
+    /// Flows by the way their datagrams leave; `None` without leases.
+    departures: Option<HashMap<MapData, FlowKey, FlowKey>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,11 +85,16 @@ pub struct Full;
 
 impl Flows {
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Self, OffloadError> {
-        let descriptor = shared.flows.fd().as_fd().try_clone_to_owned()?;
-        let map = MapData::from_fd(descriptor)
-            .and_then(|data| HashMap::try_from(Map::from_map_data(data)?))
-            .map_err(map_error)?;
-        Ok(Self { shared, map })
+        let map = own(&shared.flows)?.try_into().map_err(map_error)?;
+        let departures = shared.departures.as_ref().map(own).transpose()?;
+        let departures = departures.map(HashMap::try_from).transpose().map_err(map_error)?;
+        Ok(Self { shared, map, departures })
+    }
+
+    /// False while a rule of this machine keeps all flows in user space.
+    #[must_use]
+    pub fn can_cross(&self) -> bool {
+        !self.shared.is_blocked.load(Ordering::Relaxed)
     }
 
     /// Allocates a number for a socket that receives packets passed to user space. `None` if no number is
@@ -196,6 +204,7 @@ impl Flows {
             socket,
             expires: 0,
             stamp_end: 0,
+            lease: Lease::default(),
         });
         let is_counted = kind != Kind::Client;
         let has_room = !is_counted
@@ -246,7 +255,13 @@ impl Flows {
             .filter_map(Result::ok)
             .filter_map(|(key, flow)| is_strange(&key, &flow).then_some(key))
             .collect();
-        strangers.iter().for_each(|key| _ = self.map.remove(key));
+        for key in &strangers {
+            let leaves = self.map.get(key, 0).ok().and_then(|flow| flow.leaves());
+            let _ = self.map.remove(key);
+            if let Some((departures, leaves)) = self.departures.as_mut().zip(leaves) {
+                let _ = departures.remove(&leaves);
+            }
+        }
         strangers.len()
     }
 
@@ -260,6 +275,10 @@ impl Flows {
         let new = Flow { stamp, expires: expires_ns, stamp_end: stamp, ..*flow };
         self.map.insert(new.key, new, 0).map_err(|_| Full)?;
         *flow = new;
+        if let Some((departures, leaves)) = self.departures.as_mut().zip(new.leaves()) {
+            // Without this entry the flow never gets a lease, and stays in user space.
+            let _ = departures.insert(leaves, new.key, 0);
+        }
         Ok(())
     }
 
@@ -267,6 +286,9 @@ impl Flows {
     pub fn remove(&mut self, Installed(flow): Installed) {
         // Cannot be missing, because only this worker removes it.
         let _ = self.map.remove(&flow.key);
+        if let Some((departures, leaves)) = self.departures.as_mut().zip(flow.leaves()) {
+            let _ = departures.remove(&leaves);
+        }
         self.let_go(&flow);
     }
 
@@ -303,6 +325,11 @@ impl Flows {
     fn word(&self, slot: u32, word: usize) -> &std::sync::atomic::AtomicU64 {
         &self.shared.states[slot as usize * STATE_WORDS + word]
     }
+}
+
+fn own(map: &MapData) -> Result<Map, OffloadError> {
+    let descriptor = map.fd().as_fd().try_clone_to_owned()?;
+    MapData::from_fd(descriptor).and_then(Map::from_map_data).map_err(map_error)
 }
 
 fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {

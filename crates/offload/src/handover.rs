@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     layout::LAYOUT,
-    links::Filter,
+    links::{Direction, Filter},
     settings::{Attachment, Settings},
 };
 
-/// Maps passed, in the order of their descriptors. The counters of reasons are not passed.
-pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gateways", "hops", "ports"];
+/// Maps passed, in the order of their descriptors. Each process has its own counters of reasons.
+pub(crate) const MAPS: [&str; 8] =
+    ["flows", "states", "drained", "routes", "gateways", "hops", "ports", "departures"];
 
 /// Result of [`crate::Kernel::export_fds`], besides the descriptors: those of the maps, then those of the
 /// links.
@@ -25,6 +26,8 @@ pub struct PassedKernel {
     pub(crate) flows: u32,
     pub(crate) sockets: u32,
     pub(crate) by_xdp: bool,
+    #[serde(default)]
+    leases: bool,
     pub(crate) links: Vec<PassedLink>,
 }
 
@@ -34,6 +37,8 @@ pub(crate) struct PassedLink {
     /// `None` for loopback.
     pub(crate) told: Option<Attachment>,
     pub(crate) way: PassedWay,
+    #[serde(default)]
+    pub(crate) direction: Direction,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -52,9 +57,15 @@ pub(crate) struct ReceivedKernel {
 
 impl PassedKernel {
     pub(crate) fn new(settings: &Settings, links: Vec<PassedLink>) -> Self {
-        let Settings { flows, sockets, hook, .. } = *settings;
+        let Settings { flows, sockets, hook, leases, .. } = *settings;
         let maps = MAPS.map(str::to_owned).to_vec();
-        Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), links }
+        Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), leases, links }
+    }
+
+    /// True if flows of the previous process needed leases.
+    #[must_use]
+    pub fn has_leases(&self) -> bool {
+        self.leases
     }
 
     /// Drops the maps, so that the previous process's flows end before this process serves clients.
@@ -64,8 +75,8 @@ impl PassedKernel {
     }
 
     fn fits(&self, count: usize, settings: &Settings) -> bool {
-        let Self { layout, flows, sockets, by_xdp, .. } = *self;
-        (layout, flows, by_xdp) == (LAYOUT, settings.flows, settings.hook.is_xdp())
+        let Self { layout, flows, sockets, by_xdp, leases, .. } = *self;
+        (layout, flows, by_xdp, leases) == (LAYOUT, settings.flows, settings.hook.is_xdp(), settings.leases)
             && sockets >= settings.sockets
             && count == MAPS.len()
             && (self.maps.is_empty() || self.maps == MAPS)
@@ -105,11 +116,12 @@ mod tests {
 
     fn settings() -> Settings {
         let (listeners, relay_ports) = (Vec::new(), 49_152..=65_535);
-        Settings { listeners, relay_ports, flows: 64, sockets: 8, hook: Hook::Tcx }
+        Settings { listeners, relay_ports, flows: 64, sockets: 8, hook: Hook::Tcx, leases: false }
     }
 
     fn offered(links: u32) -> PassedKernel {
-        let link = |number| PassedLink { number, told: None, way: PassedWay::Tcx };
+        let link =
+            |number| PassedLink { number, told: None, way: PassedWay::Tcx, direction: Direction::Ingress };
         PassedKernel::new(&settings(), (0..links).map(link).collect())
     }
 
@@ -144,6 +156,7 @@ mod tests {
         assert_eq!(opened(other, all), Some((None, 0)));
         assert_eq!(opened(offered(0).without_flows(), all), Some((None, 0)));
         assert_eq!(opened(PassedKernel { flows: 128, ..offered(0) }, all), Some((None, 0)));
+        assert_eq!(opened(PassedKernel { leases: true, ..offered(0) }, all), Some((None, 0)));
         assert_eq!(opened(PassedKernel { sockets: 7, ..offered(0) }, all), Some((None, 0)));
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     flows::Flows,
     handover::{PassedKernel, PassedLink, PassedWay, ReceivedKernel},
     layout::Count,
-    links::{self, Link},
+    links::{self, Direction, Link},
     netlink::{NeighbourNews, Netlink, News},
     object::load_object,
     settings::{Attachment, Hook, Settings},
@@ -43,13 +43,19 @@ enum Stage {
     Detached,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Indexed by [`Count`].
     pub counts: [u64; Count::VARIANTS.len()],
     pub flows: u64,
     pub most_flows: u64,
     pub refused: u64,
+}
+
+impl Default for Snapshot {
+    fn default() -> Self {
+        Self { counts: [0; Count::VARIANTS.len()], flows: 0, most_flows: 0, refused: 0 }
+    }
 }
 
 impl Kernel {
@@ -88,6 +94,9 @@ impl Kernel {
         let keeps_flows = maps.is_some();
         let mut object = load_object(settings, maps)?;
         let shared = Arc::new(Shared::new(settings, &mut object)?);
+        if settings.hook == Hook::Tcx && !links::reach_tc() {
+            return Err(OffloadError::Links);
+        }
         let at_tc = match settings.hook {
             asked @ (Hook::Tcx | Hook::Clsact) => asked,
             _ if links::reach_tc() => Hook::Tcx,
@@ -106,6 +115,8 @@ impl Kernel {
             at_tc,
             received,
             complained: BTreeSet::new(),
+            leases: settings.leases,
+            rules: if settings.leases { News::of_rules() } else { Vec::new() },
         };
         let looked_at = (settings.listeners.clone(), settings.relay_ports.clone());
         let kernel = Self {
@@ -136,6 +147,7 @@ impl Kernel {
                     );
                 }
                 watcher.take_links_over();
+                watcher.follow_rules();
                 watcher.attach(true)?;
                 watcher.follow_routes()?;
                 let run = move || watcher.run();
@@ -154,13 +166,16 @@ impl Kernel {
         let mut links = Vec::new();
         for (number, attached) in &mut *self.shared.links() {
             attached.is_passed = true;
-            let way = match &attached.link {
-                Link::Tcx(link) => (PassedWay::Tcx, Some(link)),
-                Link::Xdp(link) => (PassedWay::Xdp, Some(link)),
-                Link::Filter(filter) => (PassedWay::Filter(filter.clone()), None),
-            };
-            descriptors.extend(way.1.map(OwnedFd::try_clone).transpose()?);
-            links.push(PassedLink { number: *number, told: attached.told.clone(), way: way.0 });
+            let leaves = attached.leaves.as_ref().map(|link| (Direction::Egress, link));
+            for (direction, link) in [(Direction::Ingress, &attached.link)].into_iter().chain(leaves) {
+                let (way, descriptor) = match link {
+                    Link::Tcx(link) => (PassedWay::Tcx, Some(link)),
+                    Link::Xdp(link) => (PassedWay::Xdp, Some(link)),
+                    Link::Filter(filter) => (PassedWay::Filter(filter.clone()), None),
+                };
+                descriptors.extend(descriptor.map(OwnedFd::try_clone).transpose()?);
+                links.push(PassedLink { number: *number, told: attached.told.clone(), way, direction });
+            }
         }
         Ok((PassedKernel::new(&self.settings, links), descriptors))
     }
@@ -212,6 +227,17 @@ impl Kernel {
         let mut told: Vec<Attachment> = links.values().filter_map(|it| it.told.clone()).collect();
         told.sort_by(|one, other| one.interface.cmp(&other.interface));
         told
+    }
+
+    #[must_use]
+    pub fn has_leases(&self) -> bool {
+        self.settings.leases
+    }
+
+    /// Rule of this machine that keeps all flows in user space, in words: with [`Settings::leases`].
+    #[must_use]
+    pub fn obstacle(&self) -> Option<String> {
+        self.shared.obstacle().clone()
     }
 
     #[must_use]

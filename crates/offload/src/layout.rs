@@ -82,14 +82,80 @@ pub struct Flow {
     /// Monotonic clock in nanoseconds.
     pub expires: u64,
     pub stamp_end: u64,
+    pub lease: Lease,
 }
 
-// SAFETY: numbers and bytes, no padding: 8 + 40 + 16 + 16 + 8 + 4 * 4 + 8 + 8 = 120, a multiple of 8.
+// SAFETY: numbers and bytes, no padding: 8 + 40 + 16 + 16 + 8 + 4 * 4 + 8 + 8 + 56 = 176, a multiple of 8.
 unsafe impl Pod for Flow {}
 
-const _: () = assert!(size_of::<FlowKey>() == 40 && size_of::<Flow>() == 120);
+/// Permission of a flow to be relayed by the kernel for some seconds, if leases are required. Written by the
+/// programs; an installation resets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Lease {
+    /// Stamp of the flow that holds it.
+    pub of: u64,
+    /// Monotonic clock in nanoseconds.
+    pub until: u64,
+    /// Bit set of the DSCP values that it covers.
+    pub dscps: u64,
+    /// Stamp of the flow that requests one; 0 if none is requested.
+    pub asked_by: u64,
+    /// Bit set of the requested DSCP values.
+    pub asked: u64,
+    /// Interface on which datagrams must arrive.
+    pub from: u32,
+    /// Interface on which the requesting datagrams arrived; 0 if there were several.
+    pub asked_from: u32,
+    /// UDP length of the first requesting datagram when it leaves.
+    pub asked_length: u16,
+    /// TTL of the first requesting datagram.
+    pub asked_ttl: u8,
+    /// 1 if the last request was refused.
+    pub refused: u8,
+    pub unused: u32,
+}
+
+// SAFETY: numbers and bytes, no padding: 5 * 8 + 2 * 4 + 2 + 2 + 4 = 56.
+unsafe impl Pod for Lease {}
+
+const _: () = assert!(size_of::<FlowKey>() == 40 && size_of::<Lease>() == 56 && size_of::<Flow>() == 176);
+
+impl Lease {
+    /// True if datagrams that arrive on this interface with this TOS may be relayed by the kernel.
+    #[must_use]
+    pub fn covers(&self, stamp: u64, now: u64, interface: u32, tos: u8) -> bool {
+        self.of == stamp && self.until > now && self.from == interface && self.dscps & dscp_bit(tos) != 0
+    }
+}
+
+/// Bit of a TOS or traffic class in a set of DSCP values (RFC 2474).
+#[must_use]
+pub fn dscp_bit(tos: u8) -> u64 {
+    1 << (tos >> 2)
+}
+
+/// Maximum duration of a lease in nanoseconds; up to a quarter less.
+pub const LEASE_NS: u64 = 4_000_000_000;
+/// Number of the loopback interface in each network namespace.
+pub const LOOPBACK: u32 = 1;
 
 impl Flow {
+    /// Key of its datagrams as they leave: destination, source and channel. `None` for [`Kind::Client`].
+    #[must_use]
+    pub fn leaves(&self) -> Option<FlowKey> {
+        let kind =
+            [Kind::ToPeer, Kind::ToClient, Kind::Forward].into_iter().find(|it| *it as u8 == self.kind)?;
+        Some(FlowKey {
+            remote: self.to,
+            local: self.from,
+            remote_port: self.to_port,
+            local_port: self.from_port,
+            channel: if kind == Kind::ToClient { self.channel } else { [0; 2] },
+            zero: [0; 2],
+        })
+    }
+
     #[must_use]
     pub fn leaves_by_v6(&self) -> bool {
         Ipv6Addr::from(self.to).to_ipv4_mapped().is_none()
@@ -206,12 +272,34 @@ pub enum Count {
     Malformed,
     /// The flow was changed while the packet was being processed.
     Stale,
+    /// The lease has ended, or is the first one: this datagram requests one.
+    Lease,
+    /// The datagram that requested a lease was not seen leaving: dropped, translated or encrypted on its way.
+    Unseen,
+    /// The datagram that requested a lease left in a different way than the kernel path sends.
+    Refused,
+    /// Left by another interface, or with a VLAN tag.
+    RefusedInterface,
+    /// Left with another source than its socket's (NAT).
+    RefusedSource,
+    RefusedMark,
+    RefusedDscp,
+    RefusedTtl,
+    RefusedPriority,
+    /// Its cgroup has a class for traffic control (net_cls).
+    RefusedCgroup,
 }
 
 impl Count {
     #[must_use]
     pub fn is_pass(self) -> bool {
-        self as usize > Self::Behind as usize
+        (self as usize > Self::Behind as usize) && !self.is_refusal()
+    }
+
+    /// True for the reasons of refused leases.
+    #[must_use]
+    pub fn is_refusal(self) -> bool {
+        self as usize >= Self::RefusedInterface as usize
     }
 }
 
@@ -263,13 +351,13 @@ mod tests {
             let name = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
             name.map(str::to_lowercase)
         };
-        lines.filter_map(name).collect()
+        lines.filter_map(name).filter(|name| name != "counts").collect()
     }
 
     #[test]
     fn counters_have_the_same_order_in_both_languages() {
         let here: Vec<&str> = Count::VARIANTS.iter().map(Into::into).collect();
-        assert_eq!(names_in_c(&["COUNT_", "PASS_"]), here);
+        assert_eq!(names_in_c(&["COUNT_", "PASS_", ""]), here);
         assert!(Count::SuperPacket.is_pass() && !Count::Behind.is_pass());
     }
 
@@ -301,6 +389,7 @@ mod tests {
             format!("#define CALM {CALM_NS}ULL"),
             format!("#define BURST {BURST}\n#define BURST_TIME {BURST_NS}ULL"),
             format!("#define POLL_TIME {POLL_NS}ULL"),
+            format!("#define LEASE {LEASE_NS}ULL"),
             "#define BEHIND (1ULL << 63)".to_owned(),
             "#define ONLY_FROM_THERE (1ULL << 32)".to_owned(),
             "#define BY_REDIRECTION (1ULL << 33)".to_owned(),

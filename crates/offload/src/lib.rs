@@ -29,6 +29,7 @@ mod mapped_array;
 pub mod mirror;
 mod netlink;
 mod object;
+mod obstacles;
 mod ports;
 mod routes;
 mod settings;

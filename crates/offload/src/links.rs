@@ -30,8 +30,8 @@ const LINK_DETACH: c_long = 34;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// TC ingress, after other programs: a firewall comes first (Linux 6.6).
-    Tcx,
+    /// TC, after other programs (Linux 6.6): at ingress a firewall comes first, at egress changes are seen.
+    Tcx(Direction),
     Driver,
     /// Generic XDP, after the driver; works with any driver.
     Generic,
@@ -42,11 +42,30 @@ impl Kind {
     fn words(self) -> [u32; 2] {
         match self {
             // BPF_TCX_INGRESS, BPF_F_AFTER.
-            Self::Tcx => [46, 1 << 4],
+            Self::Tcx(Direction::Ingress) => [46, 1 << 4],
+            // BPF_TCX_EGRESS.
+            Self::Tcx(Direction::Egress) => [47, 1 << 4],
             // BPF_XDP, XDP_FLAGS_DRV_MODE.
             Self::Driver => [37, 1 << 2],
             // XDP_FLAGS_SKB_MODE.
             Self::Generic => [37, 1 << 1],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Direction {
+    #[default]
+    Ingress,
+    Egress,
+}
+
+impl Direction {
+    fn attach_type(self) -> TcAttachType {
+        match self {
+            Self::Ingress => TcAttachType::Ingress,
+            Self::Egress => TcAttachType::Egress,
         }
     }
 }
@@ -75,16 +94,16 @@ pub(crate) fn reach_tc() -> bool {
 pub(crate) fn attach_to_tc(
     program: &mut SchedClassifier,
     name: &str,
-    interface: &Interface,
+    (interface, direction): (&Interface, Direction),
     by_link: bool,
 ) -> Result<Link, OffloadError> {
     let refused = |said| OffloadError::Attach { interface: interface.name.clone(), said };
     if by_link {
         let program = program.fd().map_err(OffloadError::program)?.as_fd();
-        let link = create(program, interface.number, Kind::Tcx);
+        let link = create(program, interface.number, Kind::Tcx(direction));
         link.map(Link::Tcx).map_err(|error| refused(error.to_string()))
     } else {
-        let filter = Filter::attach(program, &interface.name, name);
+        let filter = Filter::attach(program, (&interface.name, direction), name);
         filter.map(Link::Filter).map_err(|error| refused(chain(&error)))
     }
 }
@@ -135,39 +154,40 @@ pub(crate) struct Filter {
     interface: String,
     priority: u16,
     handle: u32,
+    #[serde(default)]
+    direction: Direction,
 }
 
 impl Filter {
     pub(crate) fn attach(
         program: &mut SchedClassifier,
-        interface: &str,
+        (interface, direction): (&str, Direction),
         name: &str,
     ) -> Result<Self, ProgramError> {
         // An error means that the qdisc exists already.
         let _ = aya::programs::tc::qdisc_add_clsact(interface);
         // Removes the filter of a killed process.
-        let _ = aya::programs::tc::qdisc_detach_program(interface, TcAttachType::Ingress, name);
+        let _ = aya::programs::tc::qdisc_detach_program(interface, direction.attach_type(), name);
         let options = TcAttachOptions::Netlink(NlOptions::default());
-        let link = program.attach_with_options(interface, TcAttachType::Ingress, options)?;
-        Self::of(program, link, interface)
+        let link = program.attach_with_options(interface, direction.attach_type(), options)?;
+        Self::of(program, link, (interface, direction))
     }
 
     pub(crate) fn replace(self, program: &mut SchedClassifier) -> Result<Self, ProgramError> {
-        let Self { interface, priority, handle } = self;
-        let there = attached(&interface, priority, handle).map_err(ProgramError::IOError)?;
+        let there = self.attached().map_err(ProgramError::IOError)?;
         let link = program.attach_to_link(there)?;
-        Self::of(program, link, &interface)
+        Self::of(program, link, (&self.interface, self.direction))
     }
 
     /// If the interface is gone, the kernel has already removed it.
     pub(crate) fn detach(self) {
-        drop(attached(&self.interface, self.priority, self.handle));
+        drop(self.attached());
     }
 
     fn of(
         program: &mut SchedClassifier,
         link: SchedClassifierLinkId,
-        interface: &str,
+        (interface, direction): (&str, Direction),
     ) -> Result<Self, ProgramError> {
         // Dropping it would detach the program.
         let link = ManuallyDrop::new(program.take_link(link)?);
@@ -175,11 +195,13 @@ impl Filter {
             interface: interface.to_owned(),
             priority: link.priority()?,
             handle: link.handle()?.into(),
+            direction,
         })
     }
-}
 
-fn attached(interface: &str, priority: u16, handle: u32) -> io::Result<SchedClassifierLink> {
-    let handle = TcHandle::from(handle);
-    SchedClassifierLink::attached(interface, TcAttachType::Ingress, priority, handle, None)
+    fn attached(&self) -> io::Result<SchedClassifierLink> {
+        let handle = TcHandle::from(self.handle);
+        let at = self.direction.attach_type();
+        SchedClassifierLink::attached(&self.interface, at, self.priority, handle, None)
+    }
 }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::layout::{
-    BEHIND, BURST, BURST_NS, CALM_NS, Count, Flow, FlowKey, HOP_WORDS, Kind, LISTENER, ONLY_FROM_THERE,
-    POLL_NS, RELAY, class_of, mapped, way_of,
+    BEHIND, BURST, BURST_NS, CALM_NS, Count, Flow, FlowKey, HOP_WORDS, Kind, LISTENER, LOOPBACK,
+    ONLY_FROM_THERE, POLL_NS, RELAY, class_of, mapped, way_of,
 };
 
 const ETHERNET: usize = 14;
@@ -73,6 +73,8 @@ pub struct Tables {
     pub routes: Vec<u64>,
     pub hops: Vec<[u64; HOP_WORDS]>,
     pub classes: Vec<u64>,
+    /// True if flows need leases.
+    pub leases: bool,
 }
 
 /// State of a flow, without its counters. See [`crate::layout::UP`] and the following words.
@@ -288,7 +290,8 @@ fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment) 
         Err(if place == Place::Tc { Count::SuperPacket } else { Count::Bulk })
     } else {
         let way = judge(arrived, flow, tables, moment);
-        way.and_then(|way| state.settling(drained, now, leaving).map(|()| way))
+        let settled = way.and_then(|way| state.settling(drained, now, leaving).map(|()| way));
+        settled.and_then(|way| leased(arrived, flow, tables, now).map(|()| way))
     };
     let before = pseudo_header(&packet.key.remote, &packet.key.local, packet.udp.len());
     let judged = judged.and_then(|way| {
@@ -344,6 +347,18 @@ impl State {
     }
 }
 
+/// Requires a lease. A datagram without one goes to user space and requests it.
+fn leased(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, now: u64) -> Result<(), Count> {
+    let tos = if flow.kind == Kind::Forward as u8 { 0 } else { arrived.packet.tos };
+    let is_covered = || flow.lease.covers(flow.stamp, now, arrived.frame.interface, tos);
+    match (flow.lease.refused, flow.lease.asked_by == flow.stamp) {
+        _ if !tables.leases || is_covered() => Ok(()),
+        (0, true) => Err(Count::Unseen),
+        (0, false) => Err(Count::Lease),
+        _ => Err(Count::Refused),
+    }
+}
+
 fn judge<'t>(
     arrived: Arrived<'_>,
     flow: &'t Flow,
@@ -378,7 +393,7 @@ fn judge<'t>(
         if !to_peer {
             return Err(Count::NoRoute);
         }
-        (way.flow, way.interface, way.mtu) = turn_back(flow, tables, now)?;
+        (way.flow, way.interface, way.mtu) = turn_back(flow, arrived.packet.tos, tables, now)?;
         way.turned_back = true;
     }
     if place == Place::Xdp {
@@ -494,8 +509,13 @@ fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment) -> Vec<u8
     bytes
 }
 
-/// Relays directly to the client behind a peer that is one of our relayed addresses.
-fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow, u32, usize), Count> {
+/// Continues to the client behind a peer that is one of our relayed addresses.
+fn turn_back<'t>(
+    flow: &Flow,
+    tos: u8,
+    tables: &'t Tables,
+    now: u64,
+) -> Result<(&'t Flow, u32, usize), Count> {
     let key = FlowKey {
         remote: flow.from,
         local: flow.to,
@@ -517,6 +537,9 @@ fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow,
     }
     // Packets that user space sent there passed the program on loopback, which marked the flow.
     state.settling(drained, now, false)?;
+    if tables.leases && !next.lease.covers(next.stamp, now, LOOPBACK, tos) {
+        return Err(Count::Lease);
+    }
     match way_of(route(tables, next.route)) {
         (0, _) => Err(Count::NoRoute),
         (interface, mtu) => Ok((next, interface, mtu)),

@@ -45,6 +45,8 @@ const CREATE: u16 = 0x400;
 
 /// Groups for links, addresses, routes, rules and settings (rp_filter) of both families, and next hops.
 const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 1 << 18 | 1 << 23 | 1 << 31;
+/// Group for queueing disciplines and filters (RTNLGRP_TC).
+const FILTERS: u32 = 0x8;
 /// Group for neighbours of both families.
 const NEIGHBOURS: u32 = 0x4;
 
@@ -106,6 +108,15 @@ pub(crate) struct Netlink {
 impl Netlink {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { socket: socket(None, 0)?, sequence: 0, buffer: vec![0; 64 << 10] })
+    }
+
+    pub(crate) fn of_protocol(protocol: Protocol) -> io::Result<Self> {
+        Ok(Self { socket: socket(Some(protocol), 0)?, sequence: 0, buffer: vec![0; 64 << 10] })
+    }
+
+    /// Lists everything of one kind.
+    pub(crate) fn dump(&mut self, kind: u16, body: &[u8], each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+        self.ask(kind, DUMP, body, each)
     }
 
     #[cfg(test)]
@@ -312,6 +323,14 @@ impl News {
         Ok(Self { socket: socket(None, GROUPS)? })
     }
 
+    /// Notifications about rules that may be obstacles of leases: tc filters, nf_tables (NFNLGRP_NFTABLES) and IPsec policies
+    /// (XFRMNLGRP_POLICY), as far as the kernel has them.
+    pub(crate) fn of_rules() -> Vec<Self> {
+        let of = [(None, FILTERS), (Some(netlink::NETFILTER), 1 << 6), (Some(netlink::XFRM), 1 << 3)];
+        let open = |(protocol, groups)| socket(protocol, groups).ok().map(|socket| Self { socket });
+        of.into_iter().filter_map(open).collect()
+    }
+
     /// True if something has changed since the last call. Details do not matter, since everything is read
     /// again.
     pub(crate) fn heard(&self) -> bool {
@@ -385,7 +404,7 @@ fn socket(protocol: Option<Protocol>, groups: u32) -> io::Result<OwnedFd> {
 /// ```text
 /// │ length (2) │ kind (2) │ value │ padding to 4 │ …
 /// ```
-fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         if rest.len() < 4 {
             return None;
@@ -427,12 +446,16 @@ fn family_of(ip: IpAddr) -> u8 {
     family.as_raw() as u8
 }
 
-fn text(value: &[u8]) -> String {
+pub(crate) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_ne_bytes([bytes[at], bytes[at + 1]])
+}
+
+pub(crate) fn u32_be(value: &[u8]) -> Option<u32> {
+    value.try_into().ok().map(u32::from_be_bytes)
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -23,6 +23,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/relay.o");
 
 /// Name of the TC program, also used to find leftovers.
 pub(crate) const PROGRAM: &str = "turnpike";
+/// Name of the program at TC egress, which grants leases.
+pub(crate) const LEAVES: &str = "turnpike_leaves";
 const XDP_PROGRAM: &str = "turnpike_xdp";
 
 const TELLS_MTU: KernelVersion = KernelVersion::new(5, 12, 0);
@@ -39,6 +41,8 @@ pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> 
     let mut object = EbpfLoader::new()
         .btf(None)
         .override_global("kernel_tells_mtu", &u32::from(tells_mtu()), true)
+        .override_global("leases", &u32::from(settings.leases), true)
+        .map_max_entries("departures", settings.departures())
         .map_max_entries("flows", settings.flows.saturating_add(settings.flows / 2))
         .map_max_entries("states", settings.states())
         .map_max_entries("drained", settings.sockets)
@@ -55,6 +59,9 @@ pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> 
     drop(passed);
     // Must come before its maps are taken from the object: the program refers to them by open descriptors.
     load_classifier(&mut object, PROGRAM)?;
+    if settings.leases {
+        load_classifier(&mut object, LEAVES)?;
+    }
     if settings.hook.is_xdp() {
         xdp::check_kernel()?;
         let program = xdp_program(&mut object)?;
@@ -69,8 +76,8 @@ fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, OffloadError> {
     program.try_into().map_err(OffloadError::program)
 }
 
-pub(crate) fn tc_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, OffloadError> {
-    Ok(classifier(object, PROGRAM)?.fd().map_err(OffloadError::program)?.as_fd())
+pub(crate) fn tc_descriptor<'o>(object: &'o mut Ebpf, name: &str) -> Result<BorrowedFd<'o>, OffloadError> {
+    Ok(classifier(object, name)?.fd().map_err(OffloadError::program)?.as_fd())
 }
 
 pub(crate) fn xdp_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, OffloadError> {

@@ -12,6 +12,9 @@ pub struct Settings {
     pub flows: u32,
     pub sockets: u32,
     pub hook: Hook,
+    /// Relays a flow only while a lease shows that this machine lets its datagrams through unchanged: see
+    /// [`crate::layout::Lease`].
+    pub leases: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +63,10 @@ pub struct Attachment {
 impl Settings {
     pub(crate) fn states(&self) -> u32 {
         self.flows.saturating_add(self.flows / 2)
+    }
+
+    pub(crate) fn departures(&self) -> u32 {
+        if self.leases { self.flows } else { 1 }
     }
 
     pub(crate) fn hops(&self) -> u32 {

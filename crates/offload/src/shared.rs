@@ -30,6 +30,8 @@ use crate::{
 
 pub(crate) struct Shared {
     pub(crate) flows: MapData,
+    /// `None` without leases.
+    pub(crate) departures: Option<MapData>,
     pub(crate) states: MappedArray,
     pub(crate) drained: MappedArray,
     pub(crate) routes: Routes,
@@ -52,6 +54,10 @@ pub(crate) struct Shared {
     links: Mutex<BTreeMap<u32, Attached>>,
     pub(crate) is_handed_on: AtomicBool,
     pub(crate) hook: Hook,
+    /// Rule that prevents leases, in words.
+    obstacle: Mutex<Option<String>>,
+    /// True while there is one.
+    pub(crate) is_blocked: AtomicBool,
 }
 
 impl Shared {
@@ -73,6 +79,7 @@ impl Shared {
             )?,
             ports: Ports::new(ports),
             flows: data(take(object, "flows")?)?,
+            departures: settings.leases.then(|| data(take(object, "departures")?)).transpose()?,
             state_slots: Mutex::new(Slots::new(settings.states(), REST_NS)),
             socket_slots: Mutex::new(Slots::new(settings.sockets, REST_NS)),
             most_flows: settings.flows,
@@ -89,6 +96,8 @@ impl Shared {
             links: Mutex::default(),
             is_handed_on: AtomicBool::new(false),
             hook: settings.hook,
+            obstacle: Mutex::default(),
+            is_blocked: AtomicBool::new(false),
         })
     }
 
@@ -96,13 +105,23 @@ impl Shared {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn obstacle(&self) -> MutexGuard<'_, Option<String>> {
+        self.obstacle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the previous one.
+    pub(crate) fn set_obstacle(&self, obstacle: Option<String>) -> Option<String> {
+        self.is_blocked.store(obstacle.is_some(), Ordering::Relaxed);
+        std::mem::replace(&mut *self.obstacle(), obstacle)
+    }
+
     pub(crate) fn detach_all(&self) {
         let is_handed_on = self.is_handed_on.load(Ordering::Relaxed);
         for attached in std::mem::take(&mut *self.links()).into_values() {
-            // A link stays attached through the other process's descriptors, and a filter stays on its own.
-            if !(is_handed_on && attached.is_passed && matches!(attached.link, Link::Filter(_))) {
-                attached.link.detach();
-            }
+            // A link stays attached through the other process's descriptors, and a filter stays by itself.
+            let stays = |link: &Link| is_handed_on && attached.is_passed && matches!(link, Link::Filter(_));
+            let links = [attached.leaves, Some(attached.link)].into_iter().flatten();
+            links.filter(|link| !stays(link)).for_each(Link::detach);
         }
     }
 }
@@ -111,11 +130,18 @@ pub(crate) struct Attached {
     /// `None` for loopback, where nothing is relayed.
     pub(crate) told: Option<Attachment>,
     pub(crate) link: Link,
+    /// Program at TC egress, if leases are required.
+    pub(crate) leaves: Option<Link>,
     pub(crate) is_passed: bool,
 }
 
 impl Attached {
-    pub(crate) fn new(told: Option<Attachment>, link: Link) -> Self {
-        Self { told, link, is_passed: false }
+    pub(crate) fn new(told: Option<Attachment>, link: Link, leaves: Option<Link>) -> Self {
+        Self { told, link, leaves, is_passed: false }
+    }
+
+    pub(crate) fn detach(self) {
+        self.leaves.into_iter().for_each(Link::detach);
+        self.link.detach();
     }
 }

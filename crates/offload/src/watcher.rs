@@ -9,14 +9,18 @@ use std::{
 };
 
 use aya::Ebpf;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    time::{ClockId, clock_gettime},
+};
 
 use crate::{
     error::OffloadError,
     handover::{PassedLink, PassedWay},
-    links::{self, Link},
+    links::{self, Direction, Link},
     netlink::{Interface, NeighbourNews, Netlink, News},
-    object::{PROGRAM, tc_descriptor, xdp_descriptor},
+    object::{LEAVES, PROGRAM, tc_descriptor, xdp_descriptor},
+    obstacles,
     settings::{Attachment, Hook},
     shared::{Attached, Shared},
     verification::classifier,
@@ -27,6 +31,9 @@ use crate::{
 /// interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
+/// Between two readings of the rules, and their maximum share of CPU time: one part in 20.
+const RULES_AGAIN: Duration = Duration::from_millis(50);
+const RULES_SHARE: u32 = 20;
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 pub(crate) struct Watcher {
@@ -39,28 +46,37 @@ pub(crate) struct Watcher {
     pub(crate) at_tc: Hook,
     pub(crate) received: Vec<(PassedLink, Option<OwnedFd>)>,
     pub(crate) complained: BTreeSet<u32>,
+    /// Also attaches the program that grants leases.
+    pub(crate) leases: bool,
+    /// Notifications about rules that may prevent leases.
+    pub(crate) rules: Vec<News>,
 }
 
 impl Watcher {
     pub(crate) fn run(mut self) {
         let mut used = Instant::now();
-        let mut failed = false;
+        let (mut failed, mut due, mut rest_until) = (false, false, used);
         loop {
             let stopped = {
                 let readable = PollFlags::IN;
-                let mut fds = [
+                let mut fds = vec![
                     PollFd::new(&self.stop, readable),
                     PollFd::new(&self.news, readable),
                     PollFd::new(&self.neighbours, readable),
                 ];
-                let at_most = Timespec::try_from(if failed { AGAIN } else { NEIGHBOURS_EVERY }).ok();
+                fds.extend(self.rules.iter().map(|rules| PollFd::new(rules, readable)));
+                let rest = rest_until.saturating_duration_since(Instant::now());
+                let at_most = [(due, rest), (failed, AGAIN), (true, NEIGHBOURS_EVERY)].into_iter();
+                let at_most = at_most.filter_map(|(holds, time)| holds.then_some(time)).min();
+                let at_most = at_most.and_then(|time| Timespec::try_from(time).ok());
                 let _ = poll(&mut fds, at_most.as_ref());
                 !fds[0].revents().is_empty()
             };
             if stopped {
                 break;
             }
-            if self.news.heard() | self.shared.routes.are_unknown() | failed {
+            let changed = self.news.heard();
+            if changed | self.shared.routes.are_unknown() | failed {
                 let had_failed = std::mem::replace(&mut failed, false);
                 for done in [self.attach(false), self.follow_routes()] {
                     if let Err(error) = done {
@@ -74,6 +90,16 @@ impl Watcher {
             let is_time = used.elapsed() >= NEIGHBOURS_EVERY;
             if is_time {
                 used = Instant::now();
+            }
+            // iptables-legacy does not notify.
+            due |= self.rules.iter().fold(is_time | changed, |heard, rules| rules.heard() | heard);
+            if due && Instant::now() >= rest_until {
+                let began = cpu_time();
+                failed |= self.follow_rules();
+                // Reading a large rule set takes a while.
+                let rest = cpu_time().saturating_sub(began) * RULES_SHARE;
+                rest_until = Instant::now() + rest.clamp(RULES_AGAIN, AGAIN);
+                due = false;
             }
             if let Err(error) = self.follow_neighbours(is_time) {
                 tracing::warn!(
@@ -117,9 +143,16 @@ impl Watcher {
     /// Replaces the previous process's programs if they are attached in the same way.
     pub(crate) fn take_links_over(&mut self) {
         for (passed, descriptor) in std::mem::take(&mut self.received) {
-            let PassedLink { number, told, way } = passed;
-            match self.take_link_over(told.as_ref(), way, descriptor) {
-                Ok(link) => _ = self.shared.links().insert(number, Attached::new(told, link)),
+            let PassedLink { number, told, way, direction } = passed;
+            match self.take_link_over(told.as_ref(), (way, direction), descriptor) {
+                Ok(link) if direction == Direction::Egress => {
+                    // An interface's ingress comes first.
+                    match self.shared.links().get_mut(&number) {
+                        Some(attached) => attached.leaves = Some(link),
+                        None => link.detach(),
+                    }
+                }
+                Ok(link) => _ = self.shared.links().insert(number, Attached::new(told, link, None)),
                 Err(error) => tracing::debug!("cannot replace a program of the previous process: {error}"),
             }
         }
@@ -128,9 +161,11 @@ impl Watcher {
     fn take_link_over(
         &mut self,
         told: Option<&Attachment>,
-        way: PassedWay,
+        (way, direction): (PassedWay, Direction),
         descriptor: Option<OwnedFd>,
     ) -> Result<Link, OffloadError> {
+        let name = if direction == Direction::Egress { LEAVES } else { PROGRAM };
+        let is_wanted = direction == Direction::Ingress || self.leases;
         let other = || OffloadError::Object("attached in a different way".to_owned());
         // Attached at TC even though XDP is configured: the driver does not support it, or XDP was not
         // configured before.
@@ -140,12 +175,12 @@ impl Watcher {
                 links::update(link.as_fd(), xdp_descriptor(&mut self.object)?)?;
                 Ok(Link::Xdp(link))
             }
-            (PassedWay::Tcx, Some(link)) if at_tc && self.at_tc == Hook::Tcx => {
-                links::update(link.as_fd(), tc_descriptor(&mut self.object)?)?;
+            (PassedWay::Tcx, Some(link)) if is_wanted && at_tc && self.at_tc == Hook::Tcx => {
+                links::update(link.as_fd(), tc_descriptor(&mut self.object, name)?)?;
                 Ok(Link::Tcx(link))
             }
-            (PassedWay::Filter(filter), _) if at_tc && self.at_tc == Hook::Clsact => {
-                let replaced = filter.replace(classifier(&mut self.object, PROGRAM)?);
+            (PassedWay::Filter(filter), _) if is_wanted && at_tc && self.at_tc == Hook::Clsact => {
+                let replaced = filter.replace(classifier(&mut self.object, name)?);
                 replaced.map(Link::Filter).map_err(OffloadError::program)
             }
             (PassedWay::Filter(filter), _) => {
@@ -160,8 +195,32 @@ impl Watcher {
         }
     }
 
-    /// Attaches to new interfaces and detaches from removed ones. A refusal by an interface is an error at
-    /// startup; later, it is only logged.
+    /// Looks for rules that prevent leases. While one exists, no program grants leases: flows leave the kernel, in
+    /// order, when theirs end. Returns true if interfaces must be attached again.
+    pub(crate) fn follow_rules(&mut self) -> bool {
+        if !self.leases {
+            return false;
+        }
+        let unknown = |error| Some(format!("this machine's rules cannot be read ({error})"));
+        let found = obstacles::find(&mut self.netlink, self.at_tc == Hook::Tcx).unwrap_or_else(unknown);
+        let before = self.shared.set_obstacle(found.clone());
+        match (&before, &found) {
+            (_, Some(found)) if before.as_ref() != Some(found) => {
+                tracing::info!("data path kernel: {found}, so all flows stay in user space");
+            }
+            (Some(_), None) => tracing::info!("data path kernel: no rule keeps flows in user space any more"),
+            _ => {}
+        }
+        if found.is_some() {
+            let leaves: Vec<Link> =
+                self.shared.links().values_mut().filter_map(|attached| attached.leaves.take()).collect();
+            leaves.into_iter().for_each(Link::detach);
+        }
+        before.is_some() && found.is_none()
+    }
+
+    /// Attaches to new interfaces and detaches from removed ones. An interface that refuses is an error at
+    /// startup, and is only logged later.
     pub(crate) fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
         let addressed = self.netlink.with_addresses()?;
         let relays = |it: &Interface| it.is_ethernet && !it.is_port;
@@ -178,16 +237,36 @@ impl Watcher {
         for number in gone {
             let attached = shared.links().remove(&number);
             if let Some(attached) = attached {
-                attached.link.detach();
-                if let Some(Attachment { interface, .. }) = attached.told.filter(|_| !starting) {
+                let told = attached.told.clone();
+                attached.detach();
+                if let Some(Attachment { interface, .. }) = told.filter(|_| !starting) {
                     tracing::info!("kernel data path: {interface} is down or has lost its address");
                 }
             }
         }
         self.complained.retain(|number| numbers.contains(number));
         for interface in wanted {
-            if shared.links().contains_key(&interface.number) {
-                continue;
+            let is_complete =
+                |it: &Attached| !self.leases || self.shared.obstacle().is_some() || it.leaves.is_some();
+            let known = shared.links().get(&interface.number).map(is_complete);
+            match known {
+                Some(true) => continue,
+                // Taken over from a process without leases, or an obstacle is gone.
+                Some(false) => match self.attach_leaves(&interface) {
+                    Ok(leaves) => {
+                        if let Some(attached) = shared.links().get_mut(&interface.number) {
+                            attached.leaves = leaves;
+                        }
+                        continue;
+                    }
+                    Err(error) => {
+                        if self.complained.insert(interface.number) {
+                            tracing::warn!("{error}: its packets are relayed in user space");
+                        }
+                        continue;
+                    }
+                },
+                None => {}
             }
             match self.attach_to(&interface) {
                 Ok(attached) => {
@@ -227,21 +306,41 @@ impl Watcher {
         let told = |hook, why| Attachment { interface: interface.name.clone(), hook, why };
         if interface.is_loopback {
             // Packets between our own relayed addresses pass through loopback and mark their flows.
-            return Ok(Attached::new(None, self.attach_to_tc(interface)?));
+            let leaves = self.attach_leaves(interface)?;
+            return Ok(Attached::new(None, self.attach_to_tc(interface)?, leaves));
         }
         let mut why = None;
         if self.shared.hook.is_xdp() {
             match xdp::attach(xdp_descriptor(&mut self.object)?, interface, self.shared.hook) {
-                Ok(link) => return Ok(Attached::new(Some(told(self.shared.hook, None)), Link::Xdp(link))),
+                Ok(link) => {
+                    let leaves = self.attach_leaves(interface)?;
+                    return Ok(Attached::new(Some(told(self.shared.hook, None)), Link::Xdp(link), leaves));
+                }
                 Err(said) => why = Some(said),
             }
         }
+        let leaves = self.attach_leaves(interface)?;
         let link = self.attach_to_tc(interface)?;
-        Ok(Attached::new(Some(told(self.at_tc, why)), link))
+        Ok(Attached::new(Some(told(self.at_tc, why)), link, leaves))
     }
 
     fn attach_to_tc(&mut self, interface: &Interface) -> Result<Link, OffloadError> {
         let program = classifier(&mut self.object, PROGRAM)?;
-        links::attach_to_tc(program, PROGRAM, interface, self.at_tc == Hook::Tcx)
+        links::attach_to_tc(program, PROGRAM, (interface, Direction::Ingress), self.at_tc == Hook::Tcx)
     }
+
+    fn attach_leaves(&mut self, interface: &Interface) -> Result<Option<Link>, OffloadError> {
+        if !self.leases || self.shared.obstacle().is_some() {
+            return Ok(None);
+        }
+        let program = classifier(&mut self.object, LEAVES)?;
+        let at = (interface, Direction::Egress);
+        links::attach_to_tc(program, LEAVES, at, self.at_tc == Hook::Tcx).map(Some)
+    }
+}
+
+/// CPU time of this thread: its elapsed time also depends on the load of the machine.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }

@@ -25,6 +25,7 @@ pub(crate) fn settings(hook: Hook) -> Settings {
         flows: 65_536,
         sockets: 1000,
         hook,
+        leases: false,
     }
 }
 

@@ -11,16 +11,16 @@ const SERVER: [&str; 2] = ["192.0.2.1:3478", "[2001:db8::1]:3478"];
 const RELAY: [&str; 2] = ["192.0.2.2:49160", "[2001:db8::2]:49160"];
 const PEER: [&str; 2] = ["203.0.113.9:6000", "[2001:db8:9::9]:6000"];
 
-struct Golden {
-    name: &'static str,
+pub(crate) struct Golden {
+    pub(crate) name: &'static str,
     kind: Kind,
     families: [usize; 2],
-    arrives: &'static str,
-    /// Expected frame. ID and checksum of an IPv4 header vary.
-    leaves: &'static str,
+    pub(crate) arrives: &'static str,
+    /// ID and checksum of an IPv4 header vary.
+    pub(crate) leaves: &'static str,
 }
 
-const GOLDEN: &[Golden] = &[
+pub(crate) const GOLDEN: &[Golden] = &[
     Golden {
         name: "to peer v4",
         kind: Kind::ToPeer,
@@ -117,7 +117,7 @@ const GOLDEN: &[Golden] = &[
     },
 ];
 
-fn bytes(hex: &str) -> Vec<u8> {
+pub(crate) fn bytes(hex: &str) -> Vec<u8> {
     let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
     let pairs = digits.chunks(2).map(|pair| std::str::from_utf8(pair).expect("digits"));
     pairs.map(|pair| u8::from_str_radix(pair, 16).expect("digits")).collect()
@@ -133,7 +133,7 @@ fn masked(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-fn tables(golden: &Golden) -> Tables {
+pub(crate) fn tables(golden: &Golden) -> Tables {
     let [client, peer] = golden.families;
     let end = |text: &str| text.parse().expect("an address");
     let (client, server) = (end(CLIENT[client]), end(SERVER[client]));
@@ -157,6 +157,7 @@ fn tables(golden: &Golden) -> Tables {
         kind: golden.kind as u8,
         expires: u64::MAX,
         stamp_end: 1,
+        lease: Lease { of: 1, until: u64::MAX, dscps: u64::MAX, from: LOOPBACK, ..Lease::default() },
         ..Flow::default()
     };
     Tables {
@@ -166,13 +167,14 @@ fn tables(golden: &Golden) -> Tables {
         routes: vec![route_by(LOOPBACK, MTU)],
         hops: vec![[u64::from_le_bytes(NEIGHBOUR), 0]],
         classes: classes(&[3478], 49_152..=65_535),
+        leases: true,
     }
 }
 
 /// Link address of the next hop for XDP, with its padding in the table.
 const NEIGHBOUR: [u8; 8] = [2, 3, 4, 5, 6, 7, 0, 0];
 
-fn frame(bytes: &[u8], summed: Summed) -> Frame<'_> {
+pub(crate) fn frame(bytes: &[u8], summed: Summed) -> Frame<'_> {
     Frame { bytes, interface: LOOPBACK, for_us: true, segments: 1, segment_size: 0, summed }
 }
 

@@ -3,7 +3,10 @@
 mod agreement;
 mod attached;
 mod churn;
+mod foreign;
 mod functions;
 mod golden;
+mod leases;
 mod prelude;
 mod program;
+mod verdicts;

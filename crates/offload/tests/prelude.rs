@@ -4,7 +4,7 @@ pub(crate) use aya::programs::SchedClassifier;
 pub(crate) use std::{cell::RefCell, fs, net::SocketAddr};
 pub(crate) use turnpike_offload::{
     Count, Hook, Kind, NewFlow,
-    layout::{Flow, FlowKey, HOP_WORDS, classes, mapped, route_by},
+    layout::{Flow, FlowKey, HOP_WORDS, Lease, classes, mapped, route_by},
     mirror::{Action, Frame, Moment, Place, State, Summed, Tables, decide},
     now_ns,
 };

@@ -46,6 +46,7 @@ pub(crate) fn places() -> &'static [Place] {
 pub(crate) struct Program {
     object: Ebpf,
     flows: HashMap<MapData, FlowKey, Flow>,
+    departures: HashMap<MapData, FlowKey, FlowKey>,
     states: Array<MapData, [u64; STATE_WORDS]>,
     drained: Array<MapData, u64>,
     routes: Array<MapData, u64>,
@@ -92,6 +93,8 @@ impl Program {
         let object = object().map_err(|error| error.to_string())?;
         let mut object = EbpfLoader::new()
             .btf(None)
+            .override_global("leases", &1_u32, true)
+            .map_max_entries("departures", PLACES)
             .override_global("kernel_tells_mtu", &u32::from(kernel_tells_mtu), true)
             .map_max_entries("flows", PLACES)
             .map_max_entries("states", PLACES)
@@ -115,8 +118,12 @@ impl Program {
                 .expect("the right type");
             load_program(|| program.load()).map_err(|error| format!("{error:?}"))?;
         }
+        let program: &mut SchedClassifier =
+            object.program_mut("turnpike_leaves").expect("it is there").try_into().expect("of this type");
+        load_program(|| program.load()).map_err(|error| format!("{error:?}"))?;
         let mut take = |name| object.take_map(name).expect("a map");
         Ok(Self {
+            departures: take("departures").try_into().expect("a hash map"),
             flows: take("flows").try_into().expect("a hash map"),
             states: take("states").try_into().expect("an array"),
             drained: take("drained").try_into().expect("an array"),
@@ -138,8 +145,15 @@ impl Program {
         for key in old {
             self.flows.remove(&key).expect("the flow was installed");
         }
+        let old: Vec<FlowKey> = self.departures.keys().filter_map(Result::ok).collect();
+        for key in old {
+            self.departures.remove(&key).expect("it was there");
+        }
         for (key, flow) in &tables.flows {
-            self.flows.insert(key, flow, 0).expect("the table has room");
+            self.flows.insert(key, flow, 0).expect("there is room");
+            if let Some(leaves) = flow.leaves() {
+                self.departures.insert(leaves, key, 0).expect("there is room");
+            }
         }
         for (slot, state) in (0..).zip(&tables.states) {
             let mut words = [0; STATE_WORDS];
@@ -163,11 +177,7 @@ impl Program {
         for (word, classes) in (0..).zip(&tables.classes) {
             self.ports.set(word, classes, 0).expect("in range");
         }
-        for what in 0..self.counts.len() {
-            let zeros = vec![0; aya::util::nr_cpus().expect("a number")];
-            let zeros = PerCpuValues::try_from(zeros).expect("one value per CPU");
-            self.counts.set(what, zeros, 0).expect("in range");
-        }
+        self.reset_counts();
     }
 
     pub(crate) fn run(&mut self, place: Place, frame: &Frame<'_>) -> io::Result<Outcome> {
@@ -223,6 +233,49 @@ impl Program {
             across: words[ACROSS],
         };
         Ok(Outcome { action, states: states.iter().map(state).collect() })
+    }
+
+    /// Runs the program at TC egress on a frame with this mark, queue priority and arrival interface (0 for one
+    /// of a socket); returns what it counted.
+    pub(crate) fn leave(&mut self, frame: &[u8], [mark, priority, arrived_by]: [u32; 3]) -> Vec<Count> {
+        self.reset_counts();
+        let mut context = [0_u8; 192];
+        for (at, word) in [(8, mark), (32, priority), (36, arrived_by), (40, LOOPBACK)] {
+            context[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+        }
+        let program = self.object.program("turnpike_leaves").expect("it is there");
+        let program =
+            <&SchedClassifier>::try_from(program).expect("of this type").fd().expect("it is loaded");
+        let (result, bytes) = test_run(program.as_fd().as_raw_fd(), frame, &context, 0).expect("it runs");
+        assert_eq!((result, &bytes[..]), (u32::MAX, frame), "it changes nothing");
+        let counted = counts(&self.counts);
+        self.reset_counts();
+        counted
+    }
+
+    pub(crate) fn flow(&self, key: &FlowKey) -> Flow {
+        self.flows.get(key, 0).expect("it is there")
+    }
+
+    pub(crate) fn set_flow(&mut self, flow: &Flow) {
+        self.flows.insert(flow.key, flow, 0).expect("there is room");
+    }
+
+    /// Nothing is in user space any more.
+    pub(crate) fn settle(&mut self) {
+        self.reset_counts();
+        for slot in 0..PLACES {
+            self.drained.set(slot, now_ns(), 0).expect("in range");
+            self.states.set(slot, [0; STATE_WORDS], 0).expect("in range");
+        }
+    }
+
+    pub(crate) fn reset_counts(&mut self) {
+        for what in 0..self.counts.len() {
+            let zeros = vec![0; aya::util::nr_cpus().expect("a number")];
+            let zeros = PerCpuValues::try_from(zeros).expect("one for each");
+            self.counts.set(what, zeros, 0).expect("in range");
+        }
     }
 
     fn descriptor(&self, place: Place) -> RawFd {

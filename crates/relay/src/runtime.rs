@@ -504,6 +504,7 @@ fn offload(
         flows: config.kernel_flows,
         sockets: count(sockets),
         hook,
+        leases: false,
     };
     match before {
         None => Kernel::load(&settings),

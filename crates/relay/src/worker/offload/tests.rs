@@ -98,6 +98,7 @@ impl Bench {
             flows,
             sockets: 1000,
             hook: Hook::Best,
+            leases: false,
         };
         let kernel = match Kernel::start(&settings) {
             Ok(kernel) => Arc::new(kernel),
