@@ -49,9 +49,15 @@ impl ServerView {
 
 pub(crate) fn status_of(program: &dyn Owner, at: Timestamp, uptime: Duration) -> Status {
     let datapath = program.server().map(|server| {
-        let kernel = server.relay.kernel().map(|_| "kernel".to_owned());
-        let step = kernel.unwrap_or_else(|| server.datapath.to_string());
-        turnpike_api::DatapathStatus { step, why: server.datapath_reason.to_string() }
+        let obstacle = match server.relay.kernel() {
+            Some(kernel) => kernel.obstacle(),
+            None => server.relay.kernel_lack().map(str::to_owned),
+        };
+        let is_in_kernel = server.relay.kernel().is_some() && obstacle.is_none();
+        let step = if is_in_kernel { "kernel".to_owned() } else { server.datapath.to_string() };
+        let obstacle = obstacle.map(|obstacle| format!("; not in the kernel: {obstacle}"));
+        let why = format!("{}{}", server.datapath_reason, obstacle.unwrap_or_default());
+        turnpike_api::DatapathStatus { step, why }
     });
     Status {
         job: program.job(),

@@ -26,7 +26,7 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DatapathChoice {
-    /// The best I/O path in user space.
+    /// The best path of this machine: `Kernel` for flows that hold a lease, if available.
     #[default]
     Auto,
     Step(Datapath),

@@ -3,7 +3,7 @@
 
 use std::{ops::RangeInclusive, os::fd::OwnedFd, sync::Arc};
 
-use turnpike_offload::{Flows, Kernel, PassedKernel, Sockmap};
+use turnpike_offload::{Flows, Kernel, OffloadError, PassedKernel, Sockmap};
 use turnpike_rules::CopyMode;
 
 use crate::{Protocol, Settings, StartError, state::RuleState};
@@ -17,6 +17,8 @@ const MOST_LISTENERS: u32 = 65_536;
 #[derive(Default)]
 pub(crate) struct Loaded {
     kernel: Option<Arc<Kernel>>,
+    /// Reason for forwarding without the kernel, if [`Settings::kernel_leases`] asked for it.
+    lack: Option<String>,
     has_sockmaps: bool,
 }
 
@@ -51,31 +53,25 @@ impl Loaded {
             let loaded = Sockmap::load(workers, pairs).map_err(StartError::Copy)?;
             parts.iter_mut().zip(loaded).for_each(|(part, sockmap)| part.sockmap = Some(sockmap));
         }
-        if self.kernel.is_none() && rules.any(|state| state.goes_across) {
+        if self.kernel.is_none() && self.lack.is_none() && rules.any(|state| state.goes_across) {
             let kernel = turnpike_offload::Settings {
                 listeners: Vec::new(),
                 relay_ports: RangeInclusive::new(1, 0),
                 flows: settings.max_kernel_flows,
                 sockets: (settings.max_kernel_flows / 2).saturating_add(MOST_LISTENERS),
                 hook: settings.kernel_hook,
-                leases: false,
+                leases: settings.kernel_leases,
             };
-            let attach = before.is_none();
-            let kernel = match before.flatten() {
-                Some((passed, descriptors)) => {
-                    Kernel::from_handover(&kernel, passed.without_flows(), descriptors)
-                }
-                None => Kernel::load(&kernel),
+            let result = match before {
+                // It may have given up the privileges.
+                Some(None) if settings.kernel_leases => Err(OffloadError::Kept),
+                before => offload(&kernel, before, &mut parts),
+            };
+            match result {
+                Ok(kernel) => self.kernel = Some(Arc::new(kernel)),
+                Err(error) if settings.kernel_leases => self.lack = Some(error.to_string()),
+                Err(error) => return Err(StartError::Datapath(error)),
             }
-            .map_err(StartError::Datapath)?;
-            if attach {
-                kernel.attach().map_err(StartError::Datapath)?;
-            }
-            for part in &mut parts {
-                part.waits = !attach;
-                part.flows = Some(kernel.flows().map_err(StartError::Datapath)?);
-            }
-            self.kernel = Some(Arc::new(kernel));
         }
         self.has_sockmaps |= sockmaps;
         Ok(parts)
@@ -84,4 +80,28 @@ impl Loaded {
     pub(crate) fn kernel(&self) -> Option<&Arc<Kernel>> {
         self.kernel.as_ref()
     }
+
+    pub(crate) fn lack(&self) -> Option<&str> {
+        self.lack.as_deref()
+    }
+}
+
+fn offload(
+    settings: &turnpike_offload::Settings,
+    before: Option<Before>,
+    parts: &mut [Parts],
+) -> Result<Kernel, OffloadError> {
+    let attach = before.is_none();
+    let kernel = match before.flatten() {
+        Some((passed, descriptors)) => Kernel::from_handover(settings, passed.without_flows(), descriptors)?,
+        None => Kernel::load(settings)?,
+    };
+    if attach {
+        kernel.attach()?;
+    }
+    let flows: Vec<Flows> = parts.iter().map(|_| kernel.flows()).collect::<Result<_, _>>()?;
+    for (part, flows) in parts.iter_mut().zip(flows) {
+        (part.waits, part.flows) = (!attach, Some(flows));
+    }
+    Ok(kernel)
 }

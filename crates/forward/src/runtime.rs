@@ -39,6 +39,9 @@ pub struct Settings {
     /// Maximum number of kernel flows, two per session; additional sessions stay in user space.
     pub max_kernel_flows: u32,
     pub kernel_hook: Hook,
+    /// Uses the kernel only for sessions whose datagrams this machine leaves unchanged, and starts without it if it
+    /// is unavailable.
+    pub kernel_leases: bool,
     /// Time for which an idle worker polls before it sleeps; if zero, it sleeps immediately.
     pub busy_poll: Duration,
     /// Checked before each rule's own lists.
@@ -477,6 +480,11 @@ impl Forwarder {
 
     pub fn kernel(&self) -> Option<Arc<Kernel>> {
         self.rules().loaded.kernel().map(Arc::clone)
+    }
+
+    /// Reason for forwarding without the kernel path, if [`Settings::kernel_leases`] asked for it.
+    pub fn kernel_lack(&self) -> Option<String> {
+        self.rules().loaded.lack().map(str::to_owned)
     }
 
     /// Closes the listeners. Connections continue, as do UDP sessions that had a datagram in the last two

@@ -24,8 +24,25 @@ pub(crate) fn forwarder_needs(sources: &ForwardSources, loaded: &ForwardLoaded) 
     });
     needs.written.extend(written.chain(sockets).filter_map(directory_of));
     needs.privileges |= rule_privileges(settings);
+    if has_leases(settings) {
+        needs.privileges |= Needs::KERNEL;
+    }
     needs.add_buffers(BUFFER);
     needs.with_directories()
+}
+
+/// True if `auto` may use the kernel path. Decided at the start: a rule added later cannot regain the privileges.
+pub(crate) fn has_leases(settings: &ForwardSettings) -> bool {
+    let is_remote = |rule: &Rule| !matches!(rule.bind, Bind::Ip(at) if at.ip().is_loopback());
+    let may_cross = |rule: &Rule| {
+        rule.protocol == Protocol::Udp
+            && rule.kernel != Some(false)
+            && rule.kernel_obstacle().is_none()
+            && is_remote(rule)
+    };
+    settings.datapath == DatapathChoice::Auto
+        && settings.rules.iter().all(|rule| rule.kernel != Some(true))
+        && settings.rules.iter().any(may_cross)
 }
 
 /// Privileges needed only for the rules, which a reload can change.

@@ -35,7 +35,7 @@ use crate::{
     error::ForwarderError,
     handover::{ForwardHandover, PreviousForwarder},
     metrics,
-    needs::{forwarder_needs, rule_privileges},
+    needs::{forwarder_needs, has_leases, rule_privileges},
 };
 
 /// Runs the forwarder until a signal or an administrator stops it.
@@ -348,12 +348,15 @@ fn for_runtime(
     passed: &Arc<PassedSockets>,
     stop: &Stop,
 ) -> Settings {
+    let leases = has_leases(started);
     Settings {
         workers,
         datapath,
-        kernel: started.datapath == DatapathChoice::Kernel,
+        kernel: started.datapath == DatapathChoice::Kernel || leases,
         max_kernel_flows: started.kernel_flows,
-        kernel_hook: Hook::Best,
+        // Other processes can use it too, and it ends with the process.
+        kernel_hook: if leases { Hook::Tcx } else { Hook::Best },
+        kernel_leases: leases,
         busy_poll: Duration::from_micros(settings.busy_poll_us.into()),
         access: settings.access.clone(),
         max_connections: settings.max_connections,
@@ -425,8 +428,15 @@ fn log_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], 
             tracing::info!("rule {}: its datagrams stay in user space: {obstacle}", rule.id.0);
         }
     }
-    let Some(kernel) = forwarder.kernel() else { return false };
+    let Some(kernel) = forwarder.kernel() else {
+        let lack = forwarder.kernel_lack();
+        lack.iter().for_each(|lack| kernel_path::log_lack(lack));
+        return lack.is_some();
+    };
     kernel_path::log_attached(&kernel, started.kernel_flows, datapath);
+    if kernel.has_leases() {
+        return true;
+    }
     tracing::warn!(
         "packets forwarded by the kernel bypass this machine's firewall (netfilter) and IPsec policies: only allow and \
          deny restrict clients"

@@ -8,7 +8,7 @@ use prometheus_client::{
 };
 use strum::VariantArray as _;
 use turnpike_net::Datapath;
-use turnpike_offload::{Attachment, Count, Hook, Kernel, Snapshot};
+use turnpike_offload::{Attachment, Count, Hook, Kernel, Snapshot, layout::LEASE_NS};
 
 use crate::exposition::{counter, counts};
 
@@ -23,6 +23,13 @@ pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     tracing::info!(
         "data path kernel: attached {where_to}; room for {flows} flows; everything else by {datapath}"
     );
+    if kernel.has_leases() {
+        tracing::info!(
+            "data path kernel: flows that this machine's firewall, routing or IPsec would treat differently stay in user space; conntrack and \
+             packet counters see one datagram per flow every {} s, or all of them with the data path {datapath}",
+            LEASE_NS / 1_000_000_000
+        );
+    }
     for Attachment { interface, hook, why } in &attached {
         if let Some(why) = why {
             tracing::warn!(
@@ -31,6 +38,11 @@ pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
             );
         }
     }
+}
+
+/// Logs the reason for staying in user space with the data path `auto`.
+pub fn log_lack(reason: &str) {
+    tracing::info!("no in-kernel data path, which would save CPU time for single datagrams: {reason}");
 }
 
 /// Text such as `eth0, eth1 (xdp), docker0 (tcx)`.
@@ -50,6 +62,13 @@ pub fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &Snapshot) -> fmt::Re
     let passes = counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
     let help = "UDP datagrams and super-packets that the eBPF program left to user space, by reason.";
     counts(encoder, "kernel_passes", help, "reason", passes)?;
+    let counted = Count::VARIANTS.iter().zip(kernel.counts);
+    let refusals = counted.filter_map(|(what, value)| {
+        let name = <&str>::from(what);
+        Some((name.strip_prefix("refused_").filter(|_| what.is_refusal())?, value))
+    });
+    let help = "Requests of flows for the in-kernel data path refused because this machine changes their datagrams, by reason.";
+    counts(encoder, "kernel_leases_refused", help, "reason", refusals)?;
     let dropped = [Count::Failed, Count::Behind];
     let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
     let help = "Datagrams dropped because the kernel refused to rewrite them (failed) or user space was overloaded (behind).";

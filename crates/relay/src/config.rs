@@ -37,6 +37,9 @@ pub struct Config {
     /// Hook of the kernel fast path for single datagrams between bound channels; `datapath` handles
     /// everything else.
     pub kernel: Option<Hook>,
+    /// Uses the kernel path only for flows whose datagrams this machine leaves unchanged, and starts without it if it
+    /// is unavailable.
+    pub kernel_leases: bool,
     /// Maximum number of flows in the kernel, one per direction; additional flows stay in user space.
     pub kernel_flows: u32,
     /// Time for which an idle worker polls before it sleeps; if zero, it sleeps immediately.
@@ -82,6 +85,7 @@ impl Default for Config {
             workers: 1,
             datapath: Datapath::best().0,
             kernel: None,
+            kernel_leases: false,
             kernel_flows: 65_536,
             busy_poll: Duration::ZERO,
             coalesce: Duration::ZERO,

@@ -145,6 +145,7 @@ pub struct Relay {
     in_force: Mutex<InForce>,
     /// Declared after the workers, so that it is dropped after them.
     pub(crate) kernel: Option<Arc<Kernel>>,
+    kernel_lack: Option<String>,
 }
 
 /// State sent to the workers, kept so that it can be sent again when part of it changes.
@@ -246,11 +247,17 @@ impl Relay {
         let relays = [&config.relay[..], &known.addresses].concat();
         let own = own_endpoints(&config, &places, &relays, known.ranges.clone());
         config.server.set_own_endpoints(&own);
-        let kernel = config.kernel.map(|hook| offload(&config, &places.listeners(), hook, of_kernel));
-        let kernel = kernel.transpose()?.map(Arc::new);
-        if let Some(kernel) = kernel.as_ref().filter(|_| !takes_over) {
-            kernel.attach()?;
-        }
+        let offloads = |hook| {
+            let kernel = offload(&config, &places.listeners(), hook, of_kernel)?;
+            if !takes_over {
+                kernel.attach()?;
+            }
+            Ok::<_, OffloadError>(Arc::new(kernel))
+        };
+        let (kernel, kernel_lack) = match config.kernel.map(offloads) {
+            Some(Err(error)) if config.kernel_leases => (None, Some(error.to_string())),
+            other => (other.transpose()?, None),
+        };
         let of_workers = kernel.as_ref().map(Arc::clone);
         let common = Common::new(config, layout.clone(), credentials, log, of_workers, takes_over);
         let common = Common { fleet, ..common };
@@ -272,6 +279,7 @@ impl Relay {
             ports: Arc::clone(&common.ports),
             in_force: Mutex::new(in_force),
             kernel,
+            kernel_lack,
         };
         relay.start_workers(&common, sockets, first)?;
         if takes_over {
@@ -364,6 +372,11 @@ impl Relay {
         self.kernel.as_deref()
     }
 
+    /// Reason for serving without the kernel path, if [`Config::kernel_leases`] asked for it.
+    pub fn kernel_lack(&self) -> Option<&str> {
+        self.kernel_lack.as_deref()
+    }
+
     /// Allocations per realm over all workers in arbitrary order, without empty realms.
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
@@ -396,6 +409,7 @@ impl Relay {
             workers: before.workers,
             datapath: before.datapath,
             kernel: before.kernel,
+            kernel_leases: before.kernel_leases,
             kernel_flows: before.kernel_flows,
             busy_poll: before.busy_poll,
             coalesce: before.coalesce,
@@ -504,7 +518,7 @@ fn offload(
         flows: config.kernel_flows,
         sockets: count(sockets),
         hook,
-        leases: false,
+        leases: config.kernel_leases,
     };
     match before {
         None => Kernel::load(&settings),

@@ -85,6 +85,11 @@ pub enum Unfit {
 }
 
 impl RelayOffer {
+    /// True if the kernel relayed only flows that held leases: [`crate::Config::kernel_leases`].
+    pub fn has_leases(&self) -> bool {
+        self.passed.as_ref().is_some_and(PassedKernel::has_leases)
+    }
+
     #[must_use]
     pub fn datapath(&self) -> Option<Datapath> {
         self.datapath.parse().ok()

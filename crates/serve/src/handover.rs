@@ -152,14 +152,15 @@ impl PreviousServer {
 
     /// The data path to use, and true if it equals the configured one.
     pub(crate) fn kept_datapath(&self, configured: DatapathChoice) -> (DatapathChoice, bool) {
-        let (step, kernel) = (DatapathChoice::Step(self.datapath), self.offer.relay.kernel);
-        // Each process attaches its own program, so the hook may differ.
+        use DatapathChoice::{Auto, Kernel, Step};
+        let (step, kernel) = (Step(self.datapath), self.offer.relay.kernel);
+        // Each process attaches its own program, so the hook may differ. Without the kernel path the previous process may
+        // have given up the privileges for it.
         match configured {
-            it @ (DatapathChoice::Kernel | DatapathChoice::Xdp | DatapathChoice::XdpGeneric) => {
-                (if kernel { it } else { step }, kernel)
-            }
-            _ if kernel => (DatapathChoice::Kernel, false),
-            it => (step, it == DatapathChoice::Auto || it == step),
+            Auto => (if kernel { Auto } else { step }, true),
+            it @ Step(_) if !kernel => (step, it == step),
+            Step(_) => (if self.offer.relay.has_leases() { Auto } else { Kernel }, false),
+            it => (if kernel { it } else { step }, kernel),
         }
     }
 

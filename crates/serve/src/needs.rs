@@ -26,11 +26,22 @@ pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
     let url = settings.store.url.as_ref().map_or("", |url| url.reveal());
     needs.files.extend(files_of_url(url));
     use DatapathChoice as Path;
-    if matches!(settings.datapath, Path::Kernel | Path::Xdp | Path::XdpGeneric) {
+    let is_in_kernel = match settings.datapath {
+        Path::Auto => !is_only_local(settings),
+        Path::Kernel | Path::Xdp | Path::XdpGeneric => true,
+        Path::Step(_) => false,
+    };
+    if is_in_kernel {
         needs.privileges |= Needs::KERNEL;
     }
     needs.add_buffers(settings.relay.listener_buffer.max(settings.relay.buffer).max(BUFFER));
     needs.with_directories()
+}
+
+/// True if all clients are on this machine: the kernel path relays nothing on loopback.
+pub(crate) fn is_only_local(settings: &Settings) -> bool {
+    let listeners = [&settings.listen, &settings.tls.listen, &settings.dtls.listen];
+    listeners.into_iter().flatten().all(|address| address.ip().is_loopback())
 }
 
 fn files_of_url(url: &str) -> Vec<PathBuf> {
@@ -58,10 +69,11 @@ mod tests {
     }
 
     #[test]
-    fn a_server_needs_the_kernel_only_for_the_kernel_path() {
+    fn a_server_needs_the_kernel_only_for_the_kernel_path_and_auto() {
         let dir = Dir::new();
         let state = dir.path().to_str().expect("the path is UTF-8");
-        assert!(!needs_of(&[("store.state", state)]).is_in_kernel());
+        assert!(!needs_of(&[("store.state", state), ("server.datapath", "gso")]).is_in_kernel());
+        assert!(needs_of(&[("store.state", state)]).is_in_kernel());
         for path in ["kernel", "xdp"] {
             assert!(needs_of(&[("store.state", state), ("server.datapath", path)]).is_in_kernel(), "{path}");
         }

@@ -16,6 +16,7 @@ use turnpike_wire::channel_data::ChannelRange;
 use crate::{
     fleet::NodeKeys,
     machine::{self, Machine},
+    needs::is_only_local,
     store::{self, Merged},
 };
 
@@ -53,10 +54,12 @@ impl RelayPlan {
             _ => Datapath::best(),
         };
         let kernel = match settings.datapath {
+            // Other processes can use it too, and it ends with the process.
+            DatapathChoice::Auto => (!is_only_local(settings)).then_some(Hook::Tcx),
             DatapathChoice::Kernel => Some(Hook::Best),
             DatapathChoice::Xdp => Some(Hook::Xdp),
             DatapathChoice::XdpGeneric => Some(Hook::XdpGeneric),
-            DatapathChoice::Auto | DatapathChoice::Step(_) => None,
+            DatapathChoice::Step(_) => None,
         };
         if before.is_none() {
             notes.extend(kernel_path_caveats(settings.datapath).map(str::to_owned));
@@ -88,6 +91,7 @@ impl RelayPlan {
             workers: workers(settings),
             datapath,
             kernel,
+            kernel_leases: settings.datapath == DatapathChoice::Auto,
             kernel_flows: settings.kernel_flows,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             coalesce: std::time::Duration::from_micros(settings.coalesce_us.into()),

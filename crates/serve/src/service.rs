@@ -754,6 +754,8 @@ fn log_started(plan: &RelayPlan, relay: &Relay) {
 fn log_attached(relay: &Relay, room: u32, datapath: Datapath) {
     if let Some(kernel) = relay.kernel() {
         kernel_path::log_attached(kernel, room, datapath);
+    } else if let Some(lack) = relay.kernel_lack() {
+        kernel_path::log_lack(lack);
     }
 }
 

@@ -187,6 +187,12 @@ impl Server<'_> {
         Metrics::new(text)
     }
 
+    pub fn status(&self) -> String {
+        let (status, text) = get_unix(&self.dir.at("a.sock"), "/v1/status").expect("it responds");
+        assert_eq!(status, 200);
+        text
+    }
+
     /// Datagrams relayed in the kernel; the count may be up to a second old.
     pub fn across(&self) -> u64 {
         self.metrics().sum("turnpike_kernel_datagrams_total", "")

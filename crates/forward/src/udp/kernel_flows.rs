@@ -36,7 +36,8 @@ impl Offload {
     }
 
     pub(super) fn received(&mut self, socket: SocketId, received: Received, is_empty: bool, rx: &Rx) {
-        self.sockets.received(socket, received, is_empty, rx, Some(|_: &Buffer<'_>| true));
+        let goes_across = |_: &Buffer<'_>| true;
+        self.sockets.received(socket, received, is_empty, rx, self.flows.can_cross().then_some(goes_across));
     }
 
     /// Removes the flows of a session and returns the counts since the last read.

@@ -26,6 +26,7 @@ pub(crate) fn settings() -> Settings {
         kernel: false,
         max_kernel_flows: 1024,
         kernel_hook: Hook::Best,
+        kernel_leases: false,
         busy_poll: Duration::ZERO,
         access: Access::default(),
         max_connections: 100_000,

@@ -410,7 +410,8 @@ impl Offload {
         let goes_across = |buffer: &Buffer<'_>| {
             side == Side::Peers || demux::classify(buffer.bytes) == demux::Kind::ChannelData
         };
-        self.sockets.received(socket, received, is_empty, rx, self.is_active.then_some(goes_across));
+        let is_active = self.is_active && self.flows.can_cross();
+        self.sockets.received(socket, received, is_empty, rx, is_active.then_some(goes_across));
     }
 
     /// Installs pending flows after everything received has been sent.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::prelude::*;
 
-struct Session {
+pub(super) struct Session {
     client: UdpSocket,
     target: UdpSocket,
     sent: u64,
@@ -16,13 +16,13 @@ struct Session {
 }
 
 impl Session {
-    fn new(family: usize, at: SocketAddr, target: &UdpSocket) -> Self {
+    pub(super) fn new(family: usize, at: SocketAddr, target: &UdpSocket) -> Self {
         let client = bound(CLIENT[family]);
         client.connect(at).expect("the target is reachable");
         Self { client, target: target.try_clone().expect("a descriptor"), sent: 0, bytes: 0 }
     }
 
-    fn exchange(&mut self, len: usize) {
+    pub(super) fn exchange(&mut self, len: usize) {
         self.sent += 1;
         self.bytes += len as u64;
         let first = self.sent.to_le_bytes()[0];
@@ -42,7 +42,7 @@ impl Session {
         buffer[..len].to_vec()
     }
 
-    fn settle(&mut self, forward: &Server<'_>) {
+    pub(super) fn settle(&mut self, forward: &Server<'_>) {
         let before = counts(forward);
         eventually("the kernel has taken the session", || {
             self.exchange(20);
@@ -74,11 +74,11 @@ fn flows(forward: &Server<'_>) -> u64 {
     sum(forward, "turnpike_kernel_flows", "")
 }
 
-fn at(family: usize, port: u16) -> SocketAddr {
+pub(super) fn at(family: usize, port: u16) -> SocketAddr {
     SocketAddr::new(SERVER[family], port)
 }
 
-fn rule(at: SocketAddr, target: &UdpSocket, more: &str) -> String {
+pub(super) fn rule(at: SocketAddr, target: &UdpSocket, more: &str) -> String {
     let options = if more.is_empty() { String::new() } else { format!("?{more}") };
     format!("udp://{at}={}{options}", target.local_addr().expect("bound"))
 }

@@ -8,6 +8,7 @@
 //! ```
 
 mod addresses;
+mod auto;
 mod checksums;
 mod churn;
 mod client;
