@@ -101,7 +101,8 @@ node's address, and clients that come through it must be distinguishable from di
 {{/* Capabilities of the server: a list, as JSON. */}}
 {{- define "turnpike.capabilities" -}}
 {{- $all := list }}
-{{- if has .Values.datapath (list "kernel" "xdp") }}
+{{- /* Host networking already needs a privileged namespace; pods fall back to user space. */}}
+{{- if or (has .Values.datapath (list "kernel" "xdp")) (and (eq .Values.datapath "auto") (eq .Values.network "host")) }}
 {{- $all = concat $all (list "NET_ADMIN" "BPF" "PERFMON") }}
 {{- end }}
 {{- if or (lt (int .Values.ports.turn) 1024) (and .Values.tls.secretName (lt (int .Values.ports.tls) 1024)) }}
@@ -196,7 +197,7 @@ spec:
             fieldRef:
               fieldPath: spec.nodeName
       securityContext:
-        {{- include "turnpike.securityContext" (list) | nindent 8 }}
+        {{- include "turnpike.securityContext" (dict "capabilities" (list) "datapath" "") | nindent 8 }}
       volumeMounts:
         - name: run
           mountPath: /run/turnpike
@@ -340,7 +341,8 @@ spec:
             # Refuses new clients; returns once the last allocation has ended, or at the deadline.
             command: [/turnpike, drain, --deadline, {{ int .Values.drain.deadline | quote }}, --wait]
       securityContext:
-        {{- include "turnpike.securityContext" (include "turnpike.capabilities" . | fromJsonArray) | nindent 8 }}
+        {{- $capabilities := include "turnpike.capabilities" . | fromJsonArray }}
+        {{- include "turnpike.securityContext" (dict "capabilities" $capabilities "datapath" .Values.datapath) | nindent 8 }}
       {{- with .Values.resources }}
       resources:
         {{- toYaml . | nindent 8 }}
@@ -461,20 +463,20 @@ spec:
   {{- end }}
 {{- end }}
 
-{{/* Security context for these capabilities. Kubernetes grants capabilities only to root, which gets no others here. */}}
+{{/* Security context for `capabilities`. Kubernetes grants capabilities only to root, which gets no others here. */}}
 {{- define "turnpike.securityContext" -}}
-{{- $unusual := not (empty .) -}}
+{{- $unusual := not (empty .capabilities) -}}
 runAsNonRoot: {{ not $unusual }}
 runAsUser: {{ $unusual | ternary 0 65532 }}
 runAsGroup: 65532
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 seccompProfile:
-  {{- /* The default profile blocks bpf(2). */}}
-  type: {{ has "BPF" . | ternary "Unconfined" "RuntimeDefault" }}
+  {{- /* The default profile of older container runtimes blocks bpf(2) in spite of CAP_BPF; `auto` then stays in user space. */}}
+  type: {{ has .datapath (list "kernel" "xdp") | ternary "Unconfined" "RuntimeDefault" }}
 capabilities:
   drop: [ALL]
-  {{- with . }}
+  {{- with .capabilities }}
   add:
     {{- toYaml . | nindent 4 }}
   {{- end }}
