@@ -1,4 +1,4 @@
-//! Identifier of a certificate in questions for its renewal window (RFC 9773 section 4.1).
+//! Identifier that names a certificate when asking the CA for its renewal window (RFC 9773 section 4.1).
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use instant_acme::CertificateIdentifier;
@@ -27,7 +27,8 @@ mod tests {
         certificate_id(&Identity::from_pem(made.pem.as_bytes(), made.key.as_bytes()).expect("it is usable"))
     }
 
-    /// The serial number of the example in RFC 9773 section 4.1, whose first bit needs a zero before it.
+    /// The serial number from the example in RFC 9773 section 4.1. Its first bit is set, so DER puts a
+    /// zero byte before it.
     #[test]
     fn serial_number_is_encoded_with_its_sign() {
         let made = Made::with(&["a.example"], |params| {

@@ -1,4 +1,5 @@
-//! Proofs of control over a name (RFC 8555 section 8): shown to the authority until the proof is dropped.
+//! Proofs of control over a name (RFC 8555 section 8), presented to the CA until they are hidden or
+//! dropped.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -13,7 +14,7 @@ use turnpike_relay::TlsContext;
 
 use crate::{error::OrderError, hook::Record, http_challenge::HttpChallenge, task::Wanted};
 
-/// Answer to a challenge (RFC 8555 section 8.1).
+/// Response to a challenge (RFC 8555 section 8.1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Proof {
     pub(crate) token: String,
@@ -26,13 +27,14 @@ impl Proof {
         Sha256::digest(&self.text).into()
     }
 
-    /// Value of the TXT record of dns-01.
+    /// Value of the TXT record for dns-01.
     pub(crate) fn record(&self) -> String {
         BASE64_URL_SAFE_NO_PAD.encode(self.digest())
     }
 }
 
-/// A proof in place. Only [`Shown::hide`] removes a DNS record; dropping ends the others too.
+/// A proof that the CA can see. Dropping it withdraws TLS and HTTP proofs; only [`Shown::hide`] removes
+/// a DNS record.
 pub(crate) enum Shown {
     Tls(ShownCertificate),
     Http(HttpChallenge),
@@ -80,7 +82,8 @@ pub(crate) struct ShownCertificate {
 }
 
 impl ShownCertificate {
-    /// Self-signed, with the digest of the key authorization (RFC 8737 section 3).
+    /// Creates a self-signed certificate that contains the digest of the key authorization (RFC 8737
+    /// section 3).
     fn new(tls: Arc<TlsContext>, name: &CertificateName, digest: &[u8]) -> Result<Self, OrderError> {
         let mut params = CertificateParams::new([name.to_string()])?;
         params.distinguished_name = DistinguishedName::new();
@@ -102,7 +105,8 @@ impl Drop for ShownCertificate {
     }
 }
 
-/// SNI of the authority's ClientHello: the name, or the reverse name of an address (RFC 8738 section 6).
+/// Server name in the CA's ClientHello: the name itself, or an address's reverse DNS name (RFC 8738
+/// section 6).
 fn server_name(name: &CertificateName) -> String {
     match name {
         CertificateName::Dns(name) | CertificateName::Wildcard(name) => name.clone(),
@@ -137,7 +141,7 @@ mod tests {
         let tls = Arc::new(TlsContext::new(&[]).expect("there is randomness"));
         for name in ["turn.example.org", "192.0.2.1", "2001:db8::1"] {
             let name: CertificateName = name.parse().expect("a name");
-            // More than the limit of simultaneous ones.
+            // More than the limit on simultaneous challenges.
             for _ in 0..200 {
                 drop(ShownCertificate::new(Arc::clone(&tls), &name, &[7; 32]).expect("it can be shown"));
             }

@@ -1,10 +1,10 @@
-//! Reasons why an order failed, with a remedy where there is one.
+//! Reasons why an order failed, each with a remedy if there is one.
 
 use std::{error::Error as _, io, net::SocketAddr, path::PathBuf};
 
 use instant_acme::{Error, Problem};
 
-/// Longest text of an authority in a message.
+/// Maximum length of a CA's text in an error message.
 const LONGEST: usize = 500;
 
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ fn authority(error: &Error) -> String {
     }
 }
 
-/// The authority's own words, and a remedy for the common kinds (RFC 8555 section 6.7).
+/// The CA's description of the problem, plus a remedy for common types (RFC 8555 section 6.7).
 pub(crate) fn describe(problem: &Problem) -> String {
     let kind = problem.r#type.as_deref().unwrap_or_default();
     let kind = kind.strip_prefix("urn:ietf:params:acme:error:").unwrap_or(kind);

@@ -1,5 +1,5 @@
 //! Files in the state directory: the account, and one PEM file per name with the certificate chain and its key, so that
-//! both change at once. All are readable by the server's user only.
+//! both are replaced together. Only the server's user can read them.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -14,15 +14,15 @@ use zeroize::Zeroizing;
 
 use crate::{error::OrderError, schedule::Validity};
 
-/// Longest account file that is read.
+/// Maximum size in bytes of an account file.
 const LONGEST_ACCOUNT: u64 = 64 << 10;
 const LONGEST_CERTIFICATE: u64 = 1 << 20;
-/// Bytes of a long chain.
+/// Bytes written to check for free space: the size of a long certificate chain with its key.
 const ROOM: usize = 32 << 10;
-/// First line of a certificate file, before the PEM sections: the authority it is from.
+/// Start of a certificate file's first line, which names the issuing CA's directory and precedes the PEM sections.
 const AUTHORITY: &str = "Directory: ";
 
-/// Held by the process that orders; released when it ends.
+/// Lock held by the process that orders certificates; the kernel releases it when the process exits.
 #[derive(Debug)]
 pub(crate) struct OrderLock(#[expect(dead_code, reason = "the lock lasts as long as the file is open")] File);
 
@@ -49,7 +49,8 @@ impl OrderFiles {
         }
     }
 
-    /// Fails if a certificate could not be written later: one that is issued and lost counts against the authority's limits.
+    /// Checks that a certificate can be written later. One that is issued but lost would still count against the CA's
+    /// rate limits.
     pub(crate) fn check_room(&self) -> Result<(), OrderError> {
         let file = self.directory.join("room");
         let failed = |error| OrderError::File { file: file.clone(), error };
@@ -66,14 +67,14 @@ impl OrderFiles {
         self.directory.join(name.file_name())
     }
 
-    /// The whole file: authority, chain and key.
+    /// The whole file: CA, chain and key.
     pub(crate) fn certificate_text(&self, name: &CertificateName) -> Option<Zeroizing<Vec<u8>>> {
         let file = self.certificate_file(name);
         let is_short = fs::metadata(&file).is_ok_and(|about| about.len() <= LONGEST_CERTIFICATE);
         is_short.then(|| fs::read(&file).ok().map(Zeroizing::new)).flatten()
     }
 
-    /// True if the file names another authority. A file without a name is the operator's.
+    /// True if the file names another CA. A file that names no CA was put there by the operator.
     pub(crate) fn is_foreign(&self, name: &CertificateName, directory: &str) -> bool {
         let text = self.certificate_text(name);
         let first = text.as_deref().and_then(|text| text.split(|byte| *byte == b'\n').next());
@@ -82,7 +83,7 @@ impl OrderFiles {
             .is_some_and(|found| found != directory.as_bytes())
     }
 
-    /// Replaces the certificate of a name after checking that server and clients can use it.
+    /// Replaces the certificate for a name after checking that the server and its clients can use it.
     pub(crate) fn put_certificate(
         &self,
         name: &CertificateName,
@@ -106,7 +107,7 @@ impl OrderFiles {
         Ok(validity(&identity))
     }
 
-    /// Account at the authority with this directory, as JSON.
+    /// Account at the CA with this directory URL, as JSON.
     pub(crate) fn account(&self, directory: &str) -> Option<Vec<u8>> {
         let file = self.account_file(directory);
         let is_short = fs::metadata(&file).is_ok_and(|about| about.len() <= LONGEST_ACCOUNT);
@@ -122,7 +123,7 @@ impl OrderFiles {
         let _ = fs::remove_file(self.account_file(directory));
     }
 
-    /// Each authority has its own account.
+    /// Each CA has its own account file.
     fn account_file(&self, directory: &str) -> PathBuf {
         let is_plain = |one: char| one.is_ascii_alphanumeric() || one == '.' || one == '-';
         let name: String =
@@ -135,7 +136,7 @@ pub(crate) fn validity(identity: &Identity) -> Validity {
     Validity { first: identity.not_before(), last: identity.not_after() }
 }
 
-/// Readers see the old or the new content, also after a power failure.
+/// Readers see either the old or the new content, even after a power failure.
 fn write(file: &Path, content: &[u8]) -> io::Result<()> {
     let new = file.with_extension("new");
     match fs::remove_file(&new) {

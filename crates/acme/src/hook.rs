@@ -1,4 +1,4 @@
-//! dns-01: a program of the operator sets and removes the TXT record.
+//! dns-01, where a program provided by the operator sets and removes the TXT record.
 //!
 //! ```text
 //! HOOK set    _acme-challenge.turn.example.org VALUE      returns when the record is visible
@@ -17,7 +17,7 @@ use turnpike_config::CertificateName;
 use crate::{challenge::Proof, error::OrderError};
 
 const DEADLINE: Duration = Duration::from_secs(180);
-/// Bytes of its error output in a message.
+/// Maximum bytes of the program's error output in a message.
 const LONGEST: usize = 300;
 
 pub(crate) struct Record {

@@ -1,4 +1,5 @@
-//! HTTPS to the authority: a connection per request, because an order needs about fifteen requests in two months.
+//! HTTPS client for the CA. It opens a connection per request, because an order takes only about fifteen requests
+//! every two months.
 
 use std::{
     future::Future,
@@ -30,12 +31,12 @@ use tokio_rustls::TlsConnector;
 use turnpike_client::{Security, TlsOptions};
 
 const PORT: u16 = 443;
-/// Addresses of the authority that are tried.
+/// Maximum number of the CA's addresses to try.
 const ADDRESSES: usize = 4;
 const CONNECT: Duration = Duration::from_secs(10);
-/// Includes the name look-up and the whole response.
+/// Timeout for a whole request, from the name lookup to the end of the response.
 const REQUEST: Duration = Duration::from_secs(30);
-/// Directories and certificate chains have a few kilobytes.
+/// Maximum response body in bytes; directories and certificate chains are only a few kilobytes long.
 const LONGEST_BODY: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -45,10 +46,10 @@ pub(crate) struct HttpError {
     why: String,
 }
 
-/// Client for one attempt.
+/// Client for one attempt to order a certificate.
 #[derive(Clone, Debug)]
 pub(crate) struct Https {
-    /// Certificate of the authority's server.
+    /// File with a certificate to trust for the CA's server.
     trusted: Option<PathBuf>,
     pause: Arc<Mutex<Option<Duration>>>,
 }
@@ -58,7 +59,7 @@ impl Https {
         Self { trusted, pause: Arc::default() }
     }
 
-    /// Retry-After of the last response, if it was an error.
+    /// Retry-After of the last response, if that response was an error.
     pub(crate) fn pause(&self) -> Option<Duration> {
         *self.pause.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,7 +96,7 @@ impl Https {
             .map_err(|error| io::Error::other(format!("TLS: {error}")))?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        // Ends with this request.
+        // When this is dropped at the end of the request, the connection's task stops.
         let mut driver = JoinSet::new();
         driver.spawn(connection);
         let authority = if port == PORT { host.to_owned() } else { format!("{host}:{port}") };
@@ -119,7 +120,7 @@ impl HttpClient for Https {
     }
 }
 
-/// Parses Retry-After: seconds or a date (RFC 9110 section 10.2.3).
+/// Parses Retry-After, which is in seconds or a date (RFC 9110 section 10.2.3).
 fn pause(text: &str) -> Option<Duration> {
     let text = text.trim();
     text.parse().map(Duration::from_secs).ok().or_else(|| {

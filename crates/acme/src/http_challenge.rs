@@ -1,4 +1,4 @@
-//! http-01: answers for one token on port 80 while a challenge is pending.
+//! http-01, which responds to requests for one token on port 80 while a challenge is pending.
 
 use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -17,7 +17,8 @@ use tokio::{
 
 use crate::{challenge::Proof, error::OrderError};
 
-/// Authorities validate from several places at once; strangers may also connect.
+/// Maximum simultaneous connections: CAs validate from several networks at once, and anyone else
+/// may connect too.
 const CONNECTIONS: usize = 32;
 const CONNECTION: Duration = Duration::from_secs(10);
 const LONGEST_REQUEST: usize = 8192;
@@ -27,7 +28,8 @@ const BACKLOG: u32 = 64;
 pub(crate) struct HttpChallenge(#[expect(dead_code, reason = "ends its tasks when dropped")] JoinSet<()>);
 
 impl HttpChallenge {
-    /// Listens on all `addresses`. One whose family the machine lacks is left out if another works.
+    /// Listens on all `addresses`. If the machine does not support an address's family, that
+    /// address is skipped as long as another one works.
     pub(crate) async fn listen(addresses: &[SocketAddr], proof: &Proof) -> Result<Self, OrderError> {
         let path = format!("/.well-known/acme-challenge/{}", proof.token);
         let answer = Arc::new((path, proof.text.clone()));

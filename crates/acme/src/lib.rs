@@ -1,5 +1,5 @@
 //! Orders the certificates of `tls.acme` from a certificate authority (RFC 8555) and renews them. Each name has its own
-//! certificate, in a file that the server reloads like any other; a failed order changes nothing.
+//! certificate, in a file that the server reloads like any other certificate file; a failed order changes nothing.
 //!
 //! ```text
 //! Schedule ── due? ──▶ order ── challenge ──▶ TlsContext, port 80 or hook

@@ -1,5 +1,5 @@
-//! One order (RFC 8555 section 7.4): account, proof of control, signed certificate. Nothing is stored until the
-//! authority has issued the certificate, except the account.
+//! One order (RFC 8555 section 7.4): account, proof of control, signed certificate. Only the account is stored before
+//! the CA has issued the certificate.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ use crate::{
     task::Wanted,
 };
 
-/// Time for the authority to validate, and to issue.
+/// Polling intervals and time limit while the CA validates a name, and again while it issues the certificate.
 const POLL: RetryPolicy = RetryPolicy::new()
     .initial_delay(Duration::from_millis(500))
     .backoff(1.5)
     .timeout(Duration::from_secs(120));
-/// Only profile of Let's Encrypt with IP addresses (draft-aaron-acme-profiles).
+/// The only Let's Encrypt profile that allows IP addresses (draft-aaron-acme-profiles).
 const PROFILE_OF_ADDRESSES: &str = "shortlived";
 
-/// Orders a certificate and puts it into its file. `replaced` is the identifier of the current one at an authority with
+/// Orders a certificate and writes it to its file. `replaced` identifies the current certificate if the CA offers
 /// renewal windows.
 pub(crate) async fn order(
     wanted: &Wanted,
@@ -43,7 +43,7 @@ pub(crate) async fn order(
         None => new_account(wanted, files, https).await?,
     };
     let begun = match begin(&account, wanted, name, replaced).await {
-        // A certificate can be replaced once; another order may have done so before it failed.
+        // A certificate can be replaced only once, and an earlier order that failed may have used this up.
         Err(error) if replaced.is_some() && may_be_of_replaced(&error) => {
             begin(&account, wanted, name, None).await
         }
@@ -69,7 +69,7 @@ pub(crate) async fn order(
     files.put_certificate(name, &wanted.settings.directory, &chain, &key)
 }
 
-/// True if the authority may accept the order once it replaces no certificate.
+/// True if the CA may accept the order when it is sent again without naming a replaced certificate.
 fn may_be_of_replaced(error: &Error) -> bool {
     match error {
         Error::Api(problem) => {
@@ -80,7 +80,7 @@ fn may_be_of_replaced(error: &Error) -> bool {
     }
 }
 
-/// Restores the account of the servers that order together, or else of this server.
+/// Restores the account that cooperating servers share or, if there is none, this server's own account.
 pub(crate) async fn existing_account(
     wanted: &Wanted,
     files: &OrderFiles,
@@ -143,7 +143,7 @@ async fn begin(
     account.new_order(&new).await
 }
 
-/// Proves control over the name of the order; returns once the authority is convinced.
+/// Proves control over the order's name; returns once the CA has accepted or rejected the proof.
 async fn prove(order: &mut Order, wanted: &Wanted, name: &CertificateName) -> Result<(), OrderError> {
     let (kind, shown_kind) = challenge::kind(wanted.challenge);
     let mut proofs = Vec::new();
@@ -176,7 +176,7 @@ async fn prove(order: &mut Order, wanted: &Wanted, name: &CertificateName) -> Re
         match order.poll_ready(&POLL).await {
             Ok(OrderStatus::Invalid) => invalid(fault(order).await),
             Ok(_) => Ok(()),
-            // An authority may copy the reason into the order.
+            // Some CAs copy the reason into the order.
             Err(Error::Api(problem)) => invalid(error::describe(&problem)),
             Err(error) => Err(error.into()),
         }
@@ -191,7 +191,7 @@ async fn prove(order: &mut Order, wanted: &Wanted, name: &CertificateName) -> Re
     validated
 }
 
-/// The authority's reason for an invalid order.
+/// The CA's reason for rejecting the order.
 async fn fault(order: &mut Order) -> String {
     let mut authorizations = order.authorizations();
     while let Some(Ok(mut authorization)) = authorizations.next().await {
@@ -208,7 +208,7 @@ fn is_kind(problem: &instant_acme::Problem, kind: &str) -> bool {
     problem.r#type.as_deref().and_then(|full| full.rsplit(':').next()) == Some(kind)
 }
 
-/// Base64url (RFC 8555 section 8.3): it becomes part of a path and an argument.
+/// Checks for base64url (RFC 8555 section 8.3), because the token becomes part of a path and a command-line argument.
 fn is_token(token: &str) -> bool {
     (1..=256).contains(&token.len())
         && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')

@@ -1,5 +1,5 @@
-//! Times of orders for one certificate: first order, renewal, and retries. Pure: the caller passes the time in Unix
-//! seconds and random numbers.
+//! Decides when to order one certificate: first order, renewal, and retries. Does no I/O: the caller passes random
+//! numbers and the time in Unix seconds.
 
 use std::time::Duration;
 
@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 
 const HOUR: u64 = 3600;
 const DAY: u64 = 24 * HOUR;
-/// Delay after the first failure; doubles with each further one. Five failures an hour are a common limit for a name.
+/// Delay in seconds after the first failure; it doubles with each additional failure. CAs commonly allow five failures
+/// per name and hour.
 const FIRST_RETRY: u64 = 120;
 const LONGEST_RETRY: u64 = 6 * HOUR;
-/// Pause after a success, in case the new certificate is due at once: the clock is wrong, or the authority's window is.
+/// Pause after a success, in case the new certificate is due for renewal immediately because the clock or the CA's
+/// renewal window is wrong.
 const AFTER_SUCCESS: u64 = HOUR;
-/// Limit of the authority's own Retry-After.
+/// Maximum delay accepted from the CA's Retry-After.
 const LONGEST_PAUSE: u64 = DAY;
 
 /// First and last Unix second of a certificate's validity.
@@ -28,7 +30,7 @@ impl Validity {
     }
 }
 
-/// A random part of a whole, in 65536ths.
+/// A random fraction in units of 1/65536.
 pub(crate) type Share = u16;
 
 fn share(whole: u64, part: Share) -> u64 {
@@ -38,26 +40,27 @@ fn share(whole: u64, part: Share) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Order,
-    /// Ask for the authority's renewal window (RFC 9773).
+    /// Ask for the CA's renewal window (RFC 9773).
     AskWindow,
-    /// Nothing to do until this Unix second.
+    /// There is nothing to do until this Unix second.
     Wait(u64),
 }
 
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    /// Place of this server within windows, fixed so that repeated questions give the same time.
+    /// Point within a renewal window at which this server renews; fixed, so that every calculation yields the same
+    /// time.
     place: Share,
     certificate: Option<Validity>,
-    /// The certificate is from another authority.
+    /// True if another CA issued the certificate.
     is_foreign: bool,
     window: Option<(u64, u64)>,
     ask_at: u64,
     failures: u32,
     attempted_at: u64,
-    /// Last failure of another server that counts here.
+    /// Time of the last failure taken over from another server.
     failed_elsewhere_at: u64,
-    /// Shortest time from the last attempt to the next.
+    /// Minimum number of seconds between the last attempt and the next.
     delay: u64,
 }
 
@@ -76,7 +79,8 @@ impl Schedule {
         }
     }
 
-    /// Takes the certificate that is in use; a different one starts over. One from another authority is replaced at once.
+    /// Records the certificate that is in use. A different certificate than before resets the schedule, and one from
+    /// another CA is replaced immediately.
     pub(crate) fn found(&mut self, certificate: Option<Validity>, is_foreign: bool) {
         if (self.certificate, self.is_foreign) != (certificate, is_foreign) {
             *self = Self { certificate, is_foreign, ..Self::new(self.place) };
@@ -88,8 +92,8 @@ impl Schedule {
         (self.failures, self.attempted_at, self.delay) = (0, now, AFTER_SUCCESS);
     }
 
-    /// Takes the authority's window and the time until the next question. A window that ends before it starts is
-    /// ignored (RFC 9773 section 4.2).
+    /// Records the CA's renewal window and the time until the next query for it. A window that ends before it starts
+    /// is ignored (RFC 9773 section 4.2).
     pub(crate) fn suggested(&mut self, now: u64, window: (u64, u64), again: Duration) {
         self.window = Some(window).filter(|(start, end)| start < end);
         self.ask_again(now, again);
@@ -103,7 +107,7 @@ impl Schedule {
         self.window.is_some() && !self.is_foreign
     }
 
-    /// Returns the time of the next attempt.
+    /// Records a failed attempt; returns the time of the next one.
     pub(crate) fn failed(&mut self, now: u64, pause: Option<Duration>, random: Share) -> u64 {
         let doubled = FIRST_RETRY << self.failures.min(16);
         let delay = doubled.min(LONGEST_RETRY);
@@ -114,7 +118,8 @@ impl Schedule {
         now + self.delay
     }
 
-    /// Takes over the back-off of another server, whose clock may differ. Returns false if it is known.
+    /// Takes over the backoff of another server, whose clock may differ. Returns false if that failure is already
+    /// known.
     pub(crate) fn failed_elsewhere(&mut self, now: u64, at: u64, next: u64, failures: u32) -> bool {
         if at <= self.attempted_at || at == self.failed_elsewhere_at {
             return false;
@@ -138,8 +143,9 @@ impl Schedule {
         self.failures
     }
 
-    /// Two thirds of the lifetime, up to a thirtieth of it earlier; or a time in the authority's window, which must
-    /// leave a twelfth of the lifetime for retries.
+    /// Time of renewal. Without a window from the CA: after two thirds of the lifetime, or earlier by up to a
+    /// thirtieth of it. Otherwise: a time within the window, but early enough to leave a twelfth of the lifetime for
+    /// retries.
     pub(crate) fn renewal(&self) -> Option<u64> {
         let certificate = self.certificate?;
         let length = certificate.length();
@@ -214,7 +220,7 @@ mod tests {
         assert_eq!(schedule.step(T), Step::Wait(T + 6 * HOUR));
         assert_eq!(schedule.step(T + 6 * HOUR), Step::AskWindow);
         assert_eq!(schedule.step(renewal), Step::Order);
-        // Revoked: the window is in the past.
+        // After a revocation, the window is in the past.
         schedule.suggested(T + DAY, (T - 2 * DAY, T - DAY), Duration::ZERO);
         assert_eq!(schedule.step(T + DAY), Step::Order);
     }
@@ -284,7 +290,7 @@ mod tests {
         assert_eq!(schedule.step(T + 110), Step::Order);
         assert_eq!(schedule.failed(T + 110, None, 0), T + 110 + 240, "doubled over the servers");
         assert!(!schedule.failed_elsewhere(T + 110, T + 100, T + 900, 1), "older than the own one");
-        // An hour ahead.
+        // The other server's clock is an hour ahead.
         let ahead = (T + 120 + HOUR, T + 600 + HOUR);
         assert!(schedule.failed_elsewhere(T + 120, ahead.0, ahead.1, 3));
         assert_eq!(schedule.step(T + 120), Step::Wait(T + 600 + HOUR));

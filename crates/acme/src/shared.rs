@@ -1,5 +1,5 @@
-//! Several servers with the same names: one orders, the others take its certificate, answer its challenge and keep its
-//! back-off. All write only while they hold the reservation.
+//! Several servers that need certificates for the same names: one orders, and the others use its certificate, respond
+//! to its challenge and observe its backoff. A server writes only while it holds the reservation.
 
 use std::{
     fmt,
@@ -21,33 +21,36 @@ use crate::{
     task::{Wanted, now},
 };
 
-/// JSON or PEM, overwritten on drop.
+/// JSON or PEM, zeroized on drop.
 pub type Text = Zeroizing<Vec<u8>>;
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Longer than an order and the writes after it. A server that ends meanwhile holds up the others for this long.
+/// Duration of a reservation: longer than an order and the subsequent writes. If the server exits during an order, the
+/// others have to wait this long.
 const RESERVED: Duration = Duration::from_secs(700);
-/// Time until all servers show a challenge. One without news from the store looks every [`LOOK`].
+/// Time until all servers present a challenge. A server that receives no notification checks every [`LOOK`].
 const SPREAD: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_secs(60);
 
-/// Storage of servers that order the same certificates. Values are confidential, and only these servers can write them.
+/// Storage shared by servers that order the same certificates. Values are confidential, and only these servers can
+/// write them.
 pub trait SharedOrders: fmt::Debug + Send + Sync {
     /// Name of this server.
     fn server(&self) -> &str;
-    /// Reserves ordering for this server, or extends its reservation; false if another one has it.
+    /// Reserves ordering for this server, or extends its reservation; returns false if another server has a
+    /// reservation.
     fn reserve(&self, duration: Duration) -> Later<'_, Result<bool, String>>;
     fn release(&self) -> Later<'_, ()>;
-    /// Values of these fields, in their order.
+    /// Returns the values of these fields in the given order.
     fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<Text>>, String>>;
-    /// Writes all or nothing, and notifies the other servers.
+    /// Writes either all fields or none, and notifies the other servers.
     fn write(&self, fields: Vec<(String, Text)>) -> Later<'_, Result<(), String>>;
-    /// Changes when another server has written.
+    /// Receiver that is notified whenever another server has written.
     fn changes(&self) -> watch::Receiver<()>;
 }
 
-/// Last order of a name.
+/// Result of the last order for a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct SharedOrder {
@@ -65,17 +68,17 @@ pub(crate) struct SharedFailure {
     pub(crate) error: String,
 }
 
-/// Challenge of the order in progress: there is one at a time.
+/// Challenge of the order in progress; there is at most one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SharedChallenge {
     server: String,
     name: String,
     proof: Proof,
-    /// Unix second after which it is void, if its server has ended.
+    /// Unix second from which the challenge is ignored, in case its server exits before removing it.
     until: u64,
 }
 
-/// The storage, for orders from one authority.
+/// The storage, as used for orders from one CA.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     storage: Arc<dyn SharedOrders>,
@@ -103,7 +106,7 @@ impl Shared {
         self.storage.release().await;
     }
 
-    /// Orders of these names; values that cannot be parsed count as none.
+    /// Results of the last orders for these names; values that cannot be parsed count as missing.
     pub(crate) async fn orders(&self, names: &[CertificateName]) -> Result<Vec<SharedOrder>, String> {
         let fields = names.iter().map(|name| self.field("order", &name.to_string())).collect();
         let found = self.storage.read(fields).await?;
@@ -114,7 +117,7 @@ impl Shared {
         self.read(self.field("certificate", &name.to_string())).await
     }
 
-    /// Publishes an issued certificate, or the reason of a failure.
+    /// Publishes an issued certificate, or the reason for a failure.
     pub(crate) async fn put_order(
         &self,
         name: &CertificateName,
@@ -132,13 +135,13 @@ impl Shared {
         Ok(account.filter(|json| !json.is_empty()))
     }
 
-    /// An empty one removes it.
+    /// Stores the account; empty `json` removes it.
     pub(crate) async fn put_account(&self, json: &[u8]) -> Result<(), String> {
         let json = Zeroizing::new(json.to_vec());
         self.storage.write(vec![(self.field("account", ""), json)]).await
     }
 
-    /// Returns when the other servers had time to show the challenge.
+    /// Publishes the challenge, and returns after the other servers have had time to present it.
     pub(crate) async fn put_challenge(
         &self,
         name: &CertificateName,
@@ -163,7 +166,7 @@ impl Shared {
         }
     }
 
-    /// Challenge of another server.
+    /// Challenge published by another server, if still valid.
     async fn challenge(&self) -> Result<Option<SharedChallenge>, String> {
         let found = self.read(self.field("challenge", "")).await?;
         let challenge = parsed::<SharedChallenge>(found.as_ref());
@@ -187,7 +190,8 @@ fn parsed<T: DeserializeOwned>(value: Option<&Text>) -> Option<T> {
     serde_json::from_slice(value?).ok()
 }
 
-/// Shows the challenges of other servers: the authority may reach any of them. Ends with the sender of `receiver`.
+/// Presents challenges published by other servers, because the CA may connect to any server. Returns when the sender
+/// of `receiver` is dropped.
 pub(crate) async fn follow(mut receiver: watch::Receiver<Wanted>) {
     let mut shown: Option<(SharedChallenge, Option<Shown>)> = None;
     let mut changes = receiver.borrow().shared().map(|shared| shared.changes());
@@ -202,11 +206,11 @@ pub(crate) async fn follow(mut receiver: watch::Receiver<Wanted>) {
             Some(shared) => shared.challenge().await,
             None => Ok(None),
         };
-        // While the storage is down, a challenge stays until it is void.
+        // While the storage is down, a challenge stays in place until it expires.
         let found = found.unwrap_or_else(|_| shown.as_ref().map(|(challenge, _)| challenge.clone()));
         let found = found.filter(|challenge| now() < challenge.until);
         if shown.as_ref().map(|(challenge, _)| challenge) != found.as_ref() {
-            // First, because it may hold the port.
+            // Dropped first, because the old challenge may occupy the port.
             shown = None;
             if let Some(challenge) = found {
                 let here = show(&wanted, &challenge).await;
@@ -225,7 +229,7 @@ pub(crate) async fn follow(mut receiver: watch::Receiver<Wanted>) {
     }
 }
 
-/// Waits for a write of another server; forever without one.
+/// Waits until another server has written; waits forever if there is no shared storage.
 pub(crate) async fn changed(changes: &mut Option<watch::Receiver<()>>) {
     let is_open = match changes {
         Some(changes) => changes.changed().await.is_ok(),
@@ -238,7 +242,8 @@ pub(crate) async fn changed(changes: &mut Option<watch::Receiver<()>>) {
 
 async fn show(wanted: &Wanted, challenge: &SharedChallenge) -> Option<Shown> {
     let SharedChallenge { server, name, proof, .. } = challenge;
-    // Other names are none of this server's business, although it knows the secret.
+    // Do not present challenges for names that this server does not serve, even though they were published with the
+    // right secret.
     let name = name.parse().ok().filter(|name| wanted.names.contains(name))?;
     match Shown::new(wanted, &name, proof).await {
         Ok(shown) => Some(shown),
@@ -318,7 +323,7 @@ mod tests {
         probe.local_addr().expect("bound")
     }
 
-    /// Settings with an authority that is down.
+    /// Settings with a CA that is down.
     fn settings(state: &Path) -> Settings {
         let mut settings = Settings::default();
         settings.tls.acme = vec![NAME.parse().expect("a name")];
@@ -412,7 +417,7 @@ mod tests {
         let mut settings = settings(&dir.path().join("a"));
         let address = free_address();
         settings.acme.http_listen = vec![address];
-        // Only the challenge matters here.
+        // Another server has the reservation; only its challenge matters here.
         *storage.1.owner.lock().expect("no panic") = Some("b".to_owned());
         let _acme = start(&settings, &storage);
         let answer = move || {

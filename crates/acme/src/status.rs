@@ -1,4 +1,4 @@
-//! State of the orders, for metrics and the API.
+//! Status of orders, for metrics and the API.
 
 use std::{
     collections::BTreeMap,
@@ -17,13 +17,13 @@ pub struct AcmeStatus {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameStatus {
-    /// Unix second of the next order.
+    /// Unix second at which the next order is due.
     pub next: u64,
     /// Failed attempts since the last success.
     pub failures: u32,
     /// Error of the last attempt, if it failed.
     pub error: Option<String>,
-    /// Reason why nothing is ordered now.
+    /// Reason why no order can be placed at present.
     pub held_up: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl AcmeStatus {
         self.lock().clone()
     }
 
-    /// Finished orders by result.
+    /// Number of finished orders by result.
     pub fn orders(&self) -> [(&'static str, u64); 2] {
         [("issued", &self.issued), ("failed", &self.failed)]
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
@@ -46,7 +46,7 @@ impl AcmeStatus {
         self.lock().insert(name, status);
     }
 
-    /// Returns false if the reason is known.
+    /// Records why orders are held up; returns false if this reason was already recorded.
     pub(crate) fn hold_up(&self, name: String, why: &str, next: u64) -> bool {
         let mut names = self.lock();
         let status = names.entry(name).or_default();

@@ -1,4 +1,5 @@
-//! The task that orders: one name after the other, so that a server has one challenge at a time.
+//! The task that orders certificates, one name after another, so that a server has only one challenge at
+//! a time.
 
 use std::{
     collections::BTreeMap,
@@ -29,16 +30,17 @@ use crate::{
     shared::{Shared, SharedFailure, SharedOrder, SharedOrders, changed, follow},
 };
 
-/// Longest sleep, so that a changed clock and removed files are noticed.
+/// Maximum sleep in seconds, so that clock changes and removed files are noticed.
 const LONGEST_SLEEP: u64 = 60;
 const ORDER: Duration = Duration::from_secs(600);
-/// Until the next question for a renewal window after a failed one, and at an authority without windows.
+/// Time until the next query for a renewal window if the last one failed or the CA does not offer
+/// windows.
 const ASK_AGAIN: Duration = Duration::from_secs(6 * 3600);
 
-/// Characters of a URL in the log.
+/// Maximum length of a URL in the log.
 const LONGEST_URL: usize = 200;
 
-/// Orders to keep up.
+/// Names that need certificates, and the settings for ordering them.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub(crate) names: Vec<CertificateName>,
@@ -47,7 +49,8 @@ pub struct Wanted {
     pub(crate) directory: Option<PathBuf>,
     /// Presents challenges; `None` without TLS.
     pub(crate) tls: Option<Arc<TlsContext>>,
-    /// Storage of the servers that order together; `None` for a server of its own.
+    /// Storage shared with other servers that order the same certificates; `None` if this server orders
+    /// alone.
     storage: Option<Arc<dyn SharedOrders>>,
 }
 
@@ -87,7 +90,7 @@ impl Wanted {
     }
 }
 
-/// Runs until it is dropped.
+/// Handle of the ordering task, which runs until this is dropped.
 #[derive(Debug)]
 pub struct Acme {
     wanted: watch::Sender<Wanted>,
@@ -115,7 +118,7 @@ impl Acme {
         });
     }
 
-    /// Ends orders, for a process that serves no new clients.
+    /// Stops ordering, because this process no longer accepts new clients.
     pub fn stop(&self) {
         self.wanted.send_modify(|wanted| wanted.names.clear());
     }
@@ -134,7 +137,7 @@ async fn run(mut receiver: watch::Receiver<Wanted>, status: Arc<AcmeStatus>) {
     loop {
         let wanted = receiver.borrow_and_update().clone();
         if !wanted.is_same(&before) {
-            // New settings deserve a new attempt.
+            // After a change of settings, try again immediately.
             schedules.clear();
             lock = None;
         }
@@ -174,7 +177,7 @@ async fn run(mut receiver: watch::Receiver<Wanted>, status: Arc<AcmeStatus>) {
     }
 }
 
-/// Does all that is due; returns the seconds until something is due again.
+/// Does everything that is due; returns the number of seconds until the next task is due.
 async fn pass(
     wanted: &Wanted,
     files: &OrderFiles,
@@ -209,11 +212,11 @@ async fn pass(
         let mut one = OneName { wanted, files, name, schedule, status };
         next = next.min(one.pass(shared.as_ref(), order).await);
     }
-    // A mistake here must not occupy the runtime.
+    // Wait one second or more, so that a bug in a schedule cannot cause a busy loop.
     next.saturating_sub(now()).max(1)
 }
 
-/// Reports an error that holds up orders, once.
+/// Reports an error that prevents orders; repetitions of the same error are not logged.
 fn hold_up(name: &CertificateName, error: &OrderError, status: &AcmeStatus) {
     let text = error.to_string();
     if status.hold_up(name.to_string(), &text, now() + LONGEST_SLEEP) {
@@ -230,7 +233,7 @@ struct OneName<'a> {
 }
 
 impl OneName<'_> {
-    /// Returns the Unix second at which something is due.
+    /// Does everything due for this name; returns the Unix second at which the next task is due.
     async fn pass(&mut self, shared: Option<&Shared>, order: SharedOrder) -> u64 {
         self.status.free(&self.name.to_string());
         if let Some(shared) = shared {
@@ -266,7 +269,8 @@ impl OneName<'_> {
         due
     }
 
-    /// The file is the truth: a previous process, another server or the operator may have changed it.
+    /// Reads the certificate file, because a previous process, another server or the operator may have
+    /// changed it.
     fn look(&mut self) -> Option<CertificateIdentifier<'static>> {
         let identity = self.files.certificate(self.name);
         let is_foreign = self.files.is_foreign(self.name, &self.wanted.settings.directory);
@@ -274,7 +278,7 @@ impl OneName<'_> {
         identity.as_ref().filter(|_| !is_foreign).and_then(certificate_id)
     }
 
-    /// Takes a newer certificate, or the back-off, of another server.
+    /// Takes over another server's newer certificate, and its backoff.
     async fn take(&mut self, shared: &Shared, order: &SharedOrder) {
         let name = self.name;
         let directory = &self.wanted.settings.directory;
@@ -307,14 +311,16 @@ impl OneName<'_> {
         }
     }
 
-    /// True if the storage has lost the certificate of this server.
+    /// True if this server's certificate is newer than the one in the storage, for example because the
+    /// storage has lost it.
     fn is_ahead_of(&self, order: &SharedOrder) -> bool {
         let own = self.schedule.certificate();
         own.is_some_and(|own| order.certificate.is_none_or(|theirs| theirs.first < own.first))
             && !self.schedule.is_foreign()
     }
 
-    /// Orders, and shares the result, unless another server does.
+    /// Orders the certificate and publishes the result. Returns false if another server has the
+    /// reservation.
     async fn reserved(
         &mut self,
         shared: &Shared,
@@ -324,7 +330,7 @@ impl OneName<'_> {
             return Ok(false);
         }
         let result = async {
-            // Another server may have finished just now.
+            // Another server may have finished an order just before this reservation.
             let names = std::slice::from_ref(self.name);
             let order = shared.orders(names).await?.pop().unwrap_or_default();
             self.take(shared, &order).await;
@@ -437,7 +443,8 @@ mod tests {
 
     use super::*;
 
-    /// Answers all requests for a new account with this status and problem, and Retry-After 7,200 s.
+    /// A CA that responds to every request for a new account with this status and problem, and with
+    /// Retry-After 7200.
     async fn refusing_authority(certificate: &Certificate, status: u16, kind: &'static str) -> String {
         let chain = vec![CertificateDer::from_pem_slice(certificate.pem.as_bytes()).expect("PEM")];
         let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).expect("PEM");

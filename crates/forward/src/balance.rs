@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 pub(crate) trait Weighed {
-    /// Never 0.
+    /// The target's weight, which is never 0.
     fn weight(&self) -> u64;
     fn active(&self) -> u64;
     /// Number derived only from the target's address ([`key`]).
@@ -34,7 +34,7 @@ pub(crate) fn in_turn<'a, T: Weighed + 'a>(
         at -= share(one);
         last = Some(one);
     }
-    // Another worker has marked a target as down since they were counted.
+    // Another worker has marked a target as down since the targets were counted.
     last
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn least_busy<'a, T: Weighed + 'a>(
     turn: u64,
     each: impl Iterator<Item = &'a T> + Clone,
 ) -> Option<&'a T> {
-    // a / b < c / d without dividing.
+    // Compares a / b with c / d without dividing.
     let load = |one: &T| (one.active(), one.weight());
     let less = |one: (u64, u64), other: (u64, u64)| one.0 * other.1 < other.0 * one.1;
     let lowest = each.clone().map(load).reduce(|low, one| if less(one, low) { one } else { low })?;
@@ -52,7 +52,7 @@ pub(crate) fn least_busy<'a, T: Weighed + 'a>(
 
 /// Rendezvous hashing: each target gets a number derived from its key and the client, and the best
 /// number wins. If a target is removed, only its own clients move, each to its second-best target;
-/// a new target takes its share from all others. The number is exponentially distributed with the
+/// a new target takes clients from all others. The number is exponentially distributed with the
 /// weight as its rate, so targets win in proportion to weight.  There is no seed: equal addresses
 /// give the same choice on every worker, after a restart and on every machine.
 pub(crate) fn by_source<'a, T: Weighed + 'a>(
@@ -78,7 +78,7 @@ pub(crate) fn key_of_name(name: &str) -> u64 {
     name.bytes().fold(0, |state, byte| absorb(state, byte.into()))
 }
 
-/// Maps IPv4 to IPv6, so that both notations are equal.
+/// Maps IPv4 to IPv6, so that both notations of an address compare equal.
 fn address_bits(ip: IpAddr) -> (u64, u64) {
     let bits = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
@@ -88,8 +88,8 @@ fn address_bits(ip: IpAddr) -> (u64, u64) {
     ((bits >> 64) as u64, bits as u64)
 }
 
-/// Finalizer of `SplitMix64` (Steele, Lea and Flood, 2014): each input bit flips half of the output bits.
-/// Unlike hashes of the standard library and foldhash, it never changes.
+/// Finalizer of `SplitMix64` (Steele, Lea and Flood, 2014), in which each input bit flips half of the
+/// output bits on average. Unlike hashes of the standard library and foldhash, it never changes.
 fn absorb(state: u64, word: u64) -> u64 {
     let mut z = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -97,7 +97,7 @@ fn absorb(state: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Step between turns: about 0.618 of the run, and coprime to it.
+/// Step between turns, which is about 0.618 of the run's length and coprime to it.
 fn step(run: u64) -> u64 {
     let golden = run * 618 / 1000;
     let is_good = |step: &u64| (1..=run).contains(step) && greatest_common_divisor(*step, run) == 1;
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(first, 30);
     }
 
-    /// Other values would move every client to another target after an upgrade.
+    /// If these values changed, every client would move to a different target after an upgrade.
     #[test]
     fn target_of_a_client_is_the_same_in_every_version() {
         let all = all(&[1, 1, 1, 2]);

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Length of a pause. At a total of 2 GB/s, 600 kB arrive in this time, far less than fits into the
 /// streams' receive buffers.
 pub(crate) const REST: Duration = Duration::from_micros(300);
-/// Pauses are suspended for this many milliseconds after other work.
+/// Pauses are suspended for this many milliseconds after any work other than bulk transfer.
 const ALERT_MS: u64 = 10;
 /// Number of consecutive lean wake-ups, each within [`GAP_MS`] of the previous one, that indicate a fast
 /// stream.
@@ -20,17 +20,17 @@ const GAP_MS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeUp {
-    /// Splices that moved little data.
+    /// Number of splices that moved little data.
     pub(crate) lean: u32,
-    /// Reads into the buffer, new connections, datagrams and commands.
+    /// Number of reads into the buffer, new connections, datagrams and commands.
     pub(crate) other: u32,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Batching {
-    /// Time of the last other work; milliseconds.
+    /// Time of the last work of any other kind, in milliseconds.
     other: u64,
-    /// Time of the last lean wake-up, and length of the run.
+    /// Time of the last lean wake-up in milliseconds, and length of the current run.
     lean: u64,
     run: u32,
 }

@@ -19,8 +19,8 @@ use crate::{
     upgrade::Matched,
 };
 
-/// Maximum time for which a start or reload waits for the addresses of named listeners. The second,
-/// shorter limit applies with [`Settings::keep_going`].
+/// Maximum time for which a start or reload waits for the addresses of named listeners. With
+/// [`Settings::keep_going`], `SHORT_PATIENCE` applies instead.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -62,8 +62,8 @@ impl Waiting {
     }
 }
 
-/// Replaces names in `listen` with addresses, for which it waits. A rule whose name has never had
-/// an address keeps the name. The caller must hold the returned names until the rules are bound;
+/// Replaces names in `listen` with their addresses, waiting for lookups if necessary. A rule whose name has
+/// never had an address keeps the name. The caller must hold the returned names until the rules are bound;
 /// otherwise, the resolver drops them and looks them up again.
 pub(crate) fn resolved(
     rules: &[Rule],

@@ -21,13 +21,15 @@ use turnpike_net::{Interest, Poller, TcpSocket};
 pub(crate) const MAX_DATAGRAM: usize = 65_507;
 /// Bytes per read of a framed stream; a plain read is limited to one datagram.
 pub(crate) const SCRATCH: usize = 1 << 16;
-/// Queue limit per stream in bytes. May be exceeded by the rest of a partly written datagram.
+/// Queue limit per stream in bytes. The queue may exceed this limit by the rest of a partly written
+/// datagram.
 const QUEUE: usize = 128 << 10;
-/// Maximum frames per sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
+/// Maximum frames per sendmsg(2); a GRO super-packet contains at most 64 or 128 datagrams, depending on
+/// the kernel.
 const RUN: usize = 64;
 /// Maximum reads per stream in one turn, for fairness.
 const READS: usize = 4;
-/// Maximum capacity in bytes that the buffer for an incomplete frame keeps afterwards.
+/// Maximum capacity in bytes that the buffer for an incomplete frame keeps once the frame is complete.
 const KEEP: usize = 4096;
 /// Length of the length field in bytes.
 const PREFIX: usize = 2;
@@ -42,7 +44,7 @@ pub(crate) struct Stream {
     pub(crate) connecting: bool,
     /// The peer has sent FIN.
     pub(crate) read_closed: bool,
-    /// Events watched by the poller: readable, writable.
+    /// Two flags: true if the poller watches for readability and for writability.
     pub(crate) interest: (bool, bool),
     deframer: Deframer,
     queue: VecDeque<u8>,
@@ -59,9 +61,9 @@ pub(crate) struct Held {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
-    /// Sent or queued.
+    /// Datagrams that were sent or queued.
     pub(crate) datagrams: u64,
-    /// Their payload in bytes, without length fields.
+    /// Payload of these datagrams in bytes, without length fields.
     pub(crate) bytes: u64,
     /// Datagrams dropped because the queue was full.
     pub(crate) dropped: u64,
@@ -126,7 +128,7 @@ impl Stream {
         self.interest = (true, true);
     }
 
-    /// Events to watch: readable, writable.
+    /// Returns two flags: true if readability and if writability must be watched.
     pub(crate) fn wanted(&self) -> (bool, bool) {
         (!self.read_closed, self.connecting || !self.queue.is_empty())
     }
@@ -177,7 +179,7 @@ impl Stream {
             self.queue.drain(..sent);
         }
         if self.queue.is_empty() {
-            // Free the memory: there may be thousands of idle streams.
+            // Free the memory, because there may be thousands of idle streams.
             self.queue = VecDeque::new();
         }
         Ok(())
@@ -362,7 +364,8 @@ mod tests {
             bytes[..4].copy_from_slice(&number.to_be_bytes());
             bytes
         };
-        // More than both socket buffers and the queue can hold: loopback buffers autotune to 6 MiB.
+        // Sends more than fits into both socket buffers and the queue; loopback buffers autotune to 6
+        // MiB.
         let mut dropped = 0;
         for number in 0..20_000 {
             dropped += stream.send([&datagram(number)[..]].into_iter()).unwrap().dropped;

@@ -21,7 +21,7 @@ use crate::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// Maximum number of rules in a row.
+/// Maximum number of this process's rules that a connection or session may pass through.
 const MOST_HOPS: u8 = 8;
 
 #[derive(Default)]
@@ -61,8 +61,8 @@ impl Circles {
         }
     }
 
-    /// Connects a client that has passed `hops` rules to another rule of ours. That rule may accept before
-    /// connect(2) returns; [`Circles::hops`] blocks it until the connection is recorded.
+    /// Connects to another rule of ours, for a client that has passed `hops` rules. That rule may accept
+    /// before connect(2) returns; [`Circles::hops`] blocks it until the connection is recorded.
     pub(crate) fn connect(
         self: &Arc<Self>,
         hops: u8,
@@ -78,7 +78,8 @@ impl Circles {
         connected
     }
 
-    /// Records a connection or session of a client that has passed `hops` rules to another rule of ours.
+    /// Records a connection or session to another rule of ours, made for a client that has passed `hops`
+    /// rules.
     pub(crate) fn link(self: &Arc<Self>, transport: Transport, local: SocketAddr, hops: u8) -> Box<Link> {
         let mut links = self.lock();
         let link = self.insert(&mut links, (transport, canonical(local)), hops);

@@ -30,7 +30,7 @@ pub(crate) struct Clients {
 #[derive(Default)]
 struct Shard {
     clients: HashMap<u128, Client, RandomState>,
-    /// Clients without connections.
+    /// Number of clients without connections.
     quiet: usize,
 }
 
@@ -141,9 +141,9 @@ impl Clients {
 }
 
 impl Shard {
-    /// Removes clients without connections whose second is over; if thousands remain, removes all
-    /// clients without connections, because forged sources must not fill the table and lock out
-    /// others.
+    /// Removes clients without connections whose rate need not be remembered any longer. If thousands
+    /// remain, removes all clients without connections, because forged sources must not fill the table and
+    /// lock out others.
     fn forget(&mut self, now: u64) {
         self.clients.retain(|_, client| client.open > 0 || client.rested > now);
         self.quiet = self.clients.values().filter(|client| client.open == 0).count();
@@ -213,7 +213,8 @@ mod tests {
             u32::from(good)
         };
         assert_eq!((0..50).map(|_| admitted(5000)).sum::<u32>(), 10);
-        // One per millisecond for ten seconds: admitted at the rate, regardless of refusals.
+        // One attempt per millisecond for ten seconds: connections are admitted at the configured rate,
+        // regardless of how many were refused.
         assert_eq!((5001..15_001).map(admitted).sum::<u32>(), 100);
         assert_eq!(clients.enter(one, 15_001), Err(EndReason::ClientRate));
     }

@@ -6,7 +6,7 @@ use crate::{Access, Address, ConnectionLog, Rule, circles::Circles, gauge::Gauge
 
 pub(crate) struct Common {
     pub(crate) access: Access,
-    /// Connections and sessions of all rules, and their limit.
+    /// Number of connections and sessions of all rules, with its limit.
     pub(crate) total: Arc<Gauge>,
     pub(crate) log: Arc<dyn ConnectionLog>,
     pub(crate) circles: Arc<Circles>,

@@ -14,7 +14,7 @@ use turnpike_wire::proxy_protocol;
 
 use crate::{Rule, udp::outgoing};
 
-/// Datagrams per check: losing one in a hundred must not take a target down.
+/// Maximum datagrams per check. One is not enough, because 1 % packet loss must not take a target down.
 pub(crate) const TRIES: u64 = 3;
 
 /// Maximum length of a response and of an expected prefix.
@@ -54,7 +54,7 @@ impl DatagramCheck {
                 Some(answer[..len].starts_with(expected))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            // Usually port unreachable.
+            // Usually an ICMP port unreachable error.
             Err(_) => Some(false),
         }
     }

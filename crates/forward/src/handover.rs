@@ -1,5 +1,5 @@
-//! Detects a port used only by a draining forwarder: its remaining sockets are connected to clients, and none
-//! is listening. The kernel's table of UDP sockets shows this (proc(5), /proc/net/udp).
+//! Detects a port used only by a draining forwarder, whose remaining sockets are all connected to clients.
+//! The kernel's table of UDP sockets shows this (proc(5), /proc/net/udp).
 
 use procfs::net::{UdpState, udp, udp6};
 

@@ -17,7 +17,7 @@ const MOST_LISTENERS: u32 = 65_536;
 #[derive(Default)]
 pub(crate) struct Loaded {
     kernel: Option<Arc<Kernel>>,
-    /// Reason for forwarding without the kernel, if [`Settings::kernel_leases`] asked for it.
+    /// Reason why the kernel path is not used although [`Settings::kernel_leases`] requests it.
     lack: Option<String>,
     has_sockmaps: bool,
 }
@@ -63,7 +63,7 @@ impl Loaded {
                 leases: settings.kernel_leases,
             };
             let result = match before {
-                // It may have given up the privileges.
+                // The previous process may have given up the privileges.
                 Some(None) if settings.kernel_leases => Err(OffloadError::Kept),
                 before => offload(&kernel, before, &mut parts),
             };

@@ -216,7 +216,8 @@ fn bind_tcp(
     held: &mut Held,
     passed: &PassedSockets,
 ) -> Result<(Vec<Address>, Vec<Bound>), StartError> {
-    // SO_REUSEPORT even for a single worker: a reload may give the port to a rule with another protocol.
+    // SO_REUSEPORT even for a single worker, because a reload may give the port to a rule with another
+    // protocol.
     let options = tcp_options(rule, true);
     let mut addresses = Vec::new();
     let mut sockets: Vec<Vec<(u16, Tcp)>> = (0..workers).map(|_| Vec::new()).collect();
@@ -244,7 +245,8 @@ fn bind_tcp(
 /// Checks that the port is free, and returns the address; port 0 is resolved to the kernel's choice.
 fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -> io::Result<SocketAddr> {
     match passed.probe(kind.speaks(), address, &tcp_options(rule, false)) {
-        // The previous process is draining. SO_REUSEPORT requires the same user.
+        // The previous process is draining, so binding with SO_REUSEPORT will work if it runs as the
+        // same user.
         Err(error)
             if kind.is_udp()
                 && error.kind() == io::ErrorKind::AddrInUse

@@ -25,7 +25,8 @@ pub(crate) fn check(rule: &Rule) -> Result<(), StartError> {
         source,
         remedy,
     };
-    // UDP whatever the rule's protocol: the options are the same, and no packet is sent.
+    // UDP regardless of the rule's protocol, because the options are the same and no packet is
+    // sent.
     let socket = Socket::new(if v6 { Domain::IPV6 } else { Domain::IPV4 }, Type::DGRAM, None)
         .map_err(|error| refuse("at all".to_owned(), error, "raise the limit of open files (ulimit -n)"))?;
     if let Some(device) = device {
@@ -72,7 +73,7 @@ mod tests {
     #[test]
     fn source_address_of_another_machine_is_reported() {
         assert_eq!(refused(|rule| rule.source = Some([127, 0, 0, 9].into())), "nothing");
-        // RFC 5737: no machine has this address.
+        // No machine has this documentation address (RFC 5737).
         let told = refused(|rule| rule.source = Some([203, 0, 113, 1].into()));
         assert!(told.starts_with("rule r: cannot send from 203.0.113.1: "), "{told}");
         assert!(told.ends_with("; choose an address of this machine (ip address)"), "{told}");

@@ -15,12 +15,13 @@ use crate::{
 pub(crate) const UP: usize = 0;
 pub(crate) const DOWN: usize = 1;
 
-/// Capacity of a bucket, as milliseconds at its rate: a worker that runs late can catch up this
-/// much.
+/// Capacity of a bucket in milliseconds at its rate, which is how much a worker that runs late can catch
+/// up.
 const BURST_MS: u64 = 100;
 /// Minimum capacity in bytes: larger than the payload of one segment.
 const LEAST_BURST: u64 = 2048;
-/// Tokens per byte: at any integer rate, each millisecond yields an integer number of tokens.
+/// Tokens per byte, chosen so that each millisecond yields an integer number of tokens at any integer
+/// rate.
 const BYTE: i64 = 1000;
 /// Minimum number of bytes per turn in the queue, so that hundreds of waiting connections do not
 /// each move one byte at a time.
@@ -49,7 +50,7 @@ impl Bucket {
         }
         let gained = i64::try_from(self.rate.saturating_mul(now - before)).unwrap_or(i64::MAX);
         let fill = |tokens: i64| Some(tokens.saturating_add(gained).min(self.most));
-        // The closure always returns a value.
+        // This cannot fail, because the closure always returns a value.
         let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
     }
 
@@ -124,7 +125,7 @@ impl Pace {
         self.own.iter().chain(self.rates.rule.iter()).map(move |buckets| &buckets[way])
     }
 
-    /// Takes up to `want` bytes. The caller gives unused bytes back.
+    /// Takes up to `want` bytes. The caller returns unused bytes.
     pub(crate) fn take(&self, way: usize, want: u64, now: u64) -> u64 {
         let mut granted = want;
         for bucket in self.buckets(way) {

@@ -56,7 +56,7 @@ impl Name {
         self.version.load(Ordering::Acquire)
     }
 
-    /// At most [`MOST_ADDRESSES`].
+    /// Returns at most [`MOST_ADDRESSES`] addresses.
     pub(crate) fn addresses(&self) -> Vec<ZonedIp> {
         self.read().addresses.clone()
     }
@@ -138,8 +138,8 @@ fn of_hosts(mut found: Vec<ZonedIp>) -> io::Result<Vec<ZonedIp>> {
     }
 }
 
-/// Keeps the addresses with a route, or all if none has one: on a machine without IPv6, many names
-/// have addresses that cannot be reached.
+/// Keeps the addresses with a route, or all if none has one. On a machine without IPv6, many names have
+/// addresses that cannot be reached.
 fn reachable(found: Vec<ZonedIp>) -> Vec<ZonedIp> {
     let routed: Vec<ZonedIp> = found.iter().copied().filter(|ip| has_route(*ip)).collect();
     if routed.is_empty() { found } else { routed }
@@ -282,7 +282,7 @@ impl Keeper {
     /// Starts lookups that are due; returns the time until the next one.
     fn start_due(&self, in_flight: &mut usize) -> Duration {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        // Drops names that only this table still refers to: no rule uses them.
+        // Drops names that only this table still refers to, because no rule uses them.
         names.retain(|_, entry| entry.in_flight || Arc::strong_count(&entry.name) > 1);
         let now = Instant::now();
         let mut next = Duration::from_secs(3600);

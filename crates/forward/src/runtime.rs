@@ -51,7 +51,7 @@ pub struct Settings {
     pub resolve_every: Duration,
     /// Start even if some rules cannot be bound.
     pub keep_going: bool,
-    /// Set to true when the program stops: a start or reload in progress then no longer waits for names.
+    /// Set to true when the program stops, so that a start or reload in progress no longer waits for names.
     pub stopping: Arc<AtomicBool>,
     /// Listening sockets from the service manager; those whose addresses no rule uses are left alone.
     pub passed: Arc<PassedSockets>,
@@ -121,8 +121,8 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// True if it is only counted, so that neither clients beyond their limits nor a forwarding loop can fill
-    /// the log.
+    /// True if this reason is only counted, so that neither clients beyond their limits nor a forwarding loop can
+    /// fill the log.
     pub(crate) fn is_quiet(self) -> bool {
         matches!(self, Self::ClientLimit | Self::ClientRate | Self::Circle)
     }
@@ -135,9 +135,9 @@ pub struct ConnectionReport {
     pub client: Address,
     /// Target that was reached, if any; for UDP, the last target tried if none was reached.
     pub target: Option<Address>,
-    /// Bytes.
+    /// Bytes to the target.
     pub to_target: u64,
-    /// Bytes.
+    /// Bytes to the client.
     pub to_client: u64,
     pub lived: Duration,
     pub reason: EndReason,
@@ -358,7 +358,7 @@ impl Forwarder {
     /// On error the old rules stay active. With [`Settings::keep_going`], rules that cannot be bound are
     /// returned and retried by [`Forwarder::retry`]; it is still an error if no rule could be bound.
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
-        // The lock is not held here: name servers may be slow, and counters must remain readable.
+        // The lock is not held here, because name servers may be slow and counters must remain readable.
         let mut names = self.rules().names.clone();
         let (resolved, _held) =
             binder::resolved(rules, &self.resolver, &mut names, settings.keep_going, &settings.stopping);
@@ -482,7 +482,7 @@ impl Forwarder {
         self.rules().loaded.kernel().map(Arc::clone)
     }
 
-    /// Reason for forwarding without the kernel path, if [`Settings::kernel_leases`] asked for it.
+    /// Reason why the kernel path is not used although [`Settings::kernel_leases`] requests it.
     pub fn kernel_lack(&self) -> Option<String> {
         self.rules().loaded.lack().map(str::to_owned)
     }
@@ -496,7 +496,7 @@ impl Forwarder {
         // Remove the socket files first, so that a successor can listen there.
         rules.active.iter_mut().for_each(|active| active.file = None);
         drop(rules);
-        // Done in two steps: as long as only some workers listen, the kernel distributes datagrams
+        // Done in two steps, because as long as only some workers listen, the kernel distributes datagrams
         // differently, and those of live sessions would reach the wrong workers.
         self.tell_all(Command::Drain);
         self.tell_all(Command::Unlisten);

@@ -81,7 +81,7 @@ impl RuleState {
     }
 
     pub(crate) fn has_answered(&self) {
-        // Read first: all workers call this for each session.
+        // Check before writing, because all workers call this for each session.
         if !self.answers() {
             self.answers.store(true, Ordering::Relaxed);
         }
@@ -132,7 +132,7 @@ impl RuleState {
 
     /// Records that a target was reached; returns true if none was reachable before.
     pub(crate) fn is_reached_again(&self) -> bool {
-        // Read first: all workers call this for each connection.
+        // Check before writing, because all workers call this for each connection.
         self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)
     }
 }

@@ -1,4 +1,4 @@
-//! Counters per target address: each worker has its own plain integers, which snapshots add up.
+//! Counters per target address. Each worker has its own plain integers, which snapshots add up.
 
 use std::{io, time::Duration};
 
@@ -14,8 +14,8 @@ pub struct Slot {
     pub serial: u32,
 }
 
-/// Upper bounds of the connect time histogram, from that of a host on the same link to the default connect
-/// timeout.
+/// Upper bounds of the connect time histogram, from the connect time of a host on the same link to the
+/// default timeout.
 pub const CONNECT_BOUNDS: [Duration; 15] = {
     let micros = Duration::from_micros;
     [
@@ -45,7 +45,7 @@ pub enum Failure {
     Refused,
     /// No response within [`crate::Rule::connect_timeout`].
     Timeout,
-    /// No route: a local error, or an ICMP error.
+    /// No route, according to a local error or an ICMP error.
     Unreachable,
     Other,
 }
@@ -104,7 +104,7 @@ pub struct Tally {
     pub open: u64,
     /// Established connections and UDP sessions.
     pub connected: u64,
-    /// In the order of [`Failure::VARIANTS`].
+    /// Failed attempts, in the order of [`Failure::VARIANTS`].
     pub failed: [u64; Failure::VARIANTS.len()],
     pub to_target_bytes: u64,
     pub to_client_bytes: u64,

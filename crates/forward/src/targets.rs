@@ -25,8 +25,8 @@ use crate::{
 /// Milliseconds for which other members are preferred to one that was unreachable.
 const SUSPECT_MS: u64 = 1000;
 
-/// Maximum number of former members shown: a name whose addresses keep changing must not fill the metrics
-/// while old connections remain.
+/// Maximum number of former members shown, so that a name whose addresses keep changing cannot fill the
+/// metrics while old connections remain.
 const MOST_SHOWN_FORMER: usize = 64;
 
 /// All targets of a rule, shared by all workers. A reload can change them; sessions with a former target
@@ -161,8 +161,8 @@ impl Targets {
         member.map_or(Pick::NoTarget, |member| Pick::At(Seat::take(member), member.address(offset)))
     }
 
-    /// If no member is healthy, all count as healthy: failing checks must not turn away clients that a target
-    /// would serve.
+    /// If no member is healthy, all count as healthy, because failing checks must not turn away clients that
+    /// a target would serve.
     fn choose<'a>(
         &self,
         balance: Balance,
@@ -205,7 +205,7 @@ impl Targets {
         self.read().slots.get(slot.at as usize).filter(|member| member.slot == slot).map(Arc::clone)
     }
 
-    /// Records a failed attempt: for a while, other members are tried first.
+    /// Records a failed attempt, after which other members are tried first for a while.
     pub(crate) fn suspect(&self, member: &Member) {
         member.up.store(false, Ordering::Relaxed);
         member.suspect_until.store(self.now() + SUSPECT_MS, Ordering::Relaxed);
@@ -227,7 +227,7 @@ impl Targets {
         busy.any(|(_, member)| members.is_former(member))
     }
 
-    /// True if a member gets no new connections: its name lost the address, or its weight is 0.
+    /// True if a member gets no new connections because its name lost the address or its weight is 0.
     pub(crate) fn is_former(&self, slot: Slot) -> bool {
         let members = self.read();
         let member = members.slots.get(slot.at as usize).filter(|member| member.slot == slot);
@@ -284,8 +284,8 @@ impl Members {
         let Self { configured, current, slots, next_serial, .. } = self;
         current.clear();
         for target in configured.iter() {
-            // Read the version before the addresses: if they change in between, they are read again next
-            // time.
+            // Read the version before the addresses, so that addresses that change in between are read again
+            // next time.
             let version = target.name.as_ref().map_or(0, |name| name.version());
             for place in target.places() {
                 if source.is_some_and(|source| place.is_foreign_to(source)) {
@@ -399,7 +399,7 @@ impl Member {
 
     /// Records that the target accepted a connection or responded.
     pub(crate) fn answered(&self) {
-        // Read first: all workers call this, and it rarely changes.
+        // Check before writing, because all workers call this and the value rarely changes.
         if !self.up.load(Ordering::Relaxed) {
             self.up.store(true, Ordering::Relaxed);
         }

@@ -321,8 +321,8 @@ impl Worker {
         let _ = change.done.send(());
     }
 
-    /// Ends sessions with unhealthy targets: the client's next datagram selects another one. UDP has no
-    /// connection that breaks, so the client would otherwise keep sending to a target that is down.
+    /// Ends sessions with unhealthy targets, so that the client's next datagram selects another one. UDP
+    /// has no connection that breaks, so the client would otherwise keep sending to a target that is down.
     fn leave_unhealthy(&mut self, now: u64) {
         let Some(engine) = &mut self.udp else { return };
         for state in self.worker_rules.turned() {
@@ -352,7 +352,7 @@ impl Worker {
         }
     }
 
-    /// Due time of the next work that no event announces.
+    /// Time at which work that no event announces is next due.
     fn due(&self) -> Option<u64> {
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
         [udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! As in rinetd, hosts and ports are those in the configuration; if a rule has several targets, the line
-//! shows the one reached. Unlike rinetd's file, it has no "opened" lines and limits the number of refusals as
-//! the log does, but it contains every connection that has ended.
+//! shows the one reached. Unlike rinetd's file, this one has no "opened" lines and limits the number of refusals as the
+//! log does, but it contains every connection that has ended.
 
 use std::{
     collections::HashMap,

@@ -25,8 +25,8 @@ impl AccessLists {
         Self { global: settings.access.clone(), rules }
     }
 
-    /// First denial in the forwarder's order. Returns `None` if these lists allow the client, since they may
-    /// be newer than the denial.
+    /// First list that denies the client, in the order in which the forwarder checks them. Returns `None` if
+    /// these lists, which may be newer than the denial, allow the client.
     pub(crate) fn denial(&self, rule: &str, client: Option<IpAddr>) -> Option<AccessDenial<'_>> {
         let Some(client) = client else {
             // For a client without an address, the global lists are skipped, and no pattern matches.

@@ -1,4 +1,4 @@
-//! Errors of starting and running a forwarder.
+//! Errors in starting and running a forwarder.
 
 use turnpike_config::Mistakes;
 use turnpike_process::ProcessError;

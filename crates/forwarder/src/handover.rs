@@ -71,8 +71,8 @@ impl PreviousForwarder {
         Ok((Self { forwarder, workers, datapath, page }, passed))
     }
 
-    /// Number of workers and data path, which must stay the same: each worker has its own listeners, and how
-    /// waiting packets were coalesced depends on the data path.
+    /// Number of workers and data path, which must stay the same: each worker has its own listeners, and the
+    /// data path determines how waiting packets were coalesced.
     pub(crate) fn kept(&self) -> (usize, Datapath) {
         (self.workers, self.datapath)
     }

@@ -31,7 +31,8 @@ pub(crate) fn forwarder_needs(sources: &ForwardSources, loaded: &ForwardLoaded) 
     needs.with_directories()
 }
 
-/// True if `auto` may use the kernel path. Decided at the start: a rule added later cannot regain the privileges.
+/// True if `auto` may use the kernel path. Decided at startup, because privileges given up then cannot be
+/// regained for a rule added later.
 pub(crate) fn has_leases(settings: &ForwardSettings) -> bool {
     let is_remote = |rule: &Rule| !matches!(rule.bind, Bind::Ip(at) if at.ip().is_loopback());
     let may_cross = |rule: &Rule| {

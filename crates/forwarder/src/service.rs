@@ -354,7 +354,7 @@ fn for_runtime(
         datapath,
         kernel: started.datapath == DatapathChoice::Kernel || leases,
         max_kernel_flows: started.kernel_flows,
-        // Other processes can use it too, and it ends with the process.
+        // Other programs can use TCX at the same time, and our attachment ends with this process.
         kernel_hook: if leases { Hook::Tcx } else { Hook::Best },
         kernel_leases: leases,
         busy_poll: Duration::from_micros(settings.busy_poll_us.into()),

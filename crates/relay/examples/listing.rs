@@ -30,7 +30,7 @@ use turnpike_relay::{
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig, ServerLimits};
 
-/// Number of server addresses per client socket: each makes a separate 5-tuple.
+/// Number of server addresses per client socket; each makes a separate 5-tuple.
 const FAN: u32 = 1000;
 const SOON: Duration = Duration::from_secs(10);
 

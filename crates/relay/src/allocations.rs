@@ -20,7 +20,7 @@ use crate::{
 };
 
 pub const SLICE: u32 = 1024;
-/// Allocations returned per query: copying one costs as much as checking several slots.
+/// Maximum allocations returned per query, because copying one costs as much as checking several slots.
 pub const SLICE_ALLOCATIONS: usize = 128;
 
 /// Criteria that allocations must meet; `None` matches everything.
@@ -461,7 +461,7 @@ mod tests {
         }
     }
 
-    /// A page may end in the middle of a slice.
+    /// The admin interface's pages may end in the middle of a slice.
     #[test]
     fn slice_ending_at_the_last_allocation_is_the_last() {
         let mut server = server(10);

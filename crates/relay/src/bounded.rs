@@ -90,7 +90,8 @@ impl Bounded {
         self.oldest().map(|member| member.slot)
     }
 
-    /// Returns true if a new client must wait: the set is full and its oldest member is still protected.
+    /// Returns true if a new client must wait, because the set is full and its oldest member is still
+    /// protected.
     pub(crate) fn is_crowded(&self, network: IpAddr, now_ms: u64) -> bool {
         let oldest = self.oldest_of(network).or_else(|| self.oldest());
         oldest.is_some_and(|member| member.is_young(now_ms))
@@ -141,7 +142,7 @@ impl Bounded {
 }
 
 /// Part of a limit that each worker may use. The kernel distributes clients randomly, so a margin of 5 +
-/// 5√share is added to the even share: a share of 8, for example, becomes 23.
+/// 5⌊√share⌋ is added to the even share: an even share of 8, for example, becomes 23.
 pub(crate) fn share(limit: usize, workers: usize) -> usize {
     let share = limit.div_ceil(workers.max(1));
     (share + 5 * share.isqrt() + 5).min(limit)

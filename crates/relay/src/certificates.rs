@@ -23,8 +23,8 @@ pub fn now_unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Reads a certificate and its key without checking the validity period. An error consists of the unusable
-/// file and the reason.
+/// Reads a certificate and its key without checking the validity period. Errors contain the unusable
+/// file's path and the reason.
 pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, String)> {
     let content = |path: &Path| match fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
@@ -42,8 +42,8 @@ pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, Str
     })
 }
 
-/// Seconds before expiry at which a renewal is overdue: 14 days, but at most a sixth of the validity, because
-/// certificates of six days are renewed two days ahead.
+/// Seconds before expiry from which a renewal counts as overdue: 14 days, but at most a sixth of the
+/// validity, because six-day certificates are renewed two days before expiry.
 #[must_use]
 pub fn overdue(validity: u64) -> u64 {
     const USUAL: u64 = 14 * 86_400;

@@ -25,7 +25,7 @@ const REST: u32 = 50;
 /// Maximum number of datagrams in a tick that may be followed by a pause. Larger ticks are batched well
 /// enough, so the next one starts immediately.
 const SMALL: u64 = 32;
-/// Shortest pause: falling asleep and waking up takes about as long.
+/// Shortest pause; falling asleep and waking up takes about as long.
 const SHORTEST: Duration = Duration::from_micros(10);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Settings of the runtime.
+//! Runtime settings.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,7 +25,7 @@ pub struct RelayState {
 pub struct Config {
     /// UDP listeners. Those on wildcard addresses reply from the address that the client sent to.
     pub listen: Vec<SocketAddr>,
-    /// TCP and TLS. If a listener has port 0 and the address of a listener in `listen`, it gets that
+    /// TCP and TLS listeners. If one has port 0 and the address of a listener in `listen`, it gets that
     /// listener's port.
     pub streams: StreamConfig,
     pub dtls: DtlsConfig,
@@ -56,11 +56,10 @@ pub struct Config {
     /// an equal number. Peer addresses distinguish the allocations on a socket. With 0, each allocation has
     /// its own socket.
     pub shared_ports: usize,
-    /// Configured addresses that this machine does not have: their listeners wait, and no allocation uses
-    /// them.
+    /// Configured addresses that this machine does not have. Their listeners wait, and no allocation uses them.
     pub absent: Vec<IpAddr>,
-    /// Addresses of this machine. As peers, clients can use only the relay's ports on them
-    /// ([`turnpike_turn::server::PeerRules`]).
+    /// Addresses of this machine. If a peer has one of these addresses, clients can reach only the relay's ports on
+    /// it ([`turnpike_turn::server::PeerRules`]).
     pub addresses: Vec<IpAddr>,
     pub listeners_beside: Vec<SocketAddr>,
     /// Size in bytes of the receive and send buffers of each listener and shared relay socket.

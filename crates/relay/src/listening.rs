@@ -61,8 +61,8 @@ impl Sockets {
 
 pub(crate) enum Source {
     Own(UdpSocket),
-    /// Socket of the UDP or DTLS listener at this place. If that listener is closing, its clients are
-    /// released once the socket is shared.
+    /// Socket of the UDP or DTLS listener at this place. If that listener is closing, also contains its
+    /// `Clients`, which are released once the socket is shared.
     Shared(usize, Option<Arc<Clients>>),
 }
 

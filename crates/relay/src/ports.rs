@@ -622,7 +622,7 @@ impl<'a> PassedOver<'a> {
         Self { bits, ports: Vec::new() }
     }
 
-    /// Reason for the refusal: other programs, if they use most of the range.
+    /// Reason for the refusal. Blames other programs if they use most of the range.
     fn refusal(&self, span: &Span<'_>) -> Refusal {
         if 2 * self.ports.len() > span.range.len() { Refusal::PortsHeld } else { Refusal::Port }
     }

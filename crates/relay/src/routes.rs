@@ -9,8 +9,7 @@ pub fn route_addresses() -> Vec<IpAddr> {
     DESTINATIONS.iter().copied().filter_map(source_of_route).filter(|ip| !ip.is_loopback()).collect()
 }
 
-/// Documentation addresses (RFC 5737, RFC 3849): packets to them take the default route, and no host has
-/// them.
+/// Documentation addresses (RFC 5737, RFC 3849), which no host has. Packets to them take the default route.
 const DESTINATIONS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),

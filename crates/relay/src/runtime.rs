@@ -300,9 +300,9 @@ impl Relay {
         let workers = workers.map(|(number, sockets)| Worker::new(number, common, sockets));
         let workers = workers.collect::<Result<Vec<_>, _>>()?;
         let mailboxes: Arc<[Mailbox]> = workers.iter().map(Mailbox::of).collect();
-        // Workers start only after all sockets are bound: each socket that joins an SO_REUSEPORT group
-        // changes the worker of some 5-tuples, so the clients of earlier allocations would reach a different
-        // worker.
+        // Workers start only after all sockets are bound, because each socket that joins an SO_REUSEPORT
+        // group changes the worker of some 5-tuples, so the clients of earlier allocations would reach a
+        // different worker.
         for mut worker in workers {
             worker.set_mailboxes(Arc::clone(&mailboxes));
             let takes_over = first.is_some();
@@ -372,7 +372,7 @@ impl Relay {
         self.kernel.as_deref()
     }
 
-    /// Reason for serving without the kernel path, if [`Config::kernel_leases`] asked for it.
+    /// Reason why the kernel path is not used although [`Config::kernel_leases`] requests it.
     pub fn kernel_lack(&self) -> Option<&str> {
         self.kernel_lack.as_deref()
     }

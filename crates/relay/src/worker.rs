@@ -109,8 +109,8 @@ enum TrailingBytes<'a> {
 
 const NO_TRAILING: TrailingBytes<'static> = TrailingBytes::HandedOver(&[]);
 
-/// TOS and TTL for data from a stream or another worker: relayed datagrams get the defaults (RFC 8656 section
-/// 15.2).
+/// TOS and TTL recorded for data from a stream or another worker, so that relayed datagrams get the defaults
+/// (RFC 8656 section 15.2).
 const UNMARKED: (u8, u8) = (0, 0);
 
 impl TrailingBytes<'_> {
@@ -152,7 +152,7 @@ pub(crate) struct Worker {
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn AllocationLog>,
     offload: Option<Offload>,
-    /// Receives a message once the kernel no longer relays anything.
+    /// Notified once the kernel no longer relays anything.
     suspended: Option<mpsc::Sender<()>>,
     tunnels: Tunnels,
     /// Allocations exported to another process, dropped on `forget`.

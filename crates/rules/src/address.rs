@@ -109,7 +109,7 @@ pub fn hears(bind: IpAddr, ipv6_only: bool, ip: IpAddr) -> bool {
     bind == ip || bind.is_unspecified() && (bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !ipv6_only)
 }
 
-/// Address that connect(2) reaches: the unspecified address means loopback.
+/// Address that connect(2) reaches, which is loopback for the unspecified address.
 #[must_use]
 pub fn reached(ip: IpAddr) -> IpAddr {
     match canonical_ip(ip) {

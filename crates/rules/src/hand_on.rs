@@ -4,8 +4,8 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 
 use turnpike_wire::{client_hello::ClientHello, names::server_name, proxy_protocol::ProxyVersion};
 
-/// Application protocols of TURN and STUN (RFC 7443): their clients are never handed on. TURN first: a client that
-/// offers both wants more than Binding.
+/// Application protocols of TURN and STUN (RFC 7443). Clients that offer them are never handed on. TURN comes
+/// first, because a client that offers both needs more than Binding.
 pub const TURN_PROTOCOLS: [&str; 2] = ["stun.turn", "stun.nat-discovery"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,19 +18,20 @@ pub struct HandOnRule {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// TLS, by ClientHello. Empty lists match everything; at least one is not empty.
+    /// TLS connections whose ClientHello matches both lists. An empty list matches everything; at least one is not
+    /// empty.
     Tls { names: Vec<NamePattern>, protocols: Vec<ProtocolName> },
-    /// Neither TLS nor STUN.
+    /// Connections that use neither TLS nor STUN.
     Plain,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NamePattern {
-    /// Lower case.
+    /// This name only; in lower case.
     Exact(String),
     /// `*.example.org`: every name below this domain, however deep. Lower case, with the leading dot.
     Below(String),
-    /// `*`: every name.
+    /// `*`, which matches every name.
     Any,
 }
 
@@ -46,8 +47,8 @@ enum Match {
 }
 
 impl HandOnRule {
-    /// First rule for this client. A wildcard passes over names that `is_own` to the TURN server; without a
-    /// rule, the connection is TURN's.
+    /// Returns the first rule that matches this client, or `None` if the TURN server keeps the connection.
+    /// Wildcards do not match names for which `is_own` returns true, because those belong to the TURN server.
     pub fn for_tls<'r>(
         rules: &'r [Self],
         hello: &ClientHello<'_>,

@@ -1,8 +1,8 @@
-//! Parsed forwarding rules: listeners, targets, limits and access lists; and rules of the TURN server that hand
-//! connections on to a web server.
+//! Parsed forwarding rules: listeners, targets, limits and access lists. Also contains the TURN server's rules
+//! that hand connections on to a web server.
 //!
-//! The configuration is parsed into them, other programs' files are translated into them, and the
-//! forwarder runs them.
+//! Rules are parsed from the configuration or converted from other programs' files, and are run by the
+//! forwarder.
 #![forbid(unsafe_code)]
 
 mod access;

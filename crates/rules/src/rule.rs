@@ -187,7 +187,7 @@ pub struct Rule {
     /// If true, an IPv6 listener accepts only IPv6 clients; if false, `[::]` also accepts IPv4
     /// clients.
     pub ipv6_only: bool,
-    /// IP_FREEBIND on listeners: the address need not exist yet.
+    /// Sets IP_FREEBIND on listeners, so that the address need not exist yet.
     pub freebind: bool,
     /// File mode of a listening Unix socket; `None` uses the umask.
     pub socket_mode: Option<u32>,
@@ -208,7 +208,7 @@ pub struct Rule {
     pub mark: Option<u32>,
     /// Outgoing sockets use the client's address (IP_TRANSPARENT).
     pub transparent: bool,
-    /// Trusted proxies: each of their connections must start with a PROXY header of either version.
+    /// Trusted proxies. Each of their connections must start with a PROXY header of either version.
     /// Other clients are refused if they send a header. If the list is empty, headers are not
     /// parsed.
     pub proxy_protocol_from: Vec<Proxy>,
@@ -223,7 +223,7 @@ pub struct Rule {
     /// Ends a TCP connection when one side has closed and the other has sent nothing for this long.
     /// Default: no timeout.
     pub half_close_timeout: Option<Duration>,
-    /// Timeout of a TCP connect, after which the next address or target is tried. Default 10 s.
+    /// Timeout for a TCP connect, after which the next address or target is tried. Default 10 s.
     pub connect_timeout: Duration,
     /// SO_KEEPALIVE on both sides. Default true.
     pub keepalive: bool,

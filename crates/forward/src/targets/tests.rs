@@ -166,7 +166,7 @@ impl Named {
         };
         let resolver = Resolver::start(Duration::from_millis(10), lookup, || ()).unwrap();
         let mut rule = rule(all, balance);
-        // The test's addresses have no route, which `mark` disregards.
+        // The test's addresses have no route; with `mark`, they are used anyway.
         rule.mark = Some(1);
         let targets = Targets::new(&rule, |host, any_route| resolver.name(host, any_route));
         Self { answer, lookups, _resolver: resolver, targets }

@@ -7,7 +7,7 @@ use crate::{Address, Rule, tally::Slot};
 pub(super) struct Opening {
     pub(super) connection: usize,
     pub(super) stage: Stage,
-    /// Timeout of this stage, in milliseconds.
+    /// Time at which this stage times out, in milliseconds.
     pub(super) deadline: u64,
     pub(super) patience: u64,
     /// Offset of the listener's port in the rule's range.

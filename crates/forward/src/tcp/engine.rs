@@ -33,15 +33,15 @@ use crate::{
     targets::Seat,
 };
 
-/// Milliseconds between timer checks: the precision of connect and idle timeouts.
+/// Milliseconds between timer checks, which is the precision of connect and idle timeouts.
 pub(super) const TICK_MS: u64 = 100;
-/// Maximum number of connections checked for idleness per tick: a hundred thousand take three seconds,
-/// without delaying other work.
+/// Maximum number of connections checked for idleness per tick. Checking a hundred thousand takes three
+/// seconds and does not delay other work.
 const SCAN: usize = 4096;
 /// Maximum connections accepted per listener and wake-up.
 const MOST_ACCEPTS: u32 = 64;
-/// Number of wake-ups with a single connection after which two are accepted per wake-up again;
-/// level-triggered epoll reports a second one anyway.
+/// Number of wake-ups with a single connection after which a wake-up accepts up to two again. Until then, no
+/// connection is missed, because level-triggered epoll reports a second one anyway.
 const SINGLES: u32 = 16;
 /// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. Keepalive does nothing for the first
 /// two hours anyway (tcp(7)), and short connections save the system call.
@@ -63,7 +63,7 @@ struct Listener {
     offset: u16,
     /// Number of connections to accept per wake-up; adapted to avoid calls that find none waiting.
     appetite: u32,
-    /// Consecutive wake-ups with a single connection since two were last requested.
+    /// Consecutive wake-ups with a single connection since accepting a second one was last tried.
     singles: u32,
     paused: bool,
 }
@@ -126,7 +126,7 @@ pub(crate) struct Engine {
     pub(super) pairs: usize,
     /// Directions waiting to be checked again, each with the time of the check.
     pub(super) waiting: Vec<(u64, usize, Side)>,
-    /// Time of the last read of kernel counters, and the part that was read.
+    /// Time of the last read of kernel counters, and which part of the connections was read.
     pub(super) swept: u64,
     pub(super) sweep: usize,
     ticked: u64,
@@ -138,7 +138,7 @@ pub(crate) struct Engine {
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
-    /// True if something was counted since the last tick, since not everything is counted during an event.
+    /// True if something was counted since the last tick; not all counting happens during events.
     pub(super) any_counted: bool,
     pub(super) wake_up: WakeUp,
 }
@@ -559,7 +559,7 @@ impl Engine {
         self.complain(error);
     }
 
-    /// Pauses all listeners: an accepted connection found no descriptor for its target.
+    /// Pauses all listeners, because there was no descriptor for an accepted connection's target.
     pub(super) fn pause_all(&mut self, error: &io::Error, tick: Tick<'_>) {
         for (_, listener) in self.listeners.iter_mut().filter(|(_, listener)| !listener.paused) {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();

@@ -167,7 +167,8 @@ impl Engine {
             return;
         }
         flow.on_error();
-        // Ignore the bandwidth limit: this moves at most what the socket buffer contains, and only once.
+        // Ignore the bandwidth limit, because this moves at most what the socket buffer contains, and only
+        // once.
         flow.budget = None;
         let before = flow.bytes;
         // The connection ends anyway, so an error does not matter.

@@ -62,7 +62,7 @@ impl Engine {
         for (key, check) in self.checks.iter_mut().filter(|(_, check)| check.due <= tick.now) {
             match check.asked.take() {
                 None => {}
-                // Timed out.
+                // The check has timed out.
                 Some(Asked::Connect(_) | Asked::Stream(_)) => {
                     conclude(check, false, tick.now);
                     continue;

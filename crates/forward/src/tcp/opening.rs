@@ -281,7 +281,7 @@ impl Engine {
                 (Stage::Waiting, _) => self.end(key, EndReason::BadProxyHeader, tick),
                 (Stage::Name, _) => self.give_up_on_name(key, tick),
                 (Stage::Descriptor, true) => self.end(key, EndReason::Limit, tick),
-                // If one still gets no descriptor, skip the others.
+                // If one connection still gets no descriptor, skip the others that need one.
                 (Stage::Descriptor, false) if self.starving => {}
                 (Stage::Descriptor, false) => self.connect_next(key, tick),
                 (Stage::Queue, false) => self.connect_next(key, tick),

@@ -9,7 +9,7 @@ use super::{
 
 /// Milliseconds between runs of the queue.
 const STEP_MS: u64 = 10;
-/// Maximum bytes granted at once to a flow that is not waiting: more than it can move in one turn.
+/// Maximum bytes granted at once to a flow that is not waiting, which is more than it can move in one turn.
 const MOST: u64 = 4 << 20;
 
 impl Connection {

@@ -102,7 +102,8 @@ impl Engine {
             Ok(sockmap.join(tick.now, [client.as_fd(), target.as_fd()])?.map(|joined| (joined, base)))
         };
         let Ok(Some((joined, base))) = join() else {
-            // Too many pairs, or a socket is being closed: try again after more interactive traffic.
+            // There are too many pairs, or a socket is being closed, so try again after more interactive
+            // traffic.
             connection.talk.deceived();
             return;
         };
@@ -141,8 +142,8 @@ impl Engine {
         }
     }
 
-    /// Takes a connection back: new data is read here, and is written once the kernel has written the data it
-    /// has.
+    /// Takes a connection back: user space reads new data, and writes it once the kernel has written the data
+    /// that it had received before.
     pub(super) fn come_up(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get(key)) else { return };
         let Some(across) = connection.across.as_ref().filter(|across| across.passes) else { return };
@@ -192,8 +193,8 @@ impl Engine {
         false
     }
 
-    /// Decides whether an end of stream that was read is final: all received bytes must have been read as
-    /// well.
+    /// Decides whether an end of stream that was read is final, which requires that all received bytes have been
+    /// read.
     pub(super) fn judge_end(&mut self, key: usize, side: Side, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return;

@@ -48,7 +48,7 @@ pub(super) struct Across {
     pub(super) joined: Joined,
     /// True if the kernel forwards new data; otherwise it is read here.
     pub(super) passes: bool,
-    /// Directions, by source.
+    /// Both directions, indexed by their source.
     pub(super) ways: [Way; 2],
 }
 

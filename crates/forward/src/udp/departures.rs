@@ -130,7 +130,7 @@ impl Engine {
         self.leaving.extend(std::mem::replace(&mut session.outward, outward).socket());
         if let Some(silent) = session.choice.replace(choice) {
             state.left(silent, Some(Failure::Timeout));
-            // The target is not considered unhealthy: any client can send data that the target does not
+            // The target is not considered unhealthy, because any client can send data that it does not
             // respond to.
             tick.worker.release(key, silent, false);
         }

@@ -189,8 +189,8 @@ impl Engine {
         self.tx.stats()
     }
 
-    /// Receives from a socket to which clients send. `key` contains the listener and, if the socket has only
-    /// one address, that destination address. Returns true if more datagrams may be queued.
+    /// Receives from a socket to which clients send. `key` contains the listener and, if the socket is bound
+    /// to only one address, the destination address. Returns true if more datagrams may be queued.
     pub(super) fn receive_from_clients(&mut self, key: Key, socket: SocketId, tick: &mut Tick<'_>) -> bool {
         let mut share = LISTENER_SHARE;
         while self.rx.has_room() {
@@ -266,7 +266,8 @@ impl Engine {
         self.sessions.touch(at, tick.now, &mut state.lists);
     }
 
-    /// `ANY_PORT`: the socket is not connected, and the target may send from other ports.
+    /// Receives from the target. With `ANY_PORT`, the socket is not connected, and the target may send from
+    /// other ports.
     fn receive_from_target<const ANY_PORT: bool>(
         &mut self,
         at: u32,
@@ -535,7 +536,7 @@ impl Engine {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
         let Some(mut session) = self.sessions.remove(at, &mut state.lists) else { return };
-        // Dropped before its socket is closed: another session may get the same port.
+        // Dropped before its socket is closed, because another session may then get the same port.
         session.link = None;
         if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
             state.forwarded_across(&mut session, offload.release(*across));

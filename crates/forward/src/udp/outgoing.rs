@@ -110,7 +110,7 @@ fn route_options(rule: &Rule) -> UdpOptions {
     }
 }
 
-/// Address to bind: the client's, the rule's, or the kernel's choice.
+/// Address to bind, which is the client's, the rule's, or chosen by the kernel.
 fn source(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<SocketAddr> {
     let address = match (rule.transparent, rule.source) {
         (true, _) => client,

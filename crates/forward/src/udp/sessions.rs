@@ -74,7 +74,7 @@ pub(super) struct Session {
     pub(super) hops: u8,
     /// Set if the session leads to another rule of this process.
     pub(super) link: Option<Box<Link>>,
-    /// Used once the target has been removed.
+    /// Tracks when the target last sent data; used once the target has been removed.
     pub(super) heard: Heard,
     /// Time at which the session moved to the end of its list.
     stamp: u64,
@@ -383,7 +383,7 @@ fn is_of(slots: &Slab<Session>, at: u32, key: &Key) -> bool {
     matches!(&slots[at as usize].inward, Inward::Datagrams { key: other, .. } if other == key)
 }
 
-/// Three writes; the derived implementation makes one per field.
+/// Makes three writes to the hasher; the derived implementation would make one per field.
 #[inline]
 fn hash(seeded: &RandomState, key: &Key) -> u64 {
     let bits = |ip| match ip {

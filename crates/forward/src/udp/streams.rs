@@ -43,13 +43,13 @@ impl Engine {
                     }
                     return self.complain(&error);
                 }
-                // Only this connection is lost, for example refused by a firewall (accept(2)).
+                // Only this connection is lost, for example because a firewall refused it (accept(2)).
                 Err(_) => {}
             }
         }
     }
 
-    /// Watches listeners again whose pause is over; returns the time at which the next pause ends.
+    /// Resumes watching listeners whose pause is over; returns the time at which the next pause ends.
     pub(super) fn resume_listeners(&mut self, tick: &mut Tick<'_>) -> Option<u64> {
         let mut next: Option<u64> = None;
         for (at, listener) in &mut self.listeners {
@@ -174,8 +174,8 @@ impl Engine {
         }
         if stream.read_closed {
             stream.watch(tokens::inward_token(at), tick.poller);
-            // The client has also stopped reading: since no events are watched, only a hang-up or an error
-            // can be reported.
+            // The client has also stopped reading, because only a hang-up or an error is reported when no
+            // events are watched.
             if event.error || event.readable {
                 let reset = stream.socket().take_error().is_err();
                 let reason = if reset { EndReason::ClientReset } else { EndReason::Finished };

@@ -27,7 +27,7 @@ impl Worker {
                         poller: &self.frame.poller,
                         worker: &mut self.worker_rules,
                     });
-                    // Send the datagrams received so far before another process reads.
+                    // Send the datagrams received so far before another process reads from the sockets.
                     engine.flush();
                 }
                 let _ = done.send(());

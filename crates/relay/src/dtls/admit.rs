@@ -58,7 +58,7 @@ impl Associations {
         if let Some(slot) = self.slot_of(&client)
             && self.table[slot].random == hello.random
         {
-            // A retransmission: our reply was lost or delayed.
+            // This is a retransmission: our reply was lost or delayed.
             return self.feed(now_ms, &client, datagram);
         }
         self.admit(now_ms, client, &hello, datagram, tx)

@@ -25,7 +25,7 @@ pub(super) struct Association {
     pub(super) generation: u32,
     /// Listener number passed to the state machine; depends on the server name.
     pub(super) listener: ListenerId,
-    /// The ClientHello's random: distinguishes a retransmission from a new handshake.
+    /// The ClientHello's random, which distinguishes a retransmission from a new handshake.
     pub(super) random: [u8; 32],
     pub(super) stage: Stage,
     /// True if an unauthenticated plaintext alert was received during the handshake.

@@ -1,4 +1,4 @@
-//! Settings of DTLS.
+//! DTLS settings.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -6,7 +6,7 @@ use turnpike_turn::server::ConnectionLimits;
 
 use super::DtlsContext;
 
-/// Settings of DTLS listeners. The default has no listeners and the documented limits.
+/// Settings for DTLS listeners. The default has no listeners and the documented limits.
 #[derive(Clone, Debug, Default)]
 pub struct DtlsConfig {
     /// UDP addresses; ignored without `context`. Plain UDP may use the same address: the two share a socket,

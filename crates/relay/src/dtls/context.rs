@@ -46,7 +46,7 @@ impl DtlsContext {
         Self::with(directory(identities).ok_or(DtlsError::NoCertificate)?, handshake)
     }
 
-    /// Refuses handshakes until [`DtlsContext::replace`] brings a certificate.
+    /// Refuses handshakes until [`DtlsContext::replace`] provides a certificate.
     pub fn without_certificate(handshake: Duration) -> Result<Self, DtlsError> {
         Self::with(Directory::new(&[]), handshake)
     }
@@ -145,8 +145,8 @@ impl DtlsContext {
         Ok(dtls)
     }
 
-    /// Returns false if the client cannot verify any of our signatures. A DTLS 1.2 client that sends no list
-    /// of schemes is assumed to accept any certificate.
+    /// Returns false if the client cannot verify any of our signatures. A DTLS 1.2 client that does not list
+    /// signature schemes is assumed to accept any certificate.
     pub(super) fn has_certificate_for(&self, hello: &Hello<'_>) -> bool {
         let (schemes, chosen) = (schemes(hello), self.choose(hello));
         chosen.is_some_and(|chosen| schemes.is_empty() || chosen.key.choose_scheme(&schemes).is_some())

@@ -13,7 +13,7 @@ use turnpike_turn::server::{Client, NonceKeys};
 
 use super::hello::{COOKIE_LEN, Cookie, Hello, Version};
 
-/// Validity in seconds: as long as clients retransmit a ClientHello.
+/// Validity in seconds, which is as long as clients retransmit a ClientHello.
 const LIFETIME: u32 = 60;
 /// Tolerated clock difference between nodes in seconds.
 const SKEW: u32 = 10;
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// Time and padding length come first, unencrypted.
+    /// A cookie starts with the unencrypted time and padding length, which are not random.
     #[test]
     fn secret_part_of_cookies_is_random() {
         let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());

@@ -52,7 +52,7 @@ use cookie::CookieKeys;
 use fragments::Fragments;
 use record::Sifted;
 
-/// Maximum handshakes started per flush: each takes about 150 µs, during which datagrams wait.
+/// Maximum handshakes started per flush. Each takes about 150 µs, during which datagrams wait.
 const ADMISSIONS: u32 = 16;
 /// Maximum length of a datagram during a handshake, because dimpl limits only the number of queued datagrams.
 const MAX_HANDSHAKE: usize = 4096;
@@ -545,8 +545,8 @@ impl Associations {
         (association.generation == generation && association.is_open()).then_some(slot)
     }
 
-    /// Slot of the client's association. The client's listener number may or may not be that of its server
-    /// name.
+    /// Slot of the client's association. `client` may contain the listener number of its server name or the one
+    /// for clients without a name.
     fn slot_of(&mut self, client: &Client) -> Option<usize> {
         let place = self.layout.dtls_place(client.listener)?;
         let unnamed = Client { listener: self.listeners.get(place)?.number, ..*client };

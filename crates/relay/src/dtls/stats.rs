@@ -1,4 +1,4 @@
-//! Counters of DTLS.
+//! DTLS counters.
 
 use strum::{IntoStaticStr, VariantArray};
 
@@ -28,8 +28,8 @@ pub enum DtlsFailure {
     KeyShare,
     /// No common cipher suite, signature scheme or extension.
     Incompatible,
-    /// The client gave up, for example because it does not trust the certificate. A plaintext alert, as sent
-    /// by DTLS 1.2 clients, may be forged, so it is counted only after the handshake timeout.
+    /// The client ended the handshake, for example because it does not trust the certificate. A plaintext
+    /// alert, as sent by DTLS 1.2 clients, may be forged, so it is counted only after the handshake timeout.
     Closed,
     Misbehaved,
     /// The server shut down, or the client started over.
@@ -54,14 +54,15 @@ pub enum DtlsDrop {
     /// later.
     Busy,
     NoAssociation,
-    /// The datagram had no effect: a forged, broken or repeated record, or an acknowledgement.
+    /// The datagram had no effect, for example because it contained a forged, broken or repeated record, or
+    /// an acknowledgement.
     NoEffect,
     /// The datagram contained a plaintext alert during a handshake. The alert may be forged and is ignored;
     /// the rest is processed.
     PlainAlert,
     /// The arena had no room for the plaintext.
     NoRoom,
-    /// A message to a client that exceeds the record size.
+    /// The message to the client was longer than a record may be.
     RecordTooLong,
     /// The datagram was to be forwarded to the old process during an upgrade, but that process reads too
     /// slowly.

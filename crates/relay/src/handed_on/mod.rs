@@ -1,12 +1,12 @@
-//! Connections handed on to a web server. [`crate::stream`] recognises them by their first bytes and gives them
-//! away unanswered; this module connects them to the web server and moves bytes.
+//! Connections handed on to a web server. [`crate::stream`] recognises them by their first bytes and passes them on
+//! without replying; this module connects them to the web server and moves bytes.
 //!
 //! ```text
 //!  Streams::next_handed_on ──▶ take: connect ──▶ Connected: PROXY header, bytes read so far, then both directions ──▶ HandOnEnd
 //! ```
 //!
-//! Both sockets are polled edge-triggered from the start; until the web server has accepted, the flows remember
-//! readable sockets.
+//! Both sockets are polled edge-triggered from the start; until the web server has accepted the connection, the flows
+//! only record which sockets are readable.
 
 mod stats;
 
@@ -32,13 +32,13 @@ use crate::{
 };
 pub use stats::{HandOnEnd, HandOnStats, HandedOnBy};
 
-/// Time for the web server to accept.
+/// Timeout in milliseconds for connecting to the web server.
 const CONNECT_MS: u64 = 10_000;
-/// Bytes per direction and turn. The datagrams of TURN clients wait meanwhile, and a client that stops reading
-/// leaves at most this much in user space: 256 MiB at the default limit.
+/// Maximum bytes per direction and turn. During a turn, datagrams of TURN clients wait. This is also the maximum that a
+/// client that stops reading leaves in user space: 256 MiB in total at the default limit.
 const TURN: u64 = 64 << 10;
 
-/// Poller tokens, between those of [`crate::peers`] and the poller's own.
+/// First poller token of these connections. The tokens lie between those of [`crate::peers`] and the poller's own.
 ///
 /// ```text
 /// │ 0111 │ generation (28) │ side (1) │ slot (31) │
@@ -84,10 +84,10 @@ impl Token {
     }
 }
 
-/// A connection that leaves [`crate::stream`].
+/// A connection handed over by [`crate::stream`].
 pub(crate) struct Leaving {
     pub(crate) socket: TcpSocket,
-    /// Everything received, which the web server must get unchanged.
+    /// Everything received so far, which is passed to the web server unchanged.
     pub(crate) received: Vec<u8>,
     pub(crate) by: HandedOnBy,
     pub(crate) client: SocketAddr,
@@ -102,15 +102,16 @@ struct Connection {
     client: TcpSocket,
     server: TcpSocket,
     to: SocketAddr,
-    /// Address that it counts for.
+    /// Client network whose limit this connection counts towards.
     network: IpAddr,
     is_connected: bool,
     to_server: Flow,
     to_client: Flow,
     queued: bool,
-    /// Time by which the web server must accept, or once half-closed, more bytes must have moved.
+    /// Time by which the web server must accept the connection or, once one side has closed, by which more bytes must
+    /// have moved.
     deadline_ms: Option<u64>,
-    /// Bytes moved when the deadline was set.
+    /// Bytes that had been moved when the deadline was set.
     bytes_then: u64,
 }
 
@@ -120,15 +121,15 @@ pub(crate) struct HandedOn {
     most: usize,
     most_per_network: usize,
     generation: u32,
-    /// Created for the first connection; its buffer has 256 KiB.
+    /// Created for the first connection, because its buffer takes 256 KiB.
     mover: Option<Mover>,
     /// Connections with more to move than one turn allows.
     again: Vec<usize>,
     resumed: Vec<usize>,
-    /// Deadlines with their slots.
+    /// Deadlines with the slots of their connections.
     deadlines: BTreeSet<(u64, usize)>,
     half_closed_ms: u64,
-    /// Web servers whose last connection failed, which the log has reported.
+    /// Web servers to which the last connection failed; these failures have been logged.
     down: Vec<SocketAddr>,
     stats: HandOnStats,
 }
@@ -242,7 +243,7 @@ impl HandedOn {
             self.down.retain(|down| *down != to);
             self.set_deadline(slot, None);
         } else if event.error {
-            // Nothing can be read, so a reset ends the connection at once.
+            // Nothing can be read now, so a reset ends the connection immediately.
             if flow.has_ended() || flow.is_blocked() {
                 return self.end(slot, side.reset());
             }
@@ -279,7 +280,7 @@ impl HandedOn {
         self.resumed = due;
     }
 
-    /// Milliseconds of the next [`HandedOn::handle_timeout`]; 0 if there is more to move.
+    /// Time in milliseconds at which [`HandedOn::handle_timeout`] is next due; 0 if there is more data to move.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         if !self.again.is_empty() {
             return Some(0);
@@ -349,12 +350,12 @@ impl HandedOn {
         match reason {
             HandOnEnd::Closed => {}
             HandOnEnd::ClientReset => connection.server.reset(),
-            // A connection cut short must not look complete.
+            // Reset the client's connection, so that a truncated stream does not look complete.
             _ => connection.client.reset(),
         }
     }
 
-    /// Logs an unreachable web server once, until a connection succeeds again.
+    /// Logs that a web server is unreachable, but not again until a connection to it has succeeded.
     fn report_down(&mut self, to: SocketAddr) {
         if !self.down.contains(&to) {
             tracing::warn!(%to, "server.hand_on: the web server does not accept connections; closing its clients");
@@ -372,7 +373,7 @@ impl Connection {
         self.to_server.has_ended() || self.to_client.has_ended()
     }
 
-    /// Returns whether there is more to move, or the side that has failed.
+    /// Moves bytes in both directions. Returns true if there is more to move; the error is the side that failed.
     fn turn(&mut self, mover: &mut Mover) -> Result<bool, Side> {
         let Self { client, server, to_server, to_client, .. } = self;
         let (client, server) = ((Side::Client, &*client), (Side::Server, &*server));

@@ -2,12 +2,12 @@
 
 use strum::{IntoStaticStr, VariantArray};
 
-/// Property that made a rule choose a connection.
+/// Kind of traffic by which a rule selected a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum HandedOnBy {
-    /// TLS, by server name or application protocol.
+    /// TLS, selected by server name or application protocol.
     Tls,
     Plain,
 }
@@ -16,7 +16,7 @@ pub enum HandedOnBy {
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum HandOnEnd {
-    /// Both sides have closed their direction.
+    /// Both sides have closed their sending direction.
     Closed,
     /// Reset by the client, or timed out in the kernel.
     ClientReset,
@@ -24,11 +24,11 @@ pub enum HandOnEnd {
     /// The web server refused the connection or is unreachable.
     Unreachable,
     ConnectTimeout,
-    /// One side has closed its direction, and nothing moved in the other one for too long.
+    /// One side has closed its sending direction, and the other has sent nothing for too long.
     HalfClosed,
     /// Not connected: too many handed-on connections in total.
     Limit,
-    /// Not connected: too many handed-on connections of the client's address.
+    /// Not connected: too many handed-on connections from the client's address.
     LimitAddress,
     /// Not connected: no file descriptors or ports left.
     Exhausted,
@@ -38,7 +38,7 @@ pub enum HandOnEnd {
 /// Counters that are never reset, except the gauge `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandOnStats {
-    /// Current connections, including those to a web server that has not answered yet.
+    /// Current connections, including those that the web server has not accepted yet.
     pub open: u64,
     pub taken: [u64; HandedOnBy::VARIANTS.len()],
     pub ended: [u64; HandOnEnd::VARIANTS.len()],

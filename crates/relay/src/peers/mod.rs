@@ -129,7 +129,7 @@ struct Connection {
     reported: (u64, u64),
     queued: bool,
     half_closed: bool,
-    /// Time at which the bandwidth pause ends, to the peer and to the client.
+    /// Time at which each direction's bandwidth pause ends: towards the peer, towards the client.
     held_until_ms: [u64; 2],
 }
 

@@ -21,12 +21,12 @@ pub(super) struct TlsEnd {
     /// Decrypted data for the peer; the unsent part starts at offset `at`.
     waiting: Vec<u8>,
     at: usize,
-    /// True if the client has ended its direction. `peer_told` is true once the peer's socket has been shut
-    /// down for writing.
+    /// True if the client has ended its sending direction. `peer_told` is true once the peer's socket has
+    /// been shut down for writing.
     client_ended: bool,
     peer_told: bool,
-    /// True if the peer has ended its direction. `notified` is true once close_notify has been written, and
-    /// `client_told` once all data has been sent.
+    /// True if the peer has ended its sending direction. `notified` is true once close_notify has been
+    /// written, and `client_told` once all data has been sent.
     peer_ended: bool,
     notified: bool,
     client_told: bool,

@@ -6,7 +6,8 @@ use turnpike_turn::server::Way;
 
 use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, tls_end::Turned};
 
-/// Bytes requested from a bandwidth limit per call; a worker never reserves more of it.
+/// Maximum bytes requested from a bandwidth limit per call, so a worker never reserves more than
+/// this.
 const PORTION: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -117,7 +117,7 @@ pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]
             Ok(1..) => {}
             // rustls stops reading after close_notify.
             Ok(0) => fed.ended = true,
-            // The buffer is full: no valid handshake message is that long.
+            // The buffer is full, although no valid handshake message is that long.
             Err(_) => fed.error = Some(rustls::Error::General("message too long".to_owned())),
         }
         if let Err(error) = tls.process_new_packets() {

@@ -1,4 +1,4 @@
-//! Settings of TCP and TLS.
+//! TCP and TLS settings.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -8,7 +8,7 @@ use turnpike_turn::server::{Cidr, ConnectionLimits};
 use super::TlsContext;
 use crate::bounded::share;
 
-/// Settings of TCP and TLS listeners. The default has no listeners and the documented limits.
+/// Settings for TCP and TLS listeners. The default has no listeners and the documented limits.
 #[derive(Clone, Debug, Default)]
 pub struct StreamConfig {
     /// TCP listeners. With `tls` they also accept TLS clients, recognised by their first byte.
@@ -20,9 +20,9 @@ pub struct StreamConfig {
     /// Server names (SNI) of TLS and DTLS clients that have their own realms, and therefore their own
     /// listener numbers ([`crate::Layout`]).
     pub server_names: Vec<String>,
-    /// Proxies: connections from these addresses must start with a PROXY header (version 1 or 2).
+    /// Addresses of proxies, whose connections must start with a PROXY header (version 1 or 2).
     pub proxies: Vec<Cidr>,
-    /// Connections for a web server; the first rule that matches decides.
+    /// Rules that select connections for a web server; the first matching rule applies.
     pub hand_on: Vec<HandOnRule>,
     pub limits: ConnectionLimits,
 }
@@ -36,7 +36,7 @@ impl StreamConfig {
         self.hand_on.iter().any(|rule| rule.selector != Selector::Plain)
     }
 
-    /// Returns true for names that certificates or realms list exactly.
+    /// Returns true if a certificate or realm lists exactly this name.
     pub(super) fn is_own_name(&self, name: &str) -> bool {
         self.server_names.iter().any(|own| own.eq_ignore_ascii_case(name))
             || self.tls.as_ref().is_some_and(|tls| tls.has_certificate_for(name))

@@ -18,7 +18,7 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Proxied,
-    /// Not known yet: the first byte decides between plain and TLS.
+    /// Not known until the first byte, which shows if the client uses TLS.
     Unknown,
     Handshake,
     Open,
@@ -61,11 +61,11 @@ pub(super) struct Connection {
     pub(super) listener: usize,
 }
 
-/// Maximum length of a message from a client without an allocation: that of a request.
+/// Maximum length of a message from a client without an allocation, which can only be a request.
 const MAX_REQUEST_LEN: usize = turnpike_turn::server::MAX_REQUEST_LEN;
 
 pub(super) const PORTION: usize = 32 << 10;
-/// Bytes per read without an allocation: more than a request, and enough for a ClientHello.
+/// Bytes per read from a client without an allocation: more than a request, and enough for a ClientHello.
 const FIRST_PORTION: usize = 4 << 10;
 
 impl Connection {

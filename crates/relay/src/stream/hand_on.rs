@@ -14,7 +14,7 @@ use crate::{
     link::Place,
 };
 
-/// Bytes that show whether a message is STUN.
+/// Number of bytes needed to tell whether a message is STUN.
 const STUN_PREFIX: usize = 8;
 
 pub(super) enum Choice {
@@ -23,7 +23,7 @@ pub(super) enum Choice {
     HandOn,
 }
 
-/// A chosen connection, whose bytes its framer holds.
+/// A connection selected by a rule. The bytes received so far are in its framer.
 pub(super) struct Chosen {
     place: Place,
     by: HandedOnBy,
@@ -31,7 +31,7 @@ pub(super) struct Chosen {
 }
 
 impl Streams {
-    /// Chooses by the bytes received so far, behind a PROXY header.
+    /// Looks for a matching rule, based on the bytes received so far after any PROXY header.
     pub(super) fn choose(&mut self, slot: usize, bytes: &[u8]) -> Choice {
         let Some(first) = bytes.first() else { return Choice::Turn };
         let (by, rule) = if *first == client_hello::HANDSHAKE {
@@ -40,7 +40,7 @@ impl Streams {
             }
             match client_hello::parse(bytes, &mut self.hello) {
                 Parsed::Incomplete { wanted } => return Choice::Incomplete { wanted },
-                // TLS answers it with an alert.
+                // rustls will respond with an alert.
                 Parsed::Malformed => return Choice::Turn,
                 Parsed::Hello(hello) => {
                     let is_own = |name: &str| self.config.is_own_name(name);
@@ -49,7 +49,8 @@ impl Streams {
             }
         } else {
             let Some(rule) = HandOnRule::for_plain(&self.config.hand_on) else { return Choice::Turn };
-            // A split header must not pass as the client's own bytes.
+            // Wait until it is clear that the bytes do not start a PROXY header, which must not be mistaken for
+            // the client's data.
             if proxy_protocol::is_begun(bytes).is_none() || may_be_stun(bytes) && bytes.len() < STUN_PREFIX {
                 return Choice::Incomplete { wanted: bytes.len() + 1 };
             }
@@ -88,8 +89,8 @@ impl Streams {
     }
 }
 
-/// Returns false once the bytes cannot start a STUN message. A connection never starts with ChannelData, for which
-/// the first byte of `GET` could be taken.
+/// Returns false once it is clear that the bytes do not start a STUN message. ChannelData, which may start with
+/// the same byte as `GET`, is never the first message of a connection.
 fn may_be_stun(bytes: &[u8]) -> bool {
     let cookie = bytes.get(4..).unwrap_or_default();
     let shared = cookie.len().min(COOKIE.len());

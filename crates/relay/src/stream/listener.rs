@@ -98,7 +98,7 @@ impl Streams {
         }
     }
 
-    /// Stops polling a listener for a while, because the poller would report it again immediately.
+    /// Stops polling a listener for a while; otherwise, the poller would keep reporting it immediately.
     fn pause_listener(&mut self, place: usize, until_ms: u64, poller: &Poller) {
         let Some(Listener { socket: Some(listening), paused, .. }) = self.listeners.get_mut(place) else {
             return;

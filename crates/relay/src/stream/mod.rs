@@ -63,7 +63,7 @@ use send::Pieces;
 const FIRST_TOKEN: u64 = 1 << 32;
 const FIRST_CONNECTION: u64 = 2 << 32;
 pub(crate) const END_OF_TOKENS: u64 = 1 << 62;
-/// Handshake steps per tick: each takes up to a millisecond, during which datagrams wait.
+/// Maximum handshake steps per tick. Each takes up to a millisecond, during which datagrams wait.
 const HANDSHAKES: u32 = 4;
 /// Messages per tick before datagrams get their turn. A higher value would let a TCP flood delay UDP clients;
 /// with a lower value, less would be sent per write.
@@ -109,7 +109,7 @@ pub(crate) struct Streams {
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
     idle: Bounded,
-    /// Connections that were accepted but are not read until their address has a free slot.
+    /// Connections that were accepted but are not read until their address is below its limit again.
     waiting: Bounded,
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -120,7 +120,7 @@ pub(crate) struct Streams {
     scratch: Vec<u8>,
     /// ClientHello joined from several records.
     hello: Vec<u8>,
-    /// Connections to hand on to a web server.
+    /// Connections that will be handed on to a web server.
     chosen: Vec<Chosen>,
     handshakes_left: u32,
     share_left: usize,

@@ -11,9 +11,9 @@ pub(super) const SLICES: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// A reply: never dropped, but the connection is closed if too many are unsent.
+    /// A reply, which is never dropped; but the connection is closed if too many replies are unsent.
     Control,
-    /// A relayed datagram: if the queue is full, the oldest is dropped, as a router would do.
+    /// A relayed datagram. If the queue is full, the oldest is dropped, as a router would do.
     Datagram,
 }
 

@@ -131,7 +131,7 @@ impl Streams {
     /// Sends everything queued in this tick and closes connections. Afterwards the arena may be reused.
     pub(crate) fn flush(&mut self, rx: &Rx, poller: &Poller) {
         self.handshakes_left = HANDSHAKES;
-        // Closing adds only the current connection to the list.
+        // Closing a connection adds only that connection to the list.
         let mut index = 0;
         while let Some(&slot) = self.touched.get(index) {
             index += 1;

@@ -34,14 +34,14 @@ pub enum CloseReason {
     /// The oldest connection without an allocation, evicted for a new client when the total limit was
     /// reached.
     Evicted,
-    /// Evicted or refused at the limit of its address.
+    /// Evicted or refused because its address was at the limit.
     LimitAddress,
     DataConnection,
-    /// A certificate authority has validated a name (RFC 8737).
+    /// A certificate authority connected only to validate a name (RFC 8737).
     Challenge,
     /// Moved to the worker that has the state to which the client's request refers.
     HandedOver,
-    /// Left to a web server ([`crate::handed_on`]).
+    /// Handed on to a web server ([`crate::handed_on`]).
     HandedOn,
     Shutdown,
 }
@@ -75,9 +75,9 @@ pub enum HandshakeFailure {
     Incompatible,
     /// The client offered only ALPN protocols that the server does not know (RFC 7443).
     Alpn,
-    /// The client gave up, for example because it does not trust the certificate.
+    /// The client ended the handshake, for example because it does not trust the certificate.
     Alert,
-    /// The handshake was longer than any valid one.
+    /// The handshake was longer than any valid handshake.
     TooLong,
     Misbehaved,
     Other,

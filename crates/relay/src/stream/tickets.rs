@@ -16,7 +16,7 @@ use rustls::server::ProducesTickets;
 use serde::{Deserialize, Serialize};
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
-/// Time for which a key encrypts tickets; after that it still decrypts them for the same time.
+/// Time for which a key encrypts tickets; after that, it still decrypts them for an equally long time.
 const TERM: Duration = Duration::from_secs(6 * 3600);
 const NONCE_LEN: usize = 12;
 const TAG_LEN: usize = 16;

@@ -24,10 +24,10 @@ use turnpike_wire::pem::with_markers_on_lines;
 
 use super::tickets::{TicketKeys, Tickets};
 
-/// Protocol of a certificate authority that validates a name (RFC 8737).
+/// Application protocol with which a certificate authority validates a name (RFC 8737).
 const CHALLENGE_PROTOCOL: &[u8] = b"acme-tls/1";
 
-/// Maximum number of simultaneous challenges.
+/// Maximum number of simultaneously pending challenges.
 const CHALLENGES: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum CertificateError {
     NoCertificate,
     #[error("invalid PEM: {0}")]
     CertificatePem(String),
-    /// One of OpenSSL's formats, which the PEM parser would skip.
+    /// PEM label of an OpenSSL format, which the PEM parser would skip.
     #[error("BEGIN {0} is not BEGIN CERTIFICATE: convert it (openssl x509 -in FILE -out NEW)")]
     ForeignLabel(&'static str),
     #[error("the first certificate is not a usable X.509 certificate: {0}")]
@@ -209,7 +209,7 @@ impl TlsContext {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth();
         let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
-        // The last one is not for clients.
+        // The last protocol is for certificate authorities, not for clients.
         let protocols = TURN_PROTOCOLS.iter().map(|name| name.as_bytes()).chain([CHALLENGE_PROTOCOL]);
         config.alpn_protocols = protocols.map(<[u8]>::to_vec).collect();
         // Stateless: nothing is stored per client, and workers never wait for each other.
@@ -228,7 +228,7 @@ impl TlsContext {
         *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
-    /// Returns whether a certificate lists exactly this name, in lower case, not only a wildcard for it, or a challenge
+    /// Returns true if a certificate lists this lower-case name itself, not just a matching wildcard, or if a challenge
     /// for it is pending.
     pub(super) fn has_certificate_for(&self, name: &str) -> bool {
         let directory = self.shown.directory.read().unwrap_or_else(PoisonError::into_inner);
@@ -301,7 +301,7 @@ impl fmt::Debug for Shown {
 
 impl ResolvesServerCert for Shown {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        // RFC 8737 section 3: the authority offers this protocol only.
+        // A validating certificate authority offers only this protocol (RFC 8737 section 3).
         if hello.alpn().is_some_and(|mut offered| offered.all(|name| name == CHALLENGE_PROTOCOL)) {
             let challenges = self.challenges.read().unwrap_or_else(PoisonError::into_inner);
             return challenges.get(&hello.server_name()?.to_ascii_lowercase()).cloned();

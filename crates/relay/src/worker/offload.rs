@@ -484,7 +484,7 @@ impl Offload {
         (offloaded.allocation == allocation).then_some(offloaded)
     }
 
-    /// Changes an allocation, and counts the traffic of flows that this removes.
+    /// Changes an allocation, and counts the traffic of flows that the change removes.
     fn with<P: Policy>(
         &mut self,
         allocation: AllocationSlot,
@@ -539,11 +539,11 @@ impl Offload {
             let expires_ns = self.clock.ns(channel.expires_ms);
             match &mut channel.to_peer {
                 Some(flow) => _ = installer.flows.extend(flow, expires_ns),
-                // A reload has excluded the channel number: the state machine drops its datagrams.
+                // A reload has excluded the channel number, so the state machine drops its datagrams.
                 None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
                 None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
-            // RFC 8656 section 9: a channel binding does not replace the permission.
+            // A channel binding does not replace the permission (RFC 8656 section 9).
             let permitted = offloaded.permissions.iter().find(|(ip, _)| *ip == channel.named);
             let Some((_, permitted_ms)) = permitted else { continue };
             let expires_ns = self.clock.ns(channel.expires_ms.min(*permitted_ms));

@@ -1,5 +1,5 @@
 //! Sends a verdict as a UDP datagram, stream data or a DTLS record. Separate from the worker, because the
-//! received bytes stay borrowed in the meantime.
+//! received bytes stay borrowed while they are sent.
 
 use turnpike_net::{Route, Rx, SocketId, Tx};
 use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl};

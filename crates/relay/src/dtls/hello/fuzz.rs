@@ -68,7 +68,7 @@ fn has_twins(hello: &Hello<'_>) -> bool {
 fn exchange(key: &CookieKeys, datagram: &[u8]) {
     let hello = match Hello::parse(datagram) {
         Ok(hello) => hello,
-        // Without its cookie, a ClientHello may offer no version at all.
+        // Removing the cookie may leave a ClientHello that offers no supported version.
         Err(error) => {
             return assert!(matches!(error, HelloError::Version | HelloError::KeyShare), "{error:?}");
         }
