@@ -134,7 +134,7 @@ impl RequestCounts {
     }
 }
 
-/// State of [`admit`].
+/// State that [`admit`] needs.
 #[derive(Clone)]
 pub(crate) struct Guard {
     program: Arc<dyn Owner>,
@@ -249,7 +249,7 @@ pub(crate) async fn admit(
     };
     COUNTS.count(response.status());
     if response.status() == StatusCode::SERVICE_UNAVAILABLE {
-        // Responses of health checks and of other nodes may lack the header.
+        // Responses of health checks and of other nodes may lack a Retry-After header.
         response.headers_mut().entry(header::RETRY_AFTER).or_insert(problem::RETRY_AFTER);
     }
     set_security_headers(response.headers_mut());

@@ -72,7 +72,7 @@ enum UserCursor {
 }
 
 impl UserCursor {
-    /// Consists of letters, digits and a dot.
+    /// Formats the cursor as letters, digits and a dot.
     fn to_text(&self) -> String {
         match self {
             Self::Configured(told) => told.to_string(),
@@ -227,8 +227,8 @@ impl Accounts {
         self.still_configured(removed, SECRET, wanted, &realm)
     }
 
-    /// Makes another secret the one that signs. The others stay valid until the credentials made with
-    /// them have expired.
+    /// Makes another secret the signing secret. The others stay valid until the credentials made with them
+    /// have expired.
     pub async fn rotate_secret(&self, rotation: Rotation) -> Result<Rotated, Problem> {
         let Rotation { realm, secret, overlap_s } = rotation;
         let realm = self.realm(realm.as_deref())?;
@@ -509,7 +509,7 @@ impl Accounts {
         if store.rules().is_none() {
             store.read().await.map_err(told)?;
         }
-        // A key may be valid for all realms.
+        // An API key may be valid for all realms.
         let note =
             if kind == REALM || realm.is_empty() { None } else { self.check_served(store, &realm).await? };
         let existed = store.apply(&edit, existing).await.map_err(told)?;

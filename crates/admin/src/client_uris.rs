@@ -79,7 +79,7 @@ impl ClientUris<'_> {
         let certified = || self.certificates.iter().flat_map(|certificate| certificate.identity.names());
         match certified().find(|name| !name.starts_with("*.")) {
             Some(name) => vec![name.clone()],
-            // A certificate that has names does not cover an address.
+            // A certificate for names is not valid for addresses, so there is no URI for this listener.
             None if is_secure(transport) && certified().next().is_some() => Vec::new(),
             None => self.public(address).iter().map(ToString::to_string).collect(),
         }

@@ -42,10 +42,10 @@ pub(crate) use progress::Progress;
 use room::{ConnectionRoom, Place};
 use wire::Wire;
 
-/// Maximum number of connections of all listeners of the admin interface.
+/// Maximum number of connections to the admin interface, over all its listeners.
 const MOST_ADMIN: usize = 32;
-/// Maximum number of connections of all listeners for applications. A wrong key occupies its slot for a
-/// second.
+/// Maximum number of connections from applications, over all listeners for them. A wrong key occupies its
+/// slot for a second.
 const MOST_OF_APPLICATIONS: usize = 128;
 
 /// Descriptors for the admin interface: one per open or closing connection, and some for files.
@@ -62,8 +62,8 @@ const REFUSAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
-    /// Maximum number per listener. Another connection replaces the oldest idle one; if all are busy,
-    /// it gets 503.
+    /// Maximum number of connections per listener. A new connection replaces the oldest idle one; if all
+    /// are busy, it gets 503.
     pub(crate) connections: usize,
     /// Time limit for the request headers.
     pub(crate) head: Duration,
@@ -74,13 +74,13 @@ pub(crate) struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// Limits of one of several listeners. Each listener has its own share, so that a flood on one does
-    /// not affect the others.
+    /// Limits for each of several listeners. The connections are divided among the listeners, so that a
+    /// flood on one does not affect the others.
     pub(crate) fn of_one(listeners: usize) -> Self {
         Self::share(MOST_ADMIN, listeners)
     }
 
-    /// Limits of one of several listeners for applications.
+    /// Limits for each of several listeners for applications.
     pub(crate) fn of_one_for_applications(listeners: usize) -> Self {
         Self::share(MOST_OF_APPLICATIONS, listeners)
     }

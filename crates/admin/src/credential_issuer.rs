@@ -30,13 +30,13 @@ const LONGEST_USER: usize = 256;
 
 pub(crate) struct Issued {
     pub(crate) realm: String,
-    /// Seconds.
+    /// Lifetime in seconds.
     pub(crate) ttl: u32,
-    /// Last Unix second in which it is valid.
+    /// Last Unix second in which the credential is valid.
     pub(crate) expiry: u64,
     pub(crate) uris: Vec<String>,
     pub(crate) grant: Grant,
-    /// Owner, as named by the application.
+    /// Owner of the credential, as named by the application.
     user: String,
 }
 
@@ -220,7 +220,7 @@ pub(crate) fn issue(
     Ok(Issued { realm, ttl, expiry, uris, grant, user })
 }
 
-/// The requested realm, which must be allowed for the key and served.
+/// Returns the requested realm, if the key is valid for it and the server serves it.
 fn realm_of(
     settings: &Settings,
     key: Option<&ApiKey>,

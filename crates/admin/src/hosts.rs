@@ -16,7 +16,8 @@ pub(crate) fn check(
     headers: &HeaderMap,
 ) -> Result<(), Problem> {
     let mut named = headers.get_all(header::HOST).iter();
-    // RFC 9112 section 3.2: HTTP/1.1 requires exactly one. HTTP/1.0 does not, but browsers do not use it.
+    // RFC 9112 section 3.2: HTTP/1.1 requires exactly one Host header. HTTP/1.0 does not, but browsers do
+    // not use it.
     let host = match (named.next(), named.next()) {
         (Some(host), None) => host,
         (None, _) if version == Version::HTTP_10 => return Ok(()),

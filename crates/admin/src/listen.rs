@@ -63,7 +63,7 @@ pub enum ListenError {
         directory.display()
     )]
     NoPlace { directory: PathBuf, source: io::Error },
-    /// A certificate or a CA.
+    /// A certificate or a CA cannot be used.
     #[error("cannot serve the admin interface over TLS: {0}")]
     Tls(#[from] TlsError),
 }
@@ -106,9 +106,9 @@ pub(crate) struct Bound {
 /// Owner of a Unix socket's file.
 enum SocketOwner {
     None,
-    /// Removed on drop.
+    /// The file belongs to this process, and is removed on drop.
     Own(SocketFile),
-    /// Owned by another process until this one answers.
+    /// The file belongs to another process until this one answers.
     Another(UnixName),
 }
 
@@ -122,7 +122,7 @@ struct Kept {
     configured: String,
     /// Notified when the listener must stop accepting.
     left: Arc<Notify>,
-    /// `None` after the handover to another process.
+    /// Listening socket and its file; `None` after the handover to another process.
     socket: Mutex<Option<(OwnedFd, Option<SocketFile>)>>,
 }
 
@@ -357,7 +357,7 @@ impl Bound {
 
 /// Binds an address, even if this machine does not have it yet (DHCP, VRRP, address detection).
 fn bind(address: SocketAddr) -> io::Result<turnpike_net::TcpListener> {
-    // IPV6_V6ONLY, so that 0.0.0.0 and [::] can use the same port.
+    // Sets IPV6_V6ONLY, so that 0.0.0.0 and [::] can use the same port.
     let options = ListenOptions { unsent_limit: Some(UNSENT), ..ListenOptions::default() };
     let bound = turnpike_net::TcpListener::bind(address, &options);
     if bound.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable) {

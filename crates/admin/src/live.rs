@@ -68,7 +68,7 @@ pub(crate) struct Feed {
 
 pub(crate) struct Frame {
     pub(crate) live: Live,
-    /// Serialized on first use.
+    /// `live` as an event, serialized on first use.
     event: OnceLock<Bytes>,
 }
 

@@ -11,7 +11,7 @@ use turnpike_wire::address::UnixName;
 
 /// Timeout for the local response.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Longer than any `/readyz` response.
+/// Maximum number of response bytes to read; no `/readyz` response is longer.
 const LONGEST: u64 = 4096;
 
 pub(crate) fn drains_at_unix(name: &UnixName) -> bool {

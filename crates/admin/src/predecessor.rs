@@ -36,7 +36,7 @@ struct PredecessorRequest {
     id: u64,
     method: String,
     path: String,
-    /// JSON; empty if there is no body.
+    /// Body of the request as JSON; empty if there is none.
     #[serde(default)]
     body: String,
     /// Client of the new process, for the audit log.

@@ -12,7 +12,7 @@ use crate::accounts::Store;
 
 pub trait Owner: Program {
     fn settings(&self) -> AdminSettings;
-    /// `None` for a forwarder, and after the server has stopped.
+    /// The running TURN server; `None` for a forwarder, and after the server has stopped.
     fn server(&self) -> Option<ServerView>;
 }
 
@@ -20,7 +20,7 @@ pub trait Owner: Program {
 /// before waiting for anything.
 pub struct ServerView {
     pub relay: Arc<Relay>,
-    /// Includes settings from the store.
+    /// Effective settings, including those from the store.
     pub settings: Arc<Settings>,
     pub store: Option<Store>,
     /// Certificates for clients.
@@ -28,7 +28,7 @@ pub struct ServerView {
     pub orders: Vec<CertificateOrder>,
     pub addresses: Arc<[RelayState]>,
     pub datapath: Datapath,
-    /// Reason for the choice.
+    /// Reason for the choice of the data path.
     pub datapath_reason: Arc<str>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn status_of(program: &dyn Owner, at: Timestamp, uptime: Duration) ->
     }
 }
 
-/// RFC 3339 without fractions.
+/// Formats a time as RFC 3339, without fractions of a second.
 pub(crate) fn seconds(at: Timestamp) -> String {
     Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
 }

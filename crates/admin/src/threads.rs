@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 /// Minimum interval between measurements.
 const SHORTEST: Duration = Duration::from_millis(200);
-/// Maximum age of a sample; older ones are not current enough.
+/// Maximum age of a sample that is still considered current.
 const LONGEST: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ struct ThreadSample {
 }
 
 impl ThreadSample {
-    /// Empty if there is no /proc.
+    /// Reads the CPU times of all threads; empty if there is no /proc.
     fn take() -> Self {
         let tasks = Process::myself().and_then(|process| process.tasks()).into_iter().flatten().flatten();
         let thread = |task: Task| {

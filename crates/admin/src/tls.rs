@@ -39,7 +39,7 @@ impl TlsError {
     }
 }
 
-/// Shared by all listeners of the same kind.
+/// TLS settings that all listeners of the same kind share.
 pub(crate) struct ListenerTls {
     acceptor: TlsAcceptor,
     shown: Arc<ServedCertificate>,
@@ -48,7 +48,7 @@ pub(crate) struct ListenerTls {
 }
 
 impl ListenerTls {
-    /// For the admin interface; `None` if it has no certificate.
+    /// TLS for the admin interface; `None` if it has no certificate.
     pub(crate) fn new(settings: &AdminSettings) -> Result<Option<Self>, TlsError> {
         let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) else { return Ok(None) };
         let files = CertificateFiles { cert: cert.clone(), key: key.clone() };
@@ -57,7 +57,7 @@ impl ListenerTls {
         Self::with(files, "the admin interface", full, read).map(Some)
     }
 
-    /// For applications, without client certificates.
+    /// TLS for listeners for applications, which use no client certificates.
     pub(crate) fn for_applications(files: CertificateFiles) -> Result<Self, TlsError> {
         Self::with(files, "the API for credentials", None, None)
     }
@@ -160,7 +160,8 @@ struct LoadedCertificate {
     stamp: PairStamp,
     key: Arc<CertifiedKey>,
     names: Vec<String>,
-    /// Time of the last attempt to read an unusable pair: it may become valid without a change to the files.
+    /// Time of the last attempt to read an unusable pair. The pair may become valid even if the files do not
+    /// change.
     refused: Option<Instant>,
 }
 

@@ -31,7 +31,7 @@ pub struct MadeToken {
     pub mac_key: Secret,
 }
 
-/// Random bytes for one token: its MAC key and the nonce of its encryption.
+/// Random bytes for one token: its MAC key, and the nonce used to encrypt it.
 pub type TokenRandom = ([u8; MAC_KEY_LEN], [u8; NONCE_LEN]);
 
 /// Makes a token for `server_name`, issued at `unix` (seconds) and valid for `ttl` seconds.

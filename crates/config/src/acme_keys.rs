@@ -25,19 +25,19 @@ pub(crate) const MOST_NAMES: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcmeSettings {
     pub directory: String,
-    /// Mail address for the authority's notices; empty for none.
+    /// Mail address for notices from the CA; empty for none.
     pub contact: String,
     pub challenge: AcmeChallenge,
     /// Listeners for http-01, open while a challenge is pending.
     pub http_listen: Vec<SocketAddr>,
-    /// Program that sets and removes the record of dns-01.
+    /// Program that sets and removes the TXT record for dns-01.
     pub hook: Option<PathBuf>,
-    /// Certificate of the authority's own server, if the machine does not trust it.
+    /// CA certificate that verifies the ACME server itself, if the machine does not trust it.
     pub authority: Option<PathBuf>,
-    /// Identifier of the account made beforehand at the authority (external account binding); empty for none.
+    /// Identifier of an account created beforehand at the CA (external account binding); empty for none.
     pub eab_key_id: String,
     pub eab_key: Option<BindingKey>,
-    /// Kind of certificate; empty for the authority's choice.
+    /// Certificate profile to request; empty to let the CA choose.
     pub profile: String,
 }
 
@@ -74,7 +74,7 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AcmeChallenge {
-    /// `TlsAlpn` with a TCP listener on port 443, otherwise `Http`.
+    /// `TlsAlpn` if there is a TCP listener on port 443, otherwise `Http`.
     #[default]
     Auto,
     TlsAlpn,
@@ -85,9 +85,9 @@ pub enum AcmeChallenge {
 /// Subject of an ordered certificate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CertificateName {
-    /// Lower case.
+    /// DNS name in lower case.
     Dns(String),
-    /// The parent of the replaced label.
+    /// Domain after the `*.`, in lower case.
     Wildcard(String),
     Ip(IpAddr),
 }

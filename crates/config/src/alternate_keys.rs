@@ -24,7 +24,7 @@ settings! {
     }
 }
 
-/// Placeholder: `alternate.address` is mandatory.
+/// Placeholder until the mandatory `alternate.address` is read.
 fn nowhere() -> Alternate {
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     Alternate { address, domain: None, transports: Vec::new(), when: AlternateWhen::default() }

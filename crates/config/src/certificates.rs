@@ -19,7 +19,7 @@ impl<C> Default for ReadCertificates<C> {
     }
 }
 
-/// Key of ordered certificates in mistakes.
+/// Configuration key named in errors about ordered certificates.
 pub const ORDERED: &str = "tls.acme";
 
 /// Directory of ordered certificates and of the account that orders them; `None` without a state directory.
@@ -31,8 +31,8 @@ pub fn files(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     named(settings).into_iter().flat_map(|(_, files)| [files.cert, files.key])
 }
 
-/// Files by key of the configuration. Those of [`ORDERED`] hold certificate and key, and are missing until the
-/// first order has succeeded.
+/// Certificate files by configuration key. Those of [`ORDERED`] contain both certificate and key, and are
+/// missing until the first order has succeeded.
 pub fn named(settings: &Settings) -> Vec<(&'static str, CertificateFiles)> {
     let default = settings.tls.cert.clone().zip(settings.tls.key.clone());
     let default = default.map(|(cert, key)| ("tls.cert", CertificateFiles { cert, key }));

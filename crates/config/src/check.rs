@@ -124,7 +124,7 @@ impl Judge<'_> {
                     "the address of a web server; with the same port, listen on other addresses than it does",
                 );
             }
-            // Everyone would come from the loopback address, which may have full access.
+            // Everyone's requests would come from the loopback address, which may have full access.
             if settings.admin.tcp().any(is_here) {
                 self.refuse(
                     "server.hand_on",
@@ -433,7 +433,7 @@ impl Judge<'_> {
             let problem = format!("{kid:?} is listed twice in realm {realm:?}");
             self.refuse("oauth.key", problem, "each kid once in a realm");
         }
-        // Tokens do not name their realm.
+        // A token does not name its realm, so each realm needs a different key.
         let elsewhere = |key: &&TokenKeySettings| {
             keys.iter().any(|other| other.key == key.key && realm_of(other) != realm_of(key))
         };

@@ -193,7 +193,7 @@ impl Place {
         }
     }
 
-    /// Merges two places into one, if one place covers both.
+    /// Returns a single place that covers both, if there is one.
     fn with(self, other: Self) -> Option<Self> {
         match (self, other) {
             (one, other) if one == other => Some(one),

@@ -17,7 +17,7 @@ const SHORTEST_SECRET: usize = 32;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetSettings {
-    /// Store URL as the operator wrote it; `None` without a fleet.
+    /// Store URL exactly as configured; `None` without a fleet.
     pub url: Option<Secret>,
     pub secret: Option<Secret>,
     /// Selects one of several fleets in a store.
@@ -30,13 +30,13 @@ pub struct FleetSettings {
     /// Name in this node's certificate, sent to TLS clients in redirects.
     pub domain: Option<String>,
     pub redirect: FleetRedirect,
-    /// Limit for all nodes together; 0 for none.
+    /// Limit on the allocations of all nodes together; 0 for none.
     pub allocations: u32,
     /// Capacity of this node in bits per second; 0 if unknown.
     pub bits_per_second: u64,
-    /// Seconds.
+    /// Interval in seconds at which the shared keys are replaced.
     pub key_rotation: u32,
-    /// Publishes allocations in coturn's format.
+    /// True if allocations are published in coturn's format.
     pub coturn_status: bool,
 }
 
@@ -67,7 +67,7 @@ impl Default for FleetSettings {
 pub enum FleetRedirect {
     /// While this node drains or is full.
     Full,
-    /// Also while this node is much busier than others.
+    /// While this node drains, is full, or is much busier than others.
     Load,
     /// On each new allocation that did not arrive at one of `addresses`, for example because of
     /// anycast.

@@ -8,15 +8,15 @@ use super::{Checks, Mistake, Origin, read::ValueReader};
 
 pub(crate) struct KeySpec<S> {
     pub(crate) path: &'static str,
-    /// Completes "expected ...".
+    /// Text that completes "expected ..." in error messages.
     pub(crate) expected: &'static str,
-    /// Flags can repeat, and environment variables are split at commas.
+    /// True for a list: flags can repeat, and environment variables are split at commas.
     pub(crate) list: bool,
     pub(crate) secret: bool,
     pub(crate) reload: bool,
     /// Reads a value into the settings; `None` if it is invalid.
     pub(crate) apply: fn(&mut ValueReader<'_>, &Node, &mut S) -> Option<()>,
-    /// Effective value as TOML, secrets masked.
+    /// Formats the effective value as TOML, with secrets masked.
     pub(crate) show: fn(&S) -> String,
     /// Compares values, including secrets, which are all shown alike.
     pub(crate) differs: fn(&S, &S) -> bool,
@@ -59,7 +59,7 @@ impl<S> KeySpec<S> {
     }
 }
 
-/// Environment variable of a key.
+/// Name of the environment variable for a key.
 pub(crate) fn variable(path: &str) -> String {
     format!("TURNPIKE_{}", path.replace('.', "_").to_uppercase())
 }

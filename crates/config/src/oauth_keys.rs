@@ -15,9 +15,9 @@ use crate::{Secret, access_tokens::token_key, secret::MASK};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct OauthSettings {
-    /// Server name in the tokens; empty for the name of `server.realm`.
+    /// Server name in the tokens; if empty, the name of `server.realm` is used.
     pub server_name: String,
-    /// Seconds.
+    /// Tolerated clock difference in seconds.
     pub skew: u32,
     pub keys: Vec<TokenKeySettings>,
 }
@@ -32,9 +32,9 @@ impl Default for OauthSettings {
 pub struct TokenKeySettings {
     pub kid: String,
     pub key: TokenKey,
-    /// Maximum lifetime of its tokens in seconds.
+    /// Maximum lifetime, in seconds, of tokens made with this key.
     pub max_lifetime: u32,
-    /// Realm that accepts the tokens; `None` is `server.realm`.
+    /// Realm that accepts the tokens; `None` means `server.realm`.
     pub realm: Option<String>,
 }
 
@@ -110,7 +110,7 @@ fn issuer_key(reader: &mut ValueReader<'_>, node: &Node) -> Option<TokenKeySetti
 mod tests {
     use super::*;
 
-    /// RFC 7635 section 7.
+    /// The default is from RFC 7635 section 7.
     #[test]
     fn default_clock_skew_is_five_seconds() {
         assert_eq!(OauthSettings::default().skew, 5);

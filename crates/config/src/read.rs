@@ -6,7 +6,7 @@ use turnpike_strict::{Entry, Node, Value};
 
 use super::{Mistake, Secret};
 
-/// Checks that need crates that this one does not link.
+/// Checks passed in by the program, because they need crates that this one does not depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Checks {
     /// Fails with the reason if the text is not a log filter.

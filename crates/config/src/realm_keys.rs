@@ -23,7 +23,7 @@ settings! {
             => "a list of addresses that the server listens on, such as [\"0.0.0.0:3478\"]";
         /// Server names (SNI) of TLS and DTLS clients that select this realm, in lower case.
         server_names: Vec<String> = Vec::new(), reload "realm.server_names" SERVER_NAMES;
-        /// Limit for all users together.
+        /// Maximum number of allocations of all users together.
         allocations: Option<usize> = None, reload "realm.allocations" LIMIT;
         allocations_per_user: Option<usize> = None, reload "realm.allocations_per_user" LIMIT;
         /// Bits per second of the whole realm, in each direction.
@@ -33,7 +33,7 @@ settings! {
         /// Bits per second of each allocation.
         bits_per_second_per_allocation: Option<Option<u64>> = None,
             reload "realm.bits_per_second_per_allocation" REALM_RATE;
-        /// Seconds.
+        /// Maximum duration of an allocation in seconds.
         max_allocation_duration: Option<Option<u32>> = None, reload "realm.max_allocation_duration" REALM_MAX_ALLOCATION_DURATION;
         relay_ports: Option<RangeInclusive<u16>> = None, reload "realm.relay_ports" RELAY_PORTS;
         place: Place = Place::default();

@@ -22,11 +22,11 @@ pub struct RealmView<'a> {
     max_allocations: Option<usize>,
     max_allocations_per_user: Option<usize>,
     relay_ports: Option<&'a RangeInclusive<u16>>,
-    /// Accepts RFC 7635 tokens.
+    /// True if the realm accepts RFC 7635 tokens.
     pub(crate) tokens: bool,
-    /// Has users in a store, whose names are unknown here.
+    /// True if the realm may have users in a store; their names are not known here.
     has_store: bool,
-    /// A user in the store may lack a SHA-256 key.
+    /// True if a user in the store may lack a SHA-256 key.
     stores_md5: bool,
 }
 
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!([in_realm(&settings, "a"), in_realm(&settings, "turnpike")], [(false, false); 2]);
         settings.store.sha256 = true;
         assert_eq!(in_realm(&settings, "a"), (true, false));
-        // A store that knows this overrides the setting.
+        // A store that knows whether all users have a SHA-256 key overrides this setting.
         settings.store.sha256 = false;
         settings.stored.md5_only = Some(["a".to_owned()].into());
         assert_eq!(

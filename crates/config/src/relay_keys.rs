@@ -11,7 +11,7 @@ use crate::key::{Kind, list_of};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPlace {
     At(RelayAddress),
-    /// The detected address of the same family as this external one.
+    /// The detected address of the same family as this external address.
     Behind(IpAddr),
     /// The detected addresses of all families without another entry.
     Detected,
@@ -73,7 +73,7 @@ pub fn resolve(places: &[RelayPlace], found: &[IpAddr]) -> (Vec<RelayAddress>, V
             RelayPlace::At(address) => addresses.push(*address),
             RelayPlace::Behind(external) => {
                 match found.iter().find(|ip| ip.is_ipv4() == external.is_ipv4()) {
-                    // The machine itself may have the external address.
+                    // The external address may itself be an address of this machine.
                     Some(bind) => addresses.push(RelayAddress {
                         bind: *bind,
                         external: Some(*external).filter(|external| external != bind),

@@ -44,10 +44,10 @@ pub(crate) fn rename_log_level(level: &mut String, origin: &Origin) -> Option<St
     Some(format!("{origin}: log.level: {old:?} is now {level:?}: {ADVICE}"))
 }
 
-/// Result of a renaming.
+/// Result of renaming keys.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RenamedUses {
-    /// One for each key.
+    /// One notice for each renamed key.
     pub(crate) notices: Vec<String>,
     /// Keys that are set under both names.
     pub(crate) conflicts: Vec<Mistake>,
@@ -85,7 +85,7 @@ pub(crate) fn rename_entries(entries: &mut Vec<Entry>, renamed: &[RenamedKey]) -
                     uses.conflicts.push(key.conflict(&member.origin));
                 }
                 Some(members) => members.push(Entry { key: new_name.to_owned(), ..member }),
-                // Not a table: reported as such when it is read.
+                // The value is not a table, which is reported when it is read.
                 None => {}
             }
         }

@@ -14,7 +14,7 @@ pub struct SandboxSettings {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SandboxMode {
-    /// Best effort: as far as the kernel supports it.
+    /// Restricts the process as far as the kernel supports it.
     #[default]
     On,
     Off,

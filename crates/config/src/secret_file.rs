@@ -31,7 +31,7 @@ pub(crate) fn fault(line: &str) -> Option<String> {
         .then(|| format!("{name}= would be part of the secret: remove the option name"))
 }
 
-/// Secret on the first line of a file.
+/// Reads the secret on the first line of a file.
 pub fn first_secret(text: &str) -> Result<Secret, String> {
     match without_mark(text).lines().next() {
         None | Some("") => Err("the first line is empty".to_owned()),

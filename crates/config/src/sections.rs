@@ -26,11 +26,11 @@ pub struct RelaySettings {
     /// Rotates clients through the relay addresses of a family.
     pub addresses_in_turn: bool,
     pub ports: RangeInclusive<u16>,
-    /// Relay sockets that a worker's allocations share, per relay address.
+    /// Number of relay sockets, on each relay address, that a worker's allocations share.
     pub shared_ports: usize,
-    /// Bytes.
+    /// Size of a listener's receive and send buffers in bytes.
     pub listener_buffer: usize,
-    /// Bytes.
+    /// Size of a relay socket's receive and send buffers in bytes.
     pub buffer: usize,
     /// Accepts channel numbers above 0x4FFF.
     pub rfc5766_channels: bool,
@@ -62,7 +62,7 @@ pub struct AuthSettings {
     pub required: bool,
     pub users: Vec<ConfiguredUser>,
     pub secrets: Vec<Secret>,
-    /// Seconds.
+    /// Lifetime of a nonce in seconds.
     pub nonce_lifetime: u32,
     pub allow_md5: bool,
 }
@@ -80,7 +80,7 @@ pub struct RateSettings {
     pub bits_per_second_per_realm: Option<u64>,
     pub bits_per_second_per_user: Option<u64>,
     pub bits_per_second_per_allocation: Option<u64>,
-    /// Burst size as milliseconds of these rates.
+    /// Burst size, as milliseconds of traffic at these rates.
     pub burst: u32,
 }
 
@@ -111,9 +111,9 @@ impl Default for LogSettings {
 /// Seconds that allocations and connections may continue in a process that is shutting down.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShutdownSettings {
-    /// After SIGTERM.
+    /// Time limit after SIGTERM.
     pub deadline: u32,
-    /// After an upgrade.
+    /// Time limit after an upgrade.
     pub upgrade_deadline: u32,
 }
 
@@ -125,9 +125,9 @@ impl Default for ShutdownSettings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// The server certificate first, then intermediate ones.
+    /// Certificate chain: the server certificate first, then intermediate ones.
     pub cert: PathBuf,
-    /// Not encrypted.
+    /// Private key, not encrypted.
     pub key: PathBuf,
 }
 

@@ -26,7 +26,8 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DatapathChoice {
-    /// The best path of this machine: `Kernel` for flows that hold a lease, if available.
+    /// The best path of this machine. If possible, it relays flows in the kernel, but only those with a
+    /// lease.
     #[default]
     Auto,
     Step(Datapath),
@@ -41,7 +42,7 @@ pub enum DatapathChoice {
 settings! {
     /// Effective settings; [`Settings::default`] has the documented defaults.
     Settings by KEYS {
-        /// Listeners for UDP if `udp`, and for TCP if `tcp`.
+        /// Listener addresses: for UDP if `udp` is true, and for TCP if `tcp` is true.
         listen: Vec<SocketAddr> = vec![
             SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
             SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
@@ -50,7 +51,7 @@ settings! {
         tcp: bool = true, reload "server.tcp" kind::SWITCH;
         /// Proxies whose connections start with a PROXY header.
         proxy_protocol_from: Vec<Cidr> = Vec::new(), reload "server.proxy_protocol_from" keys::CIDRS;
-        /// Connections for a web server.
+        /// Rules for handing connections on to a web server.
         hand_on: Vec<HandOnRule> = Vec::new(), reload "server.hand_on" hand_on_keys::RULES;
         realm: String = "turnpike".to_owned(), reload "server.realm" keys::REALM;
         software: String = "turnpike".to_owned(), reload "server.software" keys::SOFTWARE;
@@ -118,9 +119,9 @@ settings! {
             reload "limits.allocations_per_user" .allocations_per_user number!(usize, "a number", 1..=1_000_000),
             reload "limits.allocations_per_prefix" .allocations_per_prefix
                 number_or_none!(usize, "a number", 1..=1_000_000);
-        /// Leading bits of IPv4 addresses that count as one client.
+        /// Prefix length that identifies a client with an IPv4 address.
         prefix_v4: u8 = 32, reload "limits.prefix_v4" number!(u8, "bits", 0..=32);
-        /// Leading bits of IPv6 addresses that count as one client.
+        /// Prefix length that identifies a client with an IPv6 address.
         prefix_v6: u8 = 64, reload "limits.prefix_v6" number!(u8, "bits", 0..=128);
         /// Error responses per second over UDP to one address prefix.
         refusals_per_prefix: Option<u32> = None,

@@ -143,7 +143,7 @@ impl Sources {
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
             let file = from_file.get(spec.path).map(|node| (*node).clone());
-            // All sources are checked, so that no error surfaces when an overriding flag is removed.
+            // All sources are checked, so that removing an overriding flag cannot reveal a new error.
             for node in
                 [self.fallback.variable(spec), file, environment, self.flags.node(spec)].into_iter().flatten()
             {

@@ -13,7 +13,7 @@ use super::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// Unparsed; `None` for the embedded store.
+    /// Address of the store, unparsed; `None` for the embedded store.
     pub url: Option<Secret>,
     pub state: StateDir,
     pub connections: usize,
@@ -80,16 +80,16 @@ impl StateDir {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenUnavailable {
-    /// Error 500.
+    /// Responds with error 500.
     Error,
-    /// No answer.
+    /// Sends no response.
     Drop,
 }
 
 /// Content of the store in use, added to the settings after it was read. Not configurable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// A store is in use that may have users.
+    /// True if a store is in use that may contain users.
     pub in_use: bool,
     pub allocations: Option<usize>,
     pub allocations_per_user: Option<usize>,

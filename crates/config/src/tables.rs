@@ -7,7 +7,7 @@ use turnpike_strict::{Entry, Node, Value};
 
 use super::{Checks, Mistake, Origin, key::KeySpec};
 
-/// A position in the file; ignored when settings are compared.
+/// A position in the file, which is ignored when settings are compared.
 #[derive(Clone, Debug)]
 pub struct Place(pub(crate) Origin);
 

@@ -6,7 +6,7 @@ pub fn strings<T: ToString>(items: &[T]) -> String {
     list(items.iter().map(|item| quoted(&item.to_string())))
 }
 
-/// A list of values that are already TOML.
+/// Formats a list of values that are already TOML.
 pub fn list(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(", "))
 }

@@ -70,11 +70,11 @@ impl CommandError {
 pub struct AllocationListFilter {
     pub user: Option<String>,
     pub realm: Option<String>,
-    /// An address with a port, an address, or a prefix.
+    /// The client: an address with a port, an address, or a prefix.
     pub client: Option<String>,
-    /// `udp`, `tcp`, `tls` or `dtls`.
+    /// The client's transport: `udp`, `tcp`, `tls` or `dtls`.
     pub transport: Option<String>,
-    /// Accepts the same forms as `client`.
+    /// A relayed address, in the same forms as `client`.
     pub relayed: Option<String>,
     pub limit: Option<usize>,
 }

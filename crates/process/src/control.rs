@@ -36,7 +36,7 @@ use crate::{
 /// unserved, so the process exits, and the service manager restarts it.
 const TICK: Duration = Duration::from_secs(1);
 const DRAIN_POLL: Duration = Duration::from_millis(100);
-/// Snapshots may be 100 ms old, so a drain does not rely on them before this time.
+/// Delay before a drain relies on snapshots, which may be 100 ms old.
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 /// Time limit for writing the log lines left in the workers' queue.
 const LAST_LINES: Duration = Duration::from_secs(5);
@@ -68,7 +68,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
             started = start(&control) => Some(started),
             () = stop.requested() => None,
         };
-        // An error after a stop request comes from an interrupted wait.
+        // Startup that fails after a stop request was interrupted by it, so this is not an error.
         let Some(started) = started.filter(|started| started.is_ok() || !stop.is_requested()) else {
             log_stopped();
             return Ok(());
@@ -110,7 +110,7 @@ struct Upgrading {
     request: Arc<UpgradeRequest>,
     ended: JoinHandle<Upgraded>,
     cancelled: Arc<AtomicBool>,
-    /// Drain requested during the upgrade.
+    /// Drain that was requested during the upgrade; the inner value is its deadline.
     drain: Option<Option<Duration>>,
 }
 
@@ -195,7 +195,7 @@ impl Stage {
                 Some(DRAIN_POLL.min(until.left()))
             }
             Self::HandedOver(successor, until) => {
-                // The previous process may need this process to reach its clients.
+                // The previous process may still reach its clients through this process.
                 if until.is_over(|| service.left() + u64::from(status.carried().lives())) {
                     return None;
                 }
@@ -270,7 +270,7 @@ async fn until_ended<S: Service>(
                     service.tick();
                 }
                 stage.follow_machine(service);
-                // A worker stuck during a handover first fails the upgrade.
+                // A worker that gets stuck during a handover makes the upgrade fail first.
                 if !matches!(stage, Stage::Upgrading(_)) && service.has_failed() {
                     return true;
                 }
@@ -362,8 +362,8 @@ async fn reload(
     let result = tokio::select! {
         biased;
         result = manager.stay_alive_for(service.reload()) => result.map_err(NotReloaded::Refused),
-        // Nothing has changed yet: a reload waits only before it makes changes. A reload that blocks in a
-        // thread checks the flag itself.
+        // Nothing has changed yet, because a reload waits only before it makes changes. A reload that blocks
+        // its thread checks for a stop request itself.
         () = async { status.stop().requested().await; sleep(GRACE).await } => Err(NotReloaded::Draining),
     };
     manager.notify_reloaded(result.is_ok());

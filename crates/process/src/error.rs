@@ -20,7 +20,7 @@ pub enum ProcessError {
         /// `udp` or `tcp`.
         transport: &'static str,
         address: SocketAddr,
-        /// Name in the unit.
+        /// Name of the socket in the unit.
         name: String,
         problem: String,
     },

@@ -38,7 +38,7 @@ pub fn page<C: Collector>(
     })
 }
 
-/// Exposition text; names get the prefix `turnpike_`.
+/// Encodes metrics as exposition text. Their names get the prefix `turnpike_`.
 pub fn encode(collector: impl Collector) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("turnpike");
     registry.register_collector(Box::new(collector));

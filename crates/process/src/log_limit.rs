@@ -23,9 +23,9 @@ pub struct RefusalLineLimit {
 }
 
 impl RefusalLineLimit {
-    /// Per address: a burst of 20, then one per second.
+    /// Limit per address: a burst of 20, then one per second.
     const EACH: Rate = Rate::new(20, 1000);
-    /// In total: ten per second, which is at most a gigabyte per week.
+    /// Total limit: ten per second, which is at most a gigabyte per week.
     const TOTAL: Rate = Rate::new(100, 100);
     const MOST: usize = 4096;
 

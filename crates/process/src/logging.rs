@@ -34,8 +34,8 @@ use turnpike_wire::escape;
 
 use crate::log_filter::log_filter;
 
-/// Crates that log each message, or each state that a message creates. Packets from the internet must not
-/// fill a disk, whatever the filter is.
+/// Crates that log every message, or every new state that a message causes. Packets from the internet must
+/// not fill a disk, whatever the filter is.
 const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 
 /// Target of the audit log, which the filter does not affect.
@@ -142,7 +142,7 @@ struct FieldsOfLine<'w> {
 
 impl FieldsOfLine<'_> {
     fn write(&mut self, field: &Field, value: impl Display) {
-        // Added by `tracing-log` to lines of the `log` crate.
+        // Skips fields that `tracing-log` adds to lines from the `log` crate.
         if field.name().starts_with("log.") {
             return;
         }

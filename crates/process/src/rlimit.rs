@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Limit and need in the last warning, so that a reload does not repeat it.
+/// Limit and required number of files in the last warning, so that a reload does not repeat the warning.
 static WARNED: Mutex<Option<(u64, u64)>> = Mutex::new(None);
 
 /// Raises the open file limit to `needed` plus `apart`. On failure, logs that `subject` needs that many and

@@ -36,7 +36,8 @@ pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
                 let needs = needs();
                 let capabilities = privileges::drop_all_but(needs.privileges);
                 let files = files::restrict(&needs, &mut layers);
-                // Done last, because the other two need calls that the list does not allow.
+                // Done last, because the other two restrictions need system calls that the list does not
+                // allow.
                 let system_calls = system_calls::restrict(needs.is_in_kernel(), &mut layers);
                 Some(sandbox_of(capabilities, files, system_calls))
             }

@@ -12,7 +12,7 @@ pub trait Service: Send + 'static {
     const NAME: &'static str;
     /// Noun for the objects counted by [`Service::open`].
     const OPEN: &'static str;
-    /// Gauges of sessions, to which those of the previous process are added after an upgrade.
+    /// Names of gauges of sessions. After an upgrade, those of the previous process are added to them.
     const GAUGES: &'static [&'static str];
 
     /// Reloads the configuration. If it fails, nothing changes; the error has one line per problem.

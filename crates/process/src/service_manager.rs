@@ -1,5 +1,5 @@
 //! Notifications to a service manager (sd_notify(3)): ready, reloading, stopping, a status line, and watchdog
-//! messages while control loop and workers make progress. Does nothing without a service manager.
+//! messages while the control loop and the workers make progress. Does nothing without a service manager.
 
 use std::{env, pin::pin, time::Duration};
 
@@ -79,7 +79,8 @@ impl ServiceManager {
         }
     }
 
-    /// Notifies of the end of a reload; `taken` is true if the new configuration is in effect.
+    /// Notifies the service manager of the end of a reload; `taken` is true if the new configuration is in
+    /// effect.
     pub(crate) fn notify_reloaded(&mut self, taken: bool) {
         self.notify(&[NotifyState::Ready]);
         self.refused = !taken;

@@ -8,7 +8,7 @@ pub struct ProcessUsage {
     pub resident_bytes: Option<u64>,
     pub open_fds: Option<u64>,
     pub max_fds: Option<u64>,
-    /// Unix seconds.
+    /// Start time of the process in Unix seconds.
     pub start_time_seconds: Option<f64>,
 }
 

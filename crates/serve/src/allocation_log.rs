@@ -86,7 +86,7 @@ fn is_debugged() -> bool {
 type QuotaUser = (Arc<str>, Box<str>);
 
 struct AllocationLogLimits {
-    /// Applies to all workers together; each worker also limits its own refusals.
+    /// Limit for all workers together; each worker also limits its own refusals.
     credentials: RefusalLineLimit,
     peers: RefusalLineLimit,
     requests: RefusalLineLimit,
@@ -119,7 +119,7 @@ impl AllocationLogLimits {
             Effect::Refused { client, suppressed, .. } => {
                 self.credentials.admit(now, client.address.ip(), suppressed)
             }
-            // Lines that the log level hides are not counted as suppressed.
+            // Lines below the log level are not counted as suppressed.
             Effect::PeerRefused { .. } | Effect::RequestRefused { .. } if !is_debugged() => false,
             Effect::PeerRefused { client, suppressed, .. } => {
                 self.peers.admit(now, client.address.ip(), suppressed)

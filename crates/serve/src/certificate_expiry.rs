@@ -11,7 +11,8 @@ use turnpike_measure::units::span;
 use turnpike_relay::Identity;
 use turnpike_relay::certificates::{Certificate, overdue};
 
-/// Long enough to span a weekend, but at most a twelfth of the validity.
+/// Remaining validity below which a certificate is reported as expiring very soon: three days span a
+/// weekend. Limited to a twelfth of the validity.
 const VERY_SOON: i64 = 3 * DAY;
 const DAY: i64 = 86_400;
 const NAMES: usize = 8;
@@ -181,7 +182,7 @@ mod tests {
         assert!(told(VERY_SOON - 1).expect("2 days").contains("expires in 2 days 23 h"));
         assert_eq!(told(0), None, "it is still valid in its last second (RFC 5280 section 4.1.2.5)");
         assert!(told(-1).expect("over").starts_with("certificate a.pem has expired"));
-        // A renewed certificate in the same file is reported from the first step again.
+        // Warnings about a renewed certificate in the same file start again with the first one.
         expiry.put([("a.pem".to_owned(), valid)]);
         assert!(told(10).expect("10 s").contains("expires in 10 s"));
         // The clock is set back and then corrected.

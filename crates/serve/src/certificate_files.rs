@@ -99,7 +99,7 @@ fn read_by(
 }
 
 /// Reads a certificate that the server ordered; `None` if it has not arrived. Its validity is not checked: an expired one
-/// is replaced as soon as the authority answers.
+/// is replaced as soon as the CA issues a new one.
 fn read_ordered(file: &Path) -> Result<Option<Identity>, String> {
     match certificates::read(file, file) {
         Ok(identity) => Ok(Some(identity)),

@@ -13,7 +13,7 @@ pub(crate) struct ServeChanges<'s> {
     keys: Vec<&'static str>,
     lines: Vec<String>,
     realms: Difference<&'s str>,
-    /// Keyed by realm and name.
+    /// Changes to users, by realm and name.
     users: Difference<(&'s str, &'s str)>,
     secrets: (usize, usize),
 }

@@ -42,7 +42,7 @@ pub fn waited_for(settings: &Settings) -> Vec<String> {
 struct Foreign {
     key: &'static str,
     ip: IpAddr,
-    /// The machine's address in a swapped pair, which aborts startup.
+    /// Local address, if the configured pair is swapped, which aborts startup.
     local: Option<IpAddr>,
 }
 

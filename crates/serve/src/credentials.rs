@@ -38,14 +38,14 @@ pub(crate) struct CredentialTable {
 
 struct RealmCredentials {
     name: String,
-    /// Each user is under two names: after OpaqueString, as clients send it, and as configured.
+    /// Each user is listed under the configured name and under its OpaqueString form, which clients send.
     users: HashMap<Box<str>, StaticUser>,
     by_hash: HashMap<[u8; 32], Box<str>>,
     secrets: Vec<Secret>,
 }
 
 struct StaticUser {
-    /// Name after OpaqueString.
+    /// Username after applying OpaqueString.
     name: Box<str>,
     /// Any of these may match: clients may or may not apply OpaqueString to the password.
     keys: Vec<StaticKeys>,
@@ -66,7 +66,7 @@ impl CredentialTable {
         Self { realms, store, decoy: Key::from_bytes(&rand::random::<[u8; 16]>()) }
     }
 
-    /// Takes as long as for a known user: verifies against a decoy key.
+    /// Verifies against a decoy key, so that an unknown name takes as long to check as a known one.
     fn nobody(&self, verify: &mut dyn FnMut(&Key) -> bool) -> CredentialCheck {
         verify(&self.decoy);
         CredentialCheck::NoSuchUser
@@ -83,7 +83,7 @@ impl CredentialTable {
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> CredentialCheck {
         let known = if is_only_time_limited(name) { CachedUser::Absent } else { store.cached(realm, name) };
-        // A key that matches no known secret may be derived from a new one.
+        // A key that matches no known secret may be derived from one that was just added to the store.
         let may_be_new = || {
             restapi_credentials::parse(name).is_some()
                 && (store.secrets(realm).is_none() || store.may_have_new_secrets())
@@ -289,7 +289,7 @@ impl RealmCredentials {
     }
 }
 
-/// Seconds until an expiry that is too far ahead to be intended.
+/// Returns the seconds until `expiry` if it is too far ahead to be intended.
 fn too_far_ahead(expiry: u64, unix: u64) -> Option<u64> {
     expiry.checked_sub(unix).filter(|ahead| *ahead > restapi_credentials::MAX_AHEAD)
 }
@@ -373,8 +373,8 @@ mod tests {
         }
     }
 
-    /// RFC 8489 clients send OpaqueString of "Ame\u{301}lie" and "pa\u{a0}ss"; most browsers and libraries
-    /// send them unchanged.
+    /// Clients that implement RFC 8489 apply OpaqueString to "Ame\u{301}lie" and "pa\u{a0}ss"; most browsers
+    /// and libraries send both unchanged.
     #[test]
     fn users_and_passwords_match_with_and_without_opaque_string() {
         let (written, prepared) = ("Ame\u{301}lie", "Am\u{e9}lie");

@@ -10,7 +10,7 @@ use crate::{machine::Machine, store::Merged};
 #[derive(Clone)]
 pub(crate) struct EffectiveSettings {
     pub(crate) configured: Arc<Settings>,
-    /// Includes the settings that the store adds.
+    /// Settings in effect, including those that the store adds.
     pub(crate) in_force: Arc<Settings>,
     pub(crate) addresses: Arc<[RelayState]>,
 }

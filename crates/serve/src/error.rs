@@ -19,7 +19,7 @@ pub enum ServeError {
     /// Clients redirected by name would reach the wrong node.
     #[error("another running node of the fleet is named {name}: give this one another name in fleet.node")]
     NameTaken { name: String },
-    /// Node numbers have 12 bits.
+    /// No number is left for this node, because node numbers have 12 bits.
     #[error("the fleet has 4095 nodes, the maximum: stop one, or start another fleet with fleet.name")]
     FleetFull,
     #[error(

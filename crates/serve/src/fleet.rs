@@ -157,7 +157,7 @@ impl FleetMembership {
         }
     }
 
-    /// Storage of orders of certificates that the nodes share; `None` without a fleet.
+    /// Storage for certificate orders, shared by the nodes; `None` without a fleet.
     pub(crate) fn shared_orders(&self) -> Option<Arc<dyn SharedOrders>> {
         let node = Arc::clone(self.node.as_ref()?);
         Some(Arc::new(shared_orders::NodeOrders(node)))

@@ -154,8 +154,8 @@ impl PreviousServer {
     pub(crate) fn kept_datapath(&self, configured: DatapathChoice) -> (DatapathChoice, bool) {
         use DatapathChoice::{Auto, Kernel, Step};
         let (step, kernel) = (Step(self.datapath), self.offer.relay.kernel);
-        // Each process attaches its own program, so the hook may differ. Without the kernel path the previous process may
-        // have given up the privileges for it.
+        // Each process attaches its own program, so the hook may differ. If the previous process did not use the kernel
+        // path, it may have dropped the privileges for it.
         match configured {
             Auto => (if kernel { Auto } else { step }, true),
             it @ Step(_) if !kernel => (step, it == step),

@@ -19,7 +19,8 @@ use crate::own_addresses::{self, OwnAddress, can_bind};
 const GRACE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Machine {
-    /// `None` if unreadable: all configured addresses are then assumed to be present.
+    /// Addresses of this machine; `None` if they cannot be read. All configured addresses are then assumed
+    /// to be present.
     own: Option<Vec<OwnAddress>>,
     /// Detected addresses of IPv4 and IPv6. An address stays here until another one replaces it.
     detected: [Option<IpAddr>; 2],
@@ -27,7 +28,7 @@ pub(crate) struct Machine {
     had_route: bool,
     displaced: BTreeSet<IpAddr>,
     stale: bool,
-    /// The addresses last read have not been applied yet.
+    /// True if the addresses last read have not been applied yet.
     is_retried: bool,
     gone: BTreeMap<IpAddr, MissingAddress>,
     were_up: BTreeSet<IpAddr>,

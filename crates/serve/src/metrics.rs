@@ -73,13 +73,13 @@ pub(crate) struct Snapshots {
     pub(crate) realms: Vec<(Box<str>, usize)>,
     pub(crate) listeners: Vec<ListenerCount>,
     pub(crate) relays: Arc<[RelayState]>,
-    /// The kernel's counters, if it relays.
+    /// Counters of the kernel path, if it is in use.
     pub(crate) kernel: Option<KernelSnapshot>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Scrape {
-    /// Keyed by worker number.
+    /// Snapshots of the workers, each with its worker number.
     workers: Vec<(String, WorkerSnapshot)>,
     realms: Vec<(Box<str>, usize)>,
     listeners: Vec<ListenerCount>,
@@ -88,7 +88,7 @@ struct Scrape {
     kernel: Option<KernelSnapshot>,
     certificates: Arc<CertificateState>,
     acme: Arc<AcmeStatus>,
-    /// `None` without a store.
+    /// Counters of the store; `None` without a store.
     store: Option<turnpike_stores::Counts>,
     fleet: FleetCounts,
     common: Common,
@@ -167,7 +167,7 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
-    /// Sums by transport and port over addresses and server names.
+    /// Sums the counters by transport and port, over all addresses and server names.
     fn listeners(&mut self, listeners: &[ListenerCount]) -> fmt::Result {
         let mut sums: BTreeMap<(&'static str, u16), u64> = BTreeMap::new();
         for ListenerCount { transport, address, allocations, .. } in listeners {
@@ -191,7 +191,7 @@ impl ServerFamilies<'_, '_> {
             ("ended_allocation_seconds", "Duration of ended allocations."),
         ];
         self.ended_as(metrics, totals)?;
-        // Names of the previous version.
+        // Families under the names that the previous version used.
         let metrics = [
             ("sessions_ended", "Old name of turnpike_ended_allocations; the next version removes it."),
             ("session_bytes", "Old name of turnpike_ended_allocation_bytes; the next version removes it."),
@@ -245,7 +245,7 @@ impl ServerFamilies<'_, '_> {
         kernel_path::encode(&mut self.0.encoder, kernel)
     }
 
-    /// Files are labelled as in the configuration.
+    /// Certificate files are labelled with their paths as in the configuration.
     fn certificates(&mut self, told: &CertificateState) -> fmt::Result {
         let validities = told.expiry.validities();
         let starts = validities.iter().map(|(file, (first, _))| (file, *first));
@@ -639,7 +639,7 @@ fn histogram(
         .encode_histogram::<NoLabelSet>(sum, count, buckets, None)
 }
 
-/// Worker, label, value.
+/// Worker number, label, and value of the counter.
 type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
 
 fn turn_help(family: &str) -> Option<&'static str> {

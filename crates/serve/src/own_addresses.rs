@@ -23,7 +23,7 @@ use tokio::{net::UnixDatagram, time::sleep};
 use turnpike_relay::source_of_route;
 use turnpike_wire::address::{canonical_ip, is_private};
 
-/// Polling interval without netlink notifications.
+/// Polling interval if there are no netlink notifications.
 const LOOK: Duration = Duration::from_secs(1);
 /// Minimum time between reads, since one change causes many messages.
 const PAUSE: Duration = Duration::from_millis(100);

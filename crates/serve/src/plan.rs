@@ -54,7 +54,8 @@ impl RelayPlan {
             _ => Datapath::best(),
         };
         let kernel = match settings.datapath {
-            // Other processes can use it too, and it ends with the process.
+            // Several processes can use TCX on an interface, and the kernel detaches it when this process
+            // exits.
             DatapathChoice::Auto => (!is_only_local(settings)).then_some(Hook::Tcx),
             DatapathChoice::Kernel => Some(Hook::Best),
             DatapathChoice::Xdp => Some(Hook::Xdp),
@@ -152,7 +153,7 @@ impl RelayPlan {
         } else {
             self.most_allocations() + config.streams.most_idle(config.workers)
         };
-        // Connections to peers have two ends; bulk transfer needs pipes, which have two ends as well.
+        // Each peer connection needs two descriptors, and so does each pipe for bulk transfer.
         let peers = if listeners == 0 || !config.server.tcp_relay {
             0
         } else {
@@ -174,7 +175,7 @@ impl RelayPlan {
     }
 }
 
-/// Warnings about what is bypassed by packets that the kernel relays.
+/// Warnings about what packets bypass when the kernel relays them.
 fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
     use DatapathChoice::{Auto, Step, Xdp};
     let firewall = "packets relayed by the kernel bypass this machine's firewall (netfilter) and IPsec policies: \
@@ -267,7 +268,7 @@ pub(crate) fn workers(settings: &Settings) -> usize {
     settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// The two addresses of one family. The relay fills in the listeners.
+/// NAT discovery settings from the two addresses of a family; the relay fills in the listener IDs.
 fn nat_discovery(settings: &Settings, addresses: &[RelayAddress]) -> Option<NatDiscovery> {
     let [first, second] = addresses else { return None };
     Some(NatDiscovery {

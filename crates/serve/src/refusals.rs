@@ -45,7 +45,7 @@ pub(crate) struct RefusalEntry {
 pub(crate) struct RefusalGroup {
     /// Most recent entry, with the count and first time of the group.
     pub(crate) last: RefusalEntry,
-    /// Number of other entries in the group.
+    /// Number of other entries that the group combines.
     pub(crate) others: usize,
     pub(crate) other_users: Vec<Box<str>>,
     pub(crate) other_peers: Vec<SocketAddr>,
@@ -57,7 +57,7 @@ pub(crate) enum Why {
     /// The peer, and the number of other peers in the request, which got no permission either.
     Peer(SocketAddr, PeerDenial, usize),
     Request(Method, u16, RequestRefusal),
-    /// An unauthenticated request. Over UDP its address may be forged.
+    /// An unauthenticated request. Over UDP, its source address may be forged.
     Unproved(Method, u16, RequestRefusal),
     /// A connection or handshake: its stage, and the reason as in metrics.
     Connection(&'static str, &'static str),
@@ -249,7 +249,7 @@ impl Why {
         }
     }
 
-    /// Clears peer, request and attribute.
+    /// Clears peer, request and attribute, so that only the general reason is left.
     fn in_general(self) -> Self {
         use RequestRefusal::{PeerFamily, UnknownAttribute};
         let in_general = |why| match why {

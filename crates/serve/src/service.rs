@@ -54,7 +54,7 @@ use crate::{
 pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(TurnServer::NAME, |previous| {
-        // Takes over sockets before opening others.
+        // Takes over the previous process's sockets before opening new ones.
         let (before, passed) = previous.as_mut().map(PreviousServer::new).transpose()?.unzip();
         let passed =
             passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
@@ -128,15 +128,15 @@ impl TurnServer {
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
         let mut machine = Machine::find(before.as_ref().map_or(&[], PreviousServer::relay_addresses));
         let news = AddressNotifications::subscribe();
-        // Catches changes made before the subscription.
+        // Without this, an address change before the subscription would be missed.
         machine.may_have_changed();
         let as_before = (before.as_ref(), &machine);
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;
         raise_open_files(&plan, &settings);
 
         let (page, applications) = listen_for_pages(&settings, before.as_mut())?;
-        // Peers must not reach these listeners, which trust loopback: relayed TCP would come from the
-        // server's own address.
+        // Peers must not reach these listeners. They trust loopback, and relayed TCP connections would come
+        // from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let (log, logs) = allocation_logs(&fleet);
         let is_first = before.is_none();
@@ -598,7 +598,7 @@ impl Service for TurnServer {
 
     fn handed_over(&mut self, deadline: Duration) {
         self.pages.iter().for_each(|page| page.leave());
-        // The authority reaches the new process.
+        // The CA's validation requests now reach the new process.
         self.acme.stop();
         let (allocations, connections) = self.relay.left();
         let deadline_s = deadline.as_secs();

@@ -45,7 +45,7 @@ pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, Sqlit
     Ok(Some((address, SqliteUse::Foreign)))
 }
 
-/// Address of the configured store, after checking that it can be created.
+/// Address of the configured store, after checking that the store can be created.
 pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
     let StoreSettings { url, state, .. } = &settings.store;
     if let Some(missing) = missing_parent(state).filter(|_| url.is_none()) {
@@ -547,7 +547,7 @@ mod tests {
         assert!(realms.is_empty() && packets.deny == settings.deny);
     }
 
-    /// Synapse's documentation allows the address of the TURN server itself.
+    /// Synapse's documentation recommends allowing the address of the TURN server itself.
     #[test]
     fn a_peer_allowed_by_the_store_does_not_open_local_services() {
         let ip: std::net::IpAddr = "10.0.0.1".parse().expect("an address");

@@ -10,9 +10,9 @@ use zeroize::Zeroizing;
 pub enum StoreAddress {
     Sqlite(PathBuf),
     Postgres(ServerAddress),
-    /// Includes MariaDB.
+    /// MySQL or MariaDB.
     Mysql(ServerAddress),
-    /// Includes Valkey.
+    /// Redis or Valkey.
     Redis(ServerAddress),
 }
 
@@ -21,10 +21,10 @@ pub struct ServerAddress {
     pub host: String,
     /// Unix socket to use instead of `host`; for PostgreSQL, its directory.
     pub socket: Option<PathBuf>,
-    /// `None` for the protocol's default port.
+    /// Port; `None` means the protocol's default port.
     pub port: Option<u16>,
     pub user: Option<String>,
-    /// Left out of all output.
+    /// Password, which is left out of all output.
     pub password: Option<Zeroizing<String>>,
     /// Database name; for Redis its number.
     pub database: Option<String>,

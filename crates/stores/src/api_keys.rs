@@ -13,7 +13,7 @@ pub struct ApiKey {
     pub realm: Option<String>,
     /// Maximum lifetime in seconds of credentials issued with this key.
     pub max_ttl: Option<u32>,
-    /// Requests per second.
+    /// Maximum requests per second with this key.
     pub rate: Option<u32>,
 }
 

@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// Absent names get a quarter of the users' capacity in addition, so that made-up names do not evict
-/// users.
+/// Absent names are cached separately, with a quarter of the users' capacity, so that made-up names do not
+/// evict users.
 const ABSENT_SHARE: usize = 4;
 
 pub(crate) enum Cached {
@@ -63,7 +63,7 @@ struct UserEntry {
     fresh_until: Instant,
 }
 
-/// `realm NUL name`; realms have no control characters.
+/// Cache key in the form `realm NUL name`, which is unambiguous, because realms have no control characters.
 pub(crate) fn key(realm: &str, name: &str) -> Box<str> {
     [realm, "\0", name].concat().into_boxed_str()
 }

@@ -28,11 +28,12 @@ use crate::{
 /// Maximum time to wait for the store if an older entry for the user is cached. It is shorter than the 500
 /// ms after which clients retransmit.
 const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
-/// Time for which such a user is then accepted before the store is queried again.
+/// Time for which a user from an older cache entry is accepted after the store was too slow, before the
+/// store is queried again.
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
 /// Minimum interval between queries for a realm's secrets after a key did not match.
 const SECRETS_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum number of requests that wait for such a query. Others use the known secrets.
+/// Maximum number of requests that wait for a query for secrets. Additional ones use the known secrets.
 const MOST_WAIT_FOR_SECRETS: usize = 1000;
 /// Interval between version queries, if the backend has versions.
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
@@ -68,7 +69,7 @@ impl Default for DirectoryLimits {
     }
 }
 
-/// A user according to the cache.
+/// Result of looking up a user in the cache.
 #[derive(Clone, Debug)]
 pub enum CachedUser {
     User(Arc<UserKeys>),
@@ -98,13 +99,13 @@ struct Inner<B> {
     cache: Cache<OnLookup>,
     breaker: Mutex<Breaker>,
     rules: RwLock<Option<Arc<Rules>>>,
-    /// Never older than `rules`.
+    /// Secrets by realm, never older than those in `rules`.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
     /// Expired secrets that the store no longer has; allocations created with their credentials continue.
     ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,
     api_keys: RwLock<Arc<ApiKeys>>,
     removes_after: Mutex<Option<Instant>>,
-    /// Start of the last answered query for a realm's secrets, after a key did not match.
+    /// Start of the last answered query that a key mismatch caused, by realm.
     secrets_asked: Mutex<HashMap<Box<str>, Instant>>,
     wait_for_secrets: AtomicUsize,
     /// Locked during a query for a realm's secrets.
@@ -122,7 +123,7 @@ struct Inner<B> {
 #[derive(Default)]
 struct ReadAt {
     rules: u64,
-    /// Realms whose secrets were queried separately.
+    /// Sequence number of the last separate query for secrets, by realm.
     secrets: HashMap<Box<str>, u64>,
 }
 
@@ -506,7 +507,8 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    /// Called after the secrets of a realm were read again.
+    /// Remembers secrets that have expired and left the store; called after a realm's secrets were read
+    /// again.
     fn remember_ended(&self, realm: &str, held: &[StoredSecret], read: &[StoredSecret]) {
         let mut all = write(&self.ended_secrets);
         let known = all.get(realm).map_or(&[][..], |ended| ended);
@@ -520,7 +522,7 @@ impl<B: Backend> Inner<B> {
 
     async fn remove_ended(&self) {
         let may = lock(&self.removes_after).is_none_or(|after| Instant::now() >= after);
-        // A secret may have been added again since then.
+        // Reads the store first, because a secret may have been added again after it expired.
         if !may || self.ended().is_empty() || self.read_rules().await.is_err() {
             return;
         }

@@ -32,10 +32,10 @@ use reply::{bytes, int, list, text};
 
 /// Seconds for which an answer to another node's request is kept.
 const ANSWER_S: u64 = 10;
-/// Seconds that certificates are kept. A node whose certificate is missing there writes it again.
+/// Seconds that certificates are kept. If a node finds its certificate missing, it writes the certificate again.
 const ORDERS_S: u64 = 30 * 86_400;
 const SCAN: usize = 1000;
-/// Number of buckets of a dead node that each call gives back.
+/// Maximum number of quota buckets of a dead node that one call releases.
 const REAPED: usize = 500;
 const LINES: usize = 200;
 
@@ -91,7 +91,7 @@ pub struct Beating<'a> {
     pub number: u16,
     pub draining: bool,
     pub load: &'a Load,
-    /// Record of another process with that name, which is to be overwritten.
+    /// Record of another process with this node's name, which is to be overwritten.
     pub take_over: Option<&'a str>,
     /// Progress in reporting the node's quotas.
     pub report: NodeReport,
@@ -241,8 +241,8 @@ impl FleetStore {
         self.link.ask(&script).await.map(|answer| int(&answer) == Some(1))
     }
 
-    /// Reserves ordering of certificates for the node with this incarnation, or extends its reservation; false if
-    /// another one has it.
+    /// Reserves certificate ordering for the node with this incarnation, or extends its reservation. Returns
+    /// false if another node has reserved it.
     pub async fn reserve_orders(&self, incarnation: u64, duration: Duration) -> Result<bool, StoreError> {
         let mut script = scripts::eval(scripts::RESERVE, &[self.keys.of("ordering")]);
         script.arg(format!("{incarnation:x}")).arg(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
@@ -255,7 +255,7 @@ impl FleetStore {
         self.link.ask(&script).await.map(drop)
     }
 
-    /// Values of these fields, sealed.
+    /// Sealed values of these fields of the shared certificate orders.
     pub async fn orders(&self, fields: &[Bucket]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         if fields.is_empty() {
             return Ok(Vec::new());
@@ -310,8 +310,8 @@ impl FleetStore {
         FleetNews::new(self.link.address().clone(), self.keys.of("events"))
     }
 
-    /// Gives back part of the quotas of a dead node; returns true if there is more. `force` is for a node
-    /// that is itself leaving.
+    /// Releases part of a dead node's quotas; returns true if some are left. `force` is for a node that is itself
+    /// leaving.
     pub async fn reap(&self, name: &NodeName, number: u16, force: bool) -> Result<bool, StoreError> {
         let keys = ["nodes", "cards", "sums", "levels", "events"].map(|key| self.keys.of(key));
         let mut script = scripts::eval(scripts::REAP, &[&keys[..], &[self.keys.held(number)]].concat());

@@ -1,4 +1,4 @@
-//! Shared parts of the database fuzz targets: texts for rows and keys, and checks after each change.
+//! Shared parts of the database fuzz targets: strings for rows and keys, and checks after each change.
 
 use std::panic::AssertUnwindSafe;
 
@@ -14,8 +14,8 @@ use crate::{
 /// Maximum number of rows or keys, and of changes.
 pub(crate) const MOST_ROWS: u8 = 24;
 const MOST_EDITS: usize = 12;
-/// Words of error messages. A fuzzer also tries secrets made of these words, which may then appear in an
-/// error.
+/// Wording that occurs in error messages anyway. If the fuzzer picks part of it as a secret, finding that
+/// part in an error is not a leak.
 const ALWAYS_TOLD: &str = " in memory does not match coturn's schema: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables \
      turn/realm//secret turn/realm//allowed-peer-ip turn/realm//denied-peer-ip \
      unknown option of realm the API key is invalid and not accepted oauth_key has expired \
@@ -78,7 +78,7 @@ impl Word {
         Some(if how >= 240 && !well { format!("{text}   ") } else { text })
     }
 
-    /// A valid user name: the callers of `edit` validate names.
+    /// A valid name, because the callers of `edit` have already validated it.
     fn name(self, input: &mut Input<'_>) -> String {
         let text = self.draw(input, false).unwrap_or_default().replace(char::is_control, "_");
         let text = text.trim();
@@ -96,8 +96,7 @@ pub(crate) fn is_told(error: &StoreError, faults: &[StoreFault], texts: &[(Word,
     says_nothing_private(&error.to_string(), texts);
 }
 
-/// Checks that no private text is shown. A private text that also occurs in a public one may be shown as
-/// part of that.
+/// Checks that no private string is shown, unless it is also a substring of a public one.
 pub(crate) fn says_nothing_private(said: &str, texts: &[(Word, String)]) {
     for (word, text) in texts.iter().filter(|(word, text)| word.is_private() && text.len() >= LONG) {
         let is_elsewhere = texts.iter().any(|(other, found)| !other.is_private() && found.contains(text))
@@ -106,8 +105,8 @@ pub(crate) fn says_nothing_private(said: &str, texts: &[(Word, String)]) {
     }
 }
 
-/// Applies all changes that the input asks for, and checks each. `exact` means that no earlier text has
-/// leading or trailing spaces, which are ignored when reading.
+/// Applies all changes that the input asks for, and checks each. `exact` means that no string stored so far
+/// has leading or trailing spaces, which the backend ignores when it reads.
 pub(crate) async fn edits<B: Backend>(backend: &B, input: &mut Input<'_>, exact: bool) {
     for _ in 0..MOST_EDITS {
         if input.is_empty() {
@@ -172,7 +171,8 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
             assert!(backend.edit(edit).await? || !was_there);
             assert_eq!(backend.user(realm, name).await?, None);
         }
-        // Texts that differ only in such spaces are equal when read.
+        // Secrets that differ only in leading or trailing spaces compare equal when read, so the result
+        // cannot be checked.
         Edit::AddSecret { .. } | Edit::RemoveSecret { .. } | Edit::RotateSecret { .. } if !exact => {
             backend.edit(edit).await?;
         }
@@ -246,7 +246,7 @@ fn has(secrets: &[StoredSecret], wanted: &str) -> bool {
     secrets.iter().any(|secret| *secret.value == wanted)
 }
 
-/// `None` if a row cannot be read, possibly in another realm.
+/// Reads the rules; `None` if any row cannot be read, even one of another realm.
 async fn rules<B: Backend>(backend: &B) -> Result<Option<Rules>, StoreError> {
     match backend.rules().await {
         Ok(rules) => Ok(Some(rules)),

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 const MD5_DIGITS: usize = 32;
 const SHA256_DIGITS: usize = 64;
 
-/// One key per algorithm, where known.
+/// One key for each algorithm; `None` if it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserKeys {
     md5: Option<Key>,

@@ -33,7 +33,7 @@ mod sql;
 mod sqlite;
 mod tables;
 
-// Shared types come from `crate::sync`, which `interleave` replaces to explore every interleaving.
+// Synchronization types come from `crate::sync`, which `interleave` replaces to explore every interleaving.
 use std::sync;
 
 /// Shards of a shared table, each with its own lock.

@@ -25,7 +25,7 @@ const SCAN: usize = 1000;
 
 pub(crate) struct Redis {
     client: Result<Client, StoreError>,
-    /// Deadline for one answer. A connection without an answer for longer may be dead.
+    /// Deadline for one answer. If none arrives by then, the connection may be dead.
     patience: Duration,
     connection: Mutex<Option<MultiplexedConnection>>,
     name: String,
@@ -37,7 +37,7 @@ impl Redis {
         Self { client, patience, connection: Mutex::new(None), name }
     }
 
-    /// The connection, or a new one. Concurrent callers wait for one connection attempt.
+    /// Returns the existing connection, or a new one. Concurrent callers wait for one connection attempt.
     async fn connected(&self) -> Result<MultiplexedConnection, StoreError> {
         let mut held = self.connection.lock().await;
         if let Some(connection) = &*held {
@@ -200,7 +200,8 @@ impl Backend for Redis {
         Ok(reader.finish().secrets.into_values().flat_map(|secrets| secrets.to_vec()).collect())
     }
 
-    /// Scans all keys twice, because Redis has no index by prefix. Skips users, whose keys end with `/key`.
+    /// Redis has no index by prefix, so this scans all keys, with two patterns that together match
+    /// everything except the keys of users, which begin with `turn/realm/` and end with `/key`.
     async fn rules(&self) -> Result<Rules, StoreError> {
         let mut reader = RulesReader::new(&self.name);
         let mut admins = 0;

@@ -32,7 +32,7 @@ pub struct Rules {
     pub ignored: Vec<String>,
 }
 
-/// Omits secrets.
+/// Omits secrets from debug output.
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { realms, peers, origins, token_keys, md5_only, ignored, .. } = self;
@@ -72,7 +72,7 @@ pub(crate) struct RulesReader<'a> {
     secrets: BTreeMap<Box<str>, Vec<StoredSecret>>,
 }
 
-/// Text of a nullable column; null is treated as empty.
+/// Text from a nullable column; null is treated as empty.
 pub(crate) type NullableText<'a> = Option<&'a str>;
 
 impl<'a> RulesReader<'a> {

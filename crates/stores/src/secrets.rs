@@ -9,7 +9,7 @@ use std::{
 
 use zeroize::Zeroizing;
 
-/// Secrets of a realm. Overwritten on drop.
+/// Secrets of a realm. They are overwritten in memory on drop.
 pub type Secrets = Arc<[StoredSecret]>;
 
 #[derive(Clone, PartialEq, Eq)]

@@ -55,8 +55,8 @@ pub(crate) struct Output {
 pub(crate) trait Driver: Send + Sized + 'static {
     type Options: Send + Sync + 'static;
     const COLUMNS: &'static str;
-    /// Waits for the lock that serializes our changes; returns 1. In PostgreSQL, the end of the transaction
-    /// releases it.
+    /// Waits for the lock that serializes our changes; the statement returns 1. In PostgreSQL, the end of the
+    /// transaction releases it.
     const LOCK: &'static str;
     /// Releases the lock, if ending the transaction does not.
     const UNLOCK: Option<&'static str>;
@@ -69,8 +69,8 @@ pub(crate) trait Driver: Send + Sized + 'static {
 }
 
 impl<D: Driver> SqlServer<D> {
-    /// Connects on first use, at most `connections` times. `name` is for error messages. Must be called on a
-    /// runtime.
+    /// Opens at most `connections` connections, each on first use. `name` is for error messages. Must be
+    /// called on a runtime.
     pub(crate) fn new(address: &ServerAddress, connections: usize, name: String) -> Self {
         let (jobs, queue) = mpsc::channel(QUEUE);
         let (queue, options) = (Arc::new(Mutex::new(queue)), Arc::new(D::options(address)));

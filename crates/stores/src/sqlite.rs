@@ -85,7 +85,7 @@ impl Sql for Sqlite {
     async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
         let change = change.to_owned();
         self.run(move |file| {
-            // Removing something does not create the file.
+            // A change that only removes something does not create the file.
             let adds = |(statement, _): &(&str, _)| {
                 statement.starts_with("insert") || statement.starts_with("create")
             };
@@ -112,7 +112,7 @@ impl Sql for Sqlite {
         .await
     }
 
-    /// 0 if there is no file. If the file is replaced, the version changes too.
+    /// Version of the file's content; 0 if there is no file. It also changes if the file is replaced.
     async fn version(&self) -> Option<u64> {
         let version = self.run(|file| {
             let Some(open) = file.open(false)? else { return Ok(0) };

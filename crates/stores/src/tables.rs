@@ -125,8 +125,8 @@ const MARKS: &str = "select realm, value, signs_since, counts_until from turnpik
 const REMOVE_MARK: &str = "delete from turnpike_secret where realm = ? and value = ?";
 const ADD_MARK: &str =
     "insert into turnpike_secret (realm, value, signs_since, counts_until) values (?, ?, ?, ?)";
-/// Sets the expiry of marks that have none or a later one. Compares numbers as text: they have no leading
-/// zeros, so the longer one is greater.
+/// Sets the expiry in marks (rows of `turnpike_secret`) that have none or a later one. Compares numbers as
+/// text: they have no leading zeros, so the longer one is greater.
 const END_MARKS: &str = "update turnpike_secret set counts_until = ? where realm = ? and (counts_until is null or counts_until = '' or \
                          length(counts_until) > length(?) or (length(counts_until) = length(?) and counts_until > ?))";
 /// Inserts a mark with an expiry for each secret that has no mark.
@@ -360,7 +360,7 @@ impl<S: Sql> CoturnTables<S> {
         Ok(statements)
     }
 
-    /// Returns true if there already was a different secret.
+    /// Rotates the secrets of a realm. Returns true if there already was a different secret.
     async fn rotate(&self, realm: &str, secret: &str, since: u64, until: u64) -> Result<bool, StoreError> {
         self.make_own_tables().await?;
         let kept = latest_kept_end(since, until).to_string();

@@ -361,7 +361,7 @@ impl Bench {
             Way::Tls => (Via::Tls(from, None), &self.routers[0]),
             Way::Application => (Via::Loopback(from), &self.routers[1]),
         };
-        // No timeouts, because the machine may be busy.
+        // Practically no timeouts, because the machine may be busy.
         let day = Duration::from_secs(86_400);
         let limits = ConnectionLimits { head: day, whole: day, ..ConnectionLimits::of_one(1) };
         let http = http(limits);
@@ -422,14 +422,14 @@ fn settings() -> Settings {
     settings
 }
 
-/// A store with one API key.
+/// Opens a store that contains one API key.
 async fn store_of(dir: &Dir, number: usize) -> Store {
     let file = dir.at(&number.to_string()).join("turnpike.sqlite");
     let (address, limits) = (StoreAddress::Sqlite(file), StoreLimits::default());
     let database = Database::new(&address, 1, SqliteUse::Own, &limits);
     let store = Directory::new(database, "memory".to_owned(), limits);
     let (name, hash) = ("shop".to_owned(), api_keys::hash(&Secret::new(KEY)));
-    // So high that it is never reached.
+    // The rate limit is so high that requests never reach it.
     let key = ApiKey { name, hash, realm: None, max_ttl: None, rate: Some(1_000_000) };
     store.edit(&Edit::PutApiKey(key)).await.expect("writable");
     store
@@ -535,7 +535,7 @@ fn is_described(way: Way, request: &[u8], answer: &[u8]) {
     assert!(knows || !tells, "{}", told());
 }
 
-/// A request, mostly made of meaningful parts.
+/// Builds a request, mostly from valid parts.
 fn request(input: &mut Input<'_>) -> Vec<u8> {
     let mut request = Vec::new();
     let text = |input: &mut Input<'_>, among: &[&str]| -> Vec<u8> {
@@ -554,7 +554,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
         request.extend(text(input, &VALUES));
     }
     request.extend_from_slice(b" HTTP/1.1\r\n");
-    // Usually a valid Host header.
+    // Adds a Host header, usually a valid one.
     if input.below(8) > 0 {
         request.extend_from_slice(b"Host: localhost\r\n");
     }

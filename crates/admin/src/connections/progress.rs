@@ -6,7 +6,8 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// No complete request yet, or a delayed refusal. May be closed to make room for a new connection.
+    /// No complete request has arrived, or a refusal is being delayed. May be closed to make room for a new
+    /// connection.
     Waiting,
     /// A request is being processed, or its response is being sent.
     Working,

@@ -28,7 +28,7 @@ use crate::{
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Short timeouts. The tests wait for events rather than for time.
+/// Short timeouts, so that tests finish quickly. They wait for events rather than for time.
 const QUICK: ConnectionLimits = ConnectionLimits {
     connections: 4,
     head: Duration::from_secs(1),
@@ -209,7 +209,7 @@ async fn delayed_body_gets_408() {
     let answer = answer_to(page, head.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("application/problem+json"), "{answer}");
     assert!(answer.contains("\"code\":\"timeout\""), "{answer}");
-    // Other tests increment it too.
+    // Other tests increment the same counter, so its exact value is unknown.
     assert!(closed_for("no_request") > before);
 }
 
@@ -313,7 +313,7 @@ async fn half_closed_client_gets_its_response() {
     let mut stream = TcpStream::connect(page).await.expect("listening");
     stream.write_all(RELOAD).await.expect("open");
     stream.shutdown().await.expect("open");
-    // The server has seen the end of the stream by then.
+    // Once this request is answered, the server has seen the end of the stream.
     assert!(is_ok(&get_page(page, "/healthz").await));
     may_reload.send_replace(true);
     let answer = hear_out(&mut stream).await;
@@ -376,7 +376,7 @@ async fn hear_until(stream: &mut TcpStream, wanted: &str) {
 #[tokio::test]
 async fn slot_of_a_disconnected_watcher_is_free_immediately() {
     let page = start(IdleProgram::default(), ConnectionLimits { connections: 9, ..QUICK }).await;
-    // The maximum number of watchers, repeatedly, without reading in between.
+    // Connects the maximum number of watchers repeatedly, without reading in between.
     for _ in 0..5 {
         let mut all = Vec::new();
         for _ in 0..8 {
@@ -385,7 +385,7 @@ async fn slot_of_a_disconnected_watcher_is_free_immediately() {
         let answer = get_page(page, "/v1/live/events").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after"), "{answer}");
         drop(all);
-        // The closed connections arrive in order.
+        // The server handles the closed connections before this one.
         assert!(is_ok(&get_page(page, "/healthz").await));
     }
 }
@@ -420,7 +420,7 @@ async fn unknown_host_name_is_refused_with_the_remedy() {
         let answer = answer_to(page, &ask(&host)).await;
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("turnpike_allocations"), "{answer}");
     }
-    // Used for requests written by hand, and by old monitoring programs.
+    // HTTP/1.0 is used in requests written by hand, and by old monitoring programs.
     let old = answer_to(page, b"GET /metrics HTTP/1.0\r\n\r\n").await;
     assert!(old.starts_with("HTTP/1.0 200") && old.contains("turnpike_allocations"), "{old}");
 }

@@ -28,7 +28,7 @@ use http_body_util::BodyExt as _;
 /// Time after the response for the client to close the connection. Closing earlier, with unread bytes,
 /// would make the kernel send RST, which would destroy a response in flight.
 const LINGER: Duration = Duration::from_secs(1);
-/// Maximum number of request bytes that are discarded in that time.
+/// Maximum number of request bytes that are discarded while waiting for the client to close.
 const LINGER_BYTES: usize = 1 << 20;
 
 pub(super) struct Wire<S> {

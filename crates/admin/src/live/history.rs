@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Instant};
 
 use turnpike_api::{History, Live, refused, total};
 
-/// Ten minutes.
+/// Maximum number of points: ten minutes.
 const MOST: usize = 600;
 /// Seconds between two points.
 const STEP_S: f64 = 1.0;

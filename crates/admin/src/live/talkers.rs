@@ -22,7 +22,7 @@ const MOST: usize = 20;
 
 struct Pass {
     at: Instant,
-    /// Includes the worker of each allocation.
+    /// Traffic of each allocation, with the number of its worker.
     traffic: HashMap<AllocationId, (usize, AllocationTraffic)>,
 }
 
@@ -45,7 +45,7 @@ pub(super) async fn compare(feed: Arc<Feed>) {
     }
 }
 
-/// `None` if there is no server.
+/// Reads the traffic of all allocations; `None` if there is no server.
 async fn pass(feed: &Feed) -> Option<Pass> {
     let at = Instant::now();
     let mut traffic = HashMap::new();

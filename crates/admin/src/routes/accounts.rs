@@ -302,7 +302,7 @@ pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Resu
 }
 
 impl App {
-    /// Must not be kept while waiting for anything.
+    /// The result must not be held across an await, because the server cannot stop while it exists.
     fn accounts(&self) -> Result<Accounts, Problem> {
         let server = self.server()?;
         Ok(Accounts::new(server.settings, server.store))

@@ -162,7 +162,7 @@ fn no_such(id: AllocationId, silent: usize) -> Problem {
 }
 
 impl App {
-    /// The server; must not be kept while waiting for anything.
+    /// The server. Must not be held across an await, because the server cannot stop while it exists.
     pub(super) fn server(&self) -> Result<ServerView, Problem> {
         server_of(&*self.program)
     }

@@ -23,9 +23,9 @@ const PATHS: [(&str, &str); 3] = [
     ("/v1/fleet/sessions", "/v1/fleet/allocations"),
 ];
 
-/// 30 November 2026.
+/// Deprecation date: 30 November 2026.
 const SINCE: &str = "@1795996800";
-/// Longer than a page of 1,000 allocations.
+/// Maximum length of a response in bytes; longer than a page of 1,000 allocations.
 const LONGEST: usize = 4 << 20;
 
 /// The new name of a path.

@@ -28,17 +28,17 @@ const ALL: &[&str] = &[
     "timeout",
     "unknown_host",
 ];
-/// Operations that need a token.
+/// Additional errors of operations that need a token.
 const GUARDED: &[&str] = &["no_token", "read_only", "wrong_token"];
-/// Operations that change something.
+/// Additional errors of operations that change something.
 const WRITES: &[&str] = &["failed"];
-/// Operations with a body.
+/// Additional errors of operations with a body.
 const BODY: &[&str] = &["incomplete_body", "not_json"];
-/// Operations that read from a store.
+/// Additional errors of operations that read from a store.
 const READS: &[&str] = &["no_server", "store_refuses", "store_unavailable"];
-/// Operations that change a store.
+/// Additional errors of operations that change a store.
 const CHANGES: &[&str] = &["no_server", "no_store", "store_refuses", "store_unavailable"];
-/// Operations that issue a credential.
+/// Additional errors of operations that issue a credential.
 const ISSUES: &[&str] = &[
     "draining",
     "no_form",

@@ -28,9 +28,9 @@ use crate::{
     problem::{PROBLEM_JSON, Problem},
 };
 
-/// Concurrent requests to nodes.
+/// Maximum number of concurrent requests to nodes.
 const AT_A_TIME: usize = 8;
-/// Separates a node's name from its cursor; not allowed in names.
+/// Separator between a node's name and its cursor; not allowed in names.
 const CURSOR: char = '~';
 
 impl From<FleetError> for Problem {
@@ -183,7 +183,7 @@ pub(super) async fn fleet_allocations(
             page.next = Some(format!("{node}{CURSOR}"));
             return Ok(Json(page));
         }
-        // If the node has left since then, continues with the next one.
+        // If the node has left since the previous page, continues with the next node.
         let cursor = within.take().filter(|_| node == from);
         let asked = AllocationQuery { limit: Some(left), cursor, ..wanted.clone() };
         let found = if node == own {

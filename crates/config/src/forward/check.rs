@@ -294,7 +294,8 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     }
 }
 
-/// Returns true if the kernel cannot bind both. IPv6 listeners accept IPv4 only if configured to.
+/// Returns true if the kernel cannot bind the listeners of both rules. IPv6 listeners accept IPv4 only if
+/// configured to.
 fn collide(a: &Rule, b: &Rule) -> bool {
     let transport = |rule: &Rule| matches!(rule.protocol, Protocol::Tcp | Protocol::TcpToUdp { .. });
     let both_families = |rule: &Rule, ip: IpAddr| ip.is_ipv6() && !rule.ipv6_only;

@@ -140,7 +140,8 @@ impl<'a> Map<'a> {
 
     fn next(&self, (at, offset): Node) -> Vec<Node> {
         let rule = &self.drafts[at].rule;
-        // A different routing table can route the same address to another machine.
+        // A rule with a mark or device may use another routing table, which can route the same address to a
+        // different machine.
         if rule.mark.is_some() || rule.device.is_some() {
             return Vec::new();
         }

@@ -13,7 +13,7 @@ pub(crate) const INCLUDE: &str = "include";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Turnpike,
-    /// rinetd, or oxidinetd's `.conf`, which is a subset.
+    /// The format of rinetd.conf; also covers oxidinetd's `.conf`, which is a subset.
     Rinetd,
     Oxidinetd,
 }

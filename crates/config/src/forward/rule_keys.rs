@@ -195,7 +195,7 @@ const KEEPALIVE_COUNT: Kind<Option<u32>> = Kind::one(
     |count| count.unwrap_or(0).to_string(),
 );
 
-/// 0 means none.
+/// A time in seconds; 0 means none.
 const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duration>> {
     Kind::one(
         expected,
@@ -311,7 +311,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             let speaks_first = matches!(rule.protocol, Protocol::Tcp | Protocol::UdpToTcp { .. });
             match &mut rule.health_question {
                 Some(question) => question.expect = expect,
-                // Many TCP servers speak first.
+                // Without `health_send`, only a TCP server can be expected to speak first.
                 None if expect.is_empty() => {}
                 None if speaks_first => rule.health_question = Some(Question { send: Vec::new(), expect }),
                 None => {
@@ -336,7 +336,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         "the name of a network interface, 1 to 15 bytes, such as \"eth0\"",
         |reader, node, rule| {
             let device = reader.text(node)?;
-            // Same as the kernel's dev_valid_name().
+            // The kernel's dev_valid_name() rejects the same characters.
             let bad = |c: char| c.is_whitespace() || c == '/' || c == ':';
             if device.is_empty()
                 || device.len() > 15
@@ -487,7 +487,7 @@ const TARGETS: Kind<Vec<Endpoint>> = Kind::list(
     },
 );
 
-/// Reads text, or a table with a separate weight.
+/// Reads a target, which is text or a table with a separate weight.
 fn target(reader: &mut ValueReader<'_>, node: &Node) -> Option<Endpoint> {
     if !matches!(node.value, Value::Table(_)) {
         return reader.parsed(node, parts::endpoint);

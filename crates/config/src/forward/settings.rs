@@ -33,7 +33,7 @@ settings! {
         access: Access = Access::default(),
             reload "forward.allow" .allow PATTERNS, reload "forward.deny" .deny PATTERNS;
         pid_file: Option<PathBuf> = None, reload "forward.pid_file" kind::FILE;
-        /// The port is one above the TURN server's, so that both can run on one machine.
+        /// The default port is one above that of `serve`, so that both can run on one machine.
         admin: AdminSettings = AdminSettings::on_port(9642),
             start "admin.listen" .listen admin_keys::LISTEN,
             reload "admin.hosts" .hosts kind::HOSTS,

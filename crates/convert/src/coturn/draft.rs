@@ -50,7 +50,7 @@ pub(super) struct CoturnDraft {
     pub(super) secrets: Vec<String>,
     pub(super) realm: Option<String>,
     pub(super) server_name: Option<String>,
-    /// Unparsed.
+    /// Connection string of the store, unparsed.
     pub(super) store: Option<String>,
     pub(super) user_quota: Option<usize>,
     pub(super) total_quota: Option<usize>,

@@ -401,7 +401,7 @@ fn prometheus_address(draft: &mut CoturnDraft, value: &str) -> Result<(), String
     set(&mut draft.prometheus_address, value, IP)
 }
 
-/// 600 s if there is no value; 0 means forever.
+/// Lifetime of a nonce: 600 s if there is no value; 0 means forever.
 fn stale_nonce(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     match value {
         "" => within(&mut draft.nonce_lifetime, "600", 60, 86_400),
@@ -410,7 +410,7 @@ fn stale_nonce(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     }
 }
 
-/// One hour if there is no value.
+/// Maximum lifetime of an allocation: one hour if there is no value.
 fn max_allocate_lifetime(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     within(&mut draft.max_lifetime, if value.is_empty() { "3600" } else { value }, 60, 86_400)
 }

@@ -40,7 +40,7 @@ pub(super) fn without_comment(value: &str) -> (&str, bool) {
     comment.map_or((value, false), |(at, _)| (value[..at].trim_end(), true))
 }
 
-/// coturn checks only the first letter, and a switch that has no value is on.
+/// Parses a switch as coturn does: only the first letter is checked, and a switch that has no value is on.
 pub(super) fn is_on(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
         "" | "on" => Some(true),

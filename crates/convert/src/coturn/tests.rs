@@ -108,8 +108,8 @@ fn each_option_changes_the_result_or_has_a_note() {
             .lines()
             .find(|line| settings(line).any(|(_, found, _)| found == name))
             .expect("a line for the option");
-        // Turning off a default changes nothing. Options that depend on others are tested together with
-        // them.
+        // An option that is switched off changes nothing. Options that depend on others are tested together
+        // with them.
         let is_off = settings(line).any(|(_, _, value)| is_on(value) == Some(false) && !value.is_empty());
         let with = [
             "cert=/c",
@@ -220,7 +220,7 @@ fn authentication_is_the_same_as_in_coturn() {
     let (settings, notes) = translated("lt-cred-mech\nrealm=example.org");
     assert!(settings.store.url.is_some_and(|url| url.reveal().starts_with("sqlite:///")));
     assert!(told(&notes, "coturn's default database"), "{notes:?}");
-    // An open relay must be requested explicitly.
+    // Without credentials, the server would be an open relay, which must be requested explicitly.
     let (settings, notes) = translated("listening-port=3478");
     assert!(settings.auth.required && told(&notes, "auth.required = false"), "{notes:?}");
     let (settings, notes) = translated("no-auth\nuser=a:b");
@@ -409,7 +409,7 @@ fn peer_on_the_server_itself_gets_only_the_relay_ports() {
     let (settings, notes) = translated("user=a:b\nallowed-peer-ip=10.0.0.1");
     assert_eq!(settings.allow.len(), 1);
     assert!(told(&notes, "if this is the address of the server itself"), "{notes:?}");
-    // coturn refuses a loopback peer unless all of them are allowed.
+    // coturn refuses a loopback peer unless all loopback peers are allowed.
     let (settings, _) = translated("user=a:b\nallowed-peer-ip=127.0.0.1");
     assert!(settings.allow.is_empty());
     let (_, notes) = translated("user=a:b\nallow-loopback-peers");

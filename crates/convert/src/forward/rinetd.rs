@@ -111,7 +111,7 @@ fn resolve(
     }
 }
 
-/// The unspecified address means any in rinetd.
+/// The unspecified address allows any source address, as in rinetd.
 fn set_source(rule: &mut Rule, source: IpAddr) {
     rule.source = (!source.is_unspecified()).then_some(source.into());
 }
@@ -216,7 +216,7 @@ impl RinetdLine<'_> {
         if self.at_end() {
             return Err(self.problem(at, format!("the line ends before {what}"), RULE_FORM));
         }
-        // An IPv6 address may be in brackets.
+        // Accepts any word, because an IPv6 address may be in brackets.
         Ok(self.word("#").to_owned())
     }
 
@@ -306,7 +306,7 @@ impl RinetdLine<'_> {
                 let digits = value.bytes().all(|byte| byte.is_ascii_digit());
                 let seconds: u32 =
                     value.parse().ok().filter(|_| digits).ok_or_else(|| bad("not a number of seconds"))?;
-                // 0 is the default in rinetd too.
+                // 0 leaves the default timeout, as in rinetd.
                 if seconds == 0 {
                     return Ok(());
                 }

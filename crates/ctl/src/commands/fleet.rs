@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{client::Client, table::Table};
 
-/// Like the text on the admin page.
+/// Message shown while the store recovers, similar to the text on the admin page.
 const RECOVERING: &str = "the store does not know the usage of all nodes yet; until it does, each node grants its equal share of quotas";
 
 pub fn show_fleet(client: &Client, format: OutputFormat, out: &mut dyn Write) -> Result<(), CommandError> {

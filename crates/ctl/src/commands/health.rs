@@ -35,7 +35,7 @@ pub fn wait_for_end(client: &Client) -> Result<(), CommandError> {
                 }
             }
             Err(ClientError::NoProgram { .. }) => return Ok(()),
-            // The program may exit during an answer; the next request will then find no program.
+            // The program may exit while it is answering; the next request will then find no program.
             Err(ClientError::Broken { .. }) => {}
             Err(error) => return Err(error.into()),
         }

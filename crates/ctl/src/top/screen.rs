@@ -57,7 +57,7 @@ pub(super) struct Screen {
     colours: bool,
     whom: String,
     live: Option<Live>,
-    /// Bits per second to peers and to clients, most recent last.
+    /// Bits per second to peers and to clients; the most recent value is last.
     curves: [VecDeque<u64>; 2],
     certificates: Vec<CertificateInfo>,
     fleet: Option<FleetStatus>,
@@ -169,7 +169,7 @@ impl Screen {
         let job = if status.job == Job::Serve { "serve" } else { "forward" };
         let name = format!("turnpike {job} {}", status.version);
         let node = status.node.as_ref().map_or_else(String::new, |node| format!("node {node}"));
-        // On a narrow terminal, these are dropped in this order.
+        // On a narrow terminal, these parts are dropped in this order.
         let mut more = [Some(self.whom.clone()), Some(format!("up {}", span(status.uptime_s))), Some(node)];
         let is_there = |text: &&String| !text.is_empty();
         for at in 0..more.len() {

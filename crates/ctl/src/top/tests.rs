@@ -211,7 +211,7 @@ fn narrow_terminal_loses_only_whole_columns() {
         screen.join(fleet());
         screen.certify(vec![certificate(90_000)]);
         (0..tab).for_each(|_| screen.turn(1));
-        // Drawn without graphs, whose titles depend on the width.
+        // Draws the screen without graphs, because their titles depend on the width.
         let whole = pieces(&drawn(&screen, 400, CURVES_FROM - 1));
         let mut shown = Vec::new();
         for columns in [40, 60, 80, 120] {

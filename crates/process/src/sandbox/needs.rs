@@ -85,7 +85,7 @@ impl Needs {
     }
 
     /// Creates the writable directories, because access to a missing directory cannot be granted. Root needs
-    /// the privilege to access other users' files only if there are any.
+    /// privileges for other users' files only if some of these files belong to other users.
     #[must_use]
     pub fn with_directories(mut self) -> Self {
         for directory in &self.written {

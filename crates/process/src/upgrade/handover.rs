@@ -26,7 +26,7 @@ pub trait HandoverState: Send + Sync {
 }
 
 pub struct HandoverOffer {
-    /// JSON; contains keys.
+    /// State as JSON; it contains keys.
     pub(crate) text: Zeroizing<Vec<u8>>,
     pub(crate) descriptors: Vec<OwnedFd>,
     /// This process's ends of the channels between workers.
@@ -39,7 +39,8 @@ impl HandoverOffer {
         descriptors: Vec<OwnedFd>,
         channels: Vec<Channel>,
     ) -> io::Result<Self> {
-        // Allocated large enough, because a growing buffer would leave copies of keys behind.
+        // Allocated large enough from the start, because a growing buffer would leave copies of keys in
+        // memory.
         let mut text = Zeroizing::new(Vec::with_capacity(1 << 16));
         serde_json::to_writer(&mut *text, offer)?;
         Ok(Self { text, descriptors, channels })

@@ -71,7 +71,7 @@ impl PreviousProcess {
     }
 
     /// Takes over once everything else that can fail is done: `receive` waits for the sessions and returns
-    /// their number, and `serve` begins to serve them. With `keeps_flows`, flows in the kernel stay.
+    /// their number, and `serve` begins to serve them. If `keeps_flows` is true, flows in the kernel stay.
     fn take_over(
         &self,
         carried: &CarriedMetrics,
@@ -89,7 +89,7 @@ impl PreviousProcess {
         loop {
             match self.channel.receive_value::<FromOld>().map_err(gone)?.0 {
                 FromOld::Commit => break,
-                // Everything that this page counts will exist in this process.
+                // All sessions that this page counts are moving to this process.
                 FromOld::Metrics(text) => carried.expect(&text),
                 FromOld::Hello { .. } | FromOld::Released => {
                     return Err(ProcessError::Upgrade(
@@ -137,8 +137,8 @@ impl PreviousProcess {
 }
 
 /// Takes over from the previous process, if any: `receive` waits for its sessions and returns their number,
-/// `serve` begins to serve them, and `released` is called once the kernel path is free. With `keeps_flows`,
-/// flows in the kernel stay.
+/// `serve` begins to serve them, and `released` is called once the kernel path is free. If `keeps_flows` is
+/// true, flows in the kernel stay.
 pub fn take_over(
     previous: &mut Option<PreviousProcess>,
     carried: &Arc<CarriedMetrics>,

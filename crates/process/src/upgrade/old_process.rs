@@ -25,9 +25,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// Time to start up and prepare.
+    /// Time limit for the new process to start up and prepare.
     pub(crate) prepare: Duration,
-    /// Time for each step while the workers are paused.
+    /// Time limit for each step while the workers are paused.
     pub(crate) take: Duration,
 }
 

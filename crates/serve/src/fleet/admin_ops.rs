@@ -24,7 +24,8 @@ use super::{
     unix,
 };
 
-/// Time limit for another node's response, and the range of the polling interval, which grows.
+/// Timeout for another node's response. While waiting, the polling interval grows from `FIRST_LOOK` to
+/// `LAST_LOOK`.
 const PATIENCE: Duration = Duration::from_secs(5);
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(200);
@@ -41,7 +42,7 @@ impl FleetOrders {
         Self { fleet, questions: Mutex::new(questions) }
     }
 
-    /// Publishes a notice. Nodes that miss it notice the change later on their own.
+    /// Publishes a notice. Nodes that miss it pick up the change on their own later.
     async fn tell(&self, notice: Notice) {
         let Some(node) = &self.fleet.node else { return };
         if let Err(error) = node.say(notice).await {
@@ -233,8 +234,8 @@ fn status_of(name: &NodeName, member: &Member) -> FleetNode {
     }
 }
 
-/// Until the node leaves, publishes orders that were given during a store outage. Runs separately from the
-/// heartbeat, which must not wait for this.
+/// Publishes bans and unbans issued during a store outage, until the node leaves the fleet. Runs separately
+/// so that the heartbeat never waits for it.
 pub(super) async fn keep_announcing(node: Arc<Node>) {
     while !node.is_over() {
         let is_there = timeout(Duration::from_millis(BEAT_MS), node.announcements.wake.notified()).await;
@@ -285,12 +286,12 @@ impl Node {
         Ok(())
     }
 
-    /// Publishes a new order. Returns whether the store had an active ban on the subject, or `None` during a
-    /// store outage; the order is then published once the store is back.
+    /// Publishes a new ban or unban. Returns whether the store had an active ban on the subject, or `None`
+    /// during a store outage, after which the ban or unban is published.
     async fn announce_now(&self, subject: &Subject) -> Result<Option<bool>, StoreError> {
         let announced = async {
             let _turn = self.announcements.turn.lock().await;
-            // Avoids a queue of orders waiting for a store that is known to be unreachable.
+            // Avoids a queue of bans waiting for a store that is known to be unreachable.
             if self.health.is_alone(self.now_ms()) && self.banned.is_unannounced(subject) {
                 return Ok(None);
             }
@@ -318,7 +319,8 @@ impl Node {
         }
         let kept = self.kept_bans().await?;
         for subject in subjects {
-            // Locked per subject, so that an order given in the meantime waits for at most one publication.
+            // Locked per subject, so that a ban or unban issued in the meantime waits for at most one
+            // publication.
             let _turn = self.announcements.turn.lock().await;
             if self.banned.is_unannounced(&subject) {
                 self.announce(&subject, &kept).await?;

@@ -29,7 +29,7 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).has(unix, realm, names, client)
     }
 
-    /// Adds a ban given on a server without a fleet, or in the previous process.
+    /// Adds a ban issued on a server without a fleet, or in the previous process.
     pub(super) fn put(&self, ban: Ban) {
         self.write().put(ban);
     }
@@ -46,7 +46,7 @@ impl Banned {
         self.write().order_lift(unix, subject)
     }
 
-    /// Applies another node's ban. Returns false if a local order overrides it.
+    /// Applies another node's ban. Returns false if a local ban or unban overrides it.
     pub(super) fn hear(&self, ban: Ban) -> bool {
         self.write().hear(ban)
     }

@@ -13,7 +13,7 @@ use super::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FleetCounts {
     pub(crate) bans: u64,
-    /// `None` without a fleet.
+    /// Counters of this node; `None` without a fleet.
     pub(crate) node: Option<NodeCounts>,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Beater {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BeatAnswer {
     In,
-    /// Pending: the name may still be in use.
+    /// The outcome is pending, because the name may still be in use.
     Waits,
     Taken,
     Full,

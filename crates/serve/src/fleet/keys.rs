@@ -22,9 +22,9 @@ impl NodeKeys {
 }
 
 pub(super) struct Custody {
-    /// Random.
+    /// Random key of this node.
     own: NonceKey,
-    /// Clients may have nonces, tickets or cookies made with it.
+    /// True if clients may have nonces, tickets or cookies made with `own`.
     own_is_used: bool,
     ring: Option<KeyRing>,
 }

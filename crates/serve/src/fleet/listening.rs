@@ -44,7 +44,7 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
     let NewsBatch { anew, messages, levels } = heard;
     if node.is_to_reread() || anew {
         let all = node.store.levels().await?;
-        // The era decides whether these levels are complete.
+        // The state of the store decides whether these levels are complete.
         node.hear_era(node.store.era(node.recovery.era()).await?);
         node.quotas.set_levels(&all, node.recovery.books());
         node.read_bans().await?;
@@ -62,8 +62,8 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
         }
     }
     if repeated > 0 {
-        // If the sender's clock is slow, this newer process does not accept its messages. Its bans
-        // are in the store.
+        // The sender's clock may be slow, so that this newer process rejects its messages as replays. Its
+        // bans are in the store.
         node.rereads.store(true, Ordering::Relaxed);
     }
     node.tallies.heard([new.len(), levels.len(), unreadable, repeated]);
@@ -75,7 +75,7 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
     Ok(())
 }
 
-/// Returns true if the message matters to a process that an upgrade has left with nothing but allocations.
+/// Returns true if the message matters to a process that only serves the allocations left after an upgrade.
 fn concerns_allocations(notice: &Notice) -> bool {
     matches!(
         notice,

@@ -8,7 +8,7 @@ use turnpike_relay::{Config, Relay};
 /// Time constant of the averaged rates: a single busy second must not cause redirects.
 const MEAN_MS: f64 = 10_000.0;
 
-/// Configured capacity. 0 ports means unlimited.
+/// Configured capacity of this node. 0 ports means unlimited.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Room {
     most_allocations: u32,
@@ -42,7 +42,7 @@ impl Room {
 }
 
 pub(super) struct LoadGauge {
-    /// Busy polling always uses a whole core, so CPU time does not reflect the load.
+    /// True with busy polling, which always uses a whole core, so that CPU time does not reflect the load.
     polls: bool,
     before: Option<Sample>,
     bits_per_second: f64,

@@ -47,7 +47,7 @@ pub(super) const BAN: &str = "ban";
 
 pub(super) struct Node {
     pub(super) name: NodeName,
-    /// Random; distinguishes processes with the same name.
+    /// Random number that distinguishes processes with the same name.
     pub(super) incarnation: u64,
     pub(super) sealer: Sealer,
     pub(super) store: FleetStore,
@@ -61,13 +61,13 @@ pub(super) struct Node {
     opened: Mutex<Opened>,
     pub(super) sight: RwLock<Arc<Sight>>,
     pub(super) sent: Mutex<RecentRedirects>,
-    /// Hashes the keys of [`RecentRedirects`].
+    /// Hash function for the keys of [`RecentRedirects`].
     pub(super) hasher: RandomState,
     pub(super) tallies: FleetCounters,
     pub(super) questions: QuestionSender,
-    /// Changes when another node has written into the shared orders of certificates.
+    /// Notified when another node has written to the shared certificate orders.
     pub(super) orders_changed: watch::Sender<()>,
-    /// Levels and bans must be read again, because the store has lost some of them.
+    /// True if levels and bans must be read again, because the store has lost some of them.
     pub(super) rereads: AtomicBool,
     settings: RwLock<FleetSettings>,
     began: Instant,
@@ -78,22 +78,23 @@ pub(super) struct Node {
     reach: RwLock<Reach>,
     pub(super) card_is_put: AtomicBool,
     relay: OnceLock<Weak<Relay>>,
-    /// Allocations of the previous process are being imported; they are accepted even above the limits.
+    /// True while allocations of the previous process are being imported; they are accepted even above the
+    /// limits.
     inherits: AtomicBool,
-    /// The previous process was this node.
+    /// True if the previous process was this node.
     goes_on: bool,
-    /// A handover is in progress: no quota exchanges.
+    /// True during a handover, when no quotas are exchanged.
     rests: AtomicBool,
     pub(super) exchanging: tokio::sync::Mutex<()>,
     /// Time before which no quotas are sent, in milliseconds of [`Node::now_ms`].
     quiet_until: AtomicU64,
     cordoned: AtomicBool,
-    /// The server is shutting down and accepts no new clients.
+    /// True if the server is shutting down and accepts no new clients.
     stops: AtomicBool,
-    /// This node has left the fleet and sends nothing more.
+    /// True if this node has left the fleet and sends nothing more.
     left: AtomicBool,
-    /// Another process is now this node. This process only listens for bans, which may affect the allocations
-    /// that stayed.
+    /// True if another process is now this node. This process then only listens for bans, which may affect
+    /// the allocations that stayed here.
     handed_over: AtomicBool,
 }
 
@@ -110,7 +111,7 @@ pub(super) struct Sight {
     pub(super) view: FleetView,
     pub(super) charges: Charges,
     pub(super) own: u16,
-    /// In milliseconds of [`Node::now_ms`].
+    /// Time at which the fleet was last polled, in milliseconds of [`Node::now_ms`].
     pub(super) at_ms: u64,
 }
 
@@ -318,7 +319,8 @@ impl Node {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Must not be held across an await: the server cannot stop while this reference exists.
+    /// The returned reference must not be held across an await, because the server cannot stop while it
+    /// exists.
     pub(super) fn relay(&self) -> Option<Arc<Relay>> {
         self.relay.get()?.upgrade()
     }

@@ -15,8 +15,8 @@ use super::{node::Node, tallies::RedirectReason};
 
 /// After this many missed polls of the fleet, load no longer causes redirects.
 const LOOKS: u64 = 3;
-/// Time for which a full node without contact to the store still redirects clients to the nodes it knew;
-/// afterwards `[[alternate]]` applies.
+/// Time for which a full node that cannot reach the store still redirects clients to the nodes it last
+/// knew. Afterwards, `[[alternate]]` applies.
 const REMEMBERED_MS: u64 = 300_000;
 
 impl Node {
@@ -42,8 +42,8 @@ impl Node {
         Some(destination)
     }
 
-    /// Returns true if this draining node serves a redirected client that has returned. A node that is about
-    /// to stop serves no such clients.
+    /// Returns true if a client that has returned after a redirect is served here although this node is
+    /// draining. A node that is about to stop does not serve it.
     pub(super) fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         self.only_drains() && self.is_back(attempt)
     }

@@ -83,7 +83,7 @@ fn lines_of(effect: &Effect, now_ms: u64) -> Vec<PublishedLine> {
     }
 }
 
-/// coturn's channel: unescaped realm and user, and an 18-digit number.
+/// Name of coturn's channel, with the unescaped realm and user, and an 18-digit number.
 fn place(realm: &str, user: &str, id: AllocationId, what: &str) -> String {
     let digits = u128::from_str_radix(&id.to_string(), 16).unwrap_or_default() % 1_000_000_000_000_000_000;
     format!("turn/realm/{realm}/user/{user}/allocation/{digits:018}/{what}")

@@ -33,7 +33,7 @@ async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
     let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
     let number = node.number();
     let _alone = node.exchanging.lock().await;
-    // If usage were reported before this node's old record is cleared, it would be cleared too.
+    // If this node reported usage before its old record is cleared, the usage would be cleared with it.
     if number == 0 || node.is_quiet() || node.rests() || node.recovery.is_to_clear() {
         return period;
     }

@@ -23,7 +23,7 @@ pub(super) struct Buckets {
 pub(super) struct Quotas {
     shards: [Mutex<Ledger>; SHARDS],
     levels: RwLock<Levels>,
-    /// First shard of the next exchange; differs each time.
+    /// Shard with which the next exchange begins, different each time so that all shards get their turn.
     turn: AtomicUsize,
     /// Refusals due to the limit of a user, of a realm, and of the fleet.
     refused: [AtomicU64; 3],
@@ -129,7 +129,7 @@ impl Quotas {
         self.put_levels(all, books);
     }
 
-    /// Marks everything to be reported to the store again.
+    /// Marks all usage to be reported to the store again.
     pub(super) fn tell_all(&self, terms: Terms) {
         self.shards.iter().for_each(|shard| lock(shard).tell_all(terms));
     }

@@ -1,4 +1,4 @@
-//! Orders of certificates that the nodes share: sealed in the store, announced by a notice.
+//! Certificate orders that the nodes share. They are stored sealed, and a notice announces changes.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ impl fmt::Debug for NodeOrders {
     }
 }
 
-/// A value opens only as the field it was written to.
+/// Binds a sealed value to its field: it cannot be opened as the value of another field.
 fn purpose(field: &str) -> String {
     format!("orders {field}")
 }

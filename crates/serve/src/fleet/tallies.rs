@@ -7,7 +7,8 @@ pub(super) enum RedirectReason {
     Load,
     Full,
     Draining,
-    /// The client used an address that other nodes share.
+    /// The client connected to an address that other nodes share, and was redirected to this node's own
+    /// address.
     OwnAddress,
     Owner,
 }

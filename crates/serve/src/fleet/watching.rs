@@ -60,7 +60,7 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     take_in(node);
     let nodes = u64::from(node.nodes());
     for (name, number) in abandoned {
-        // All nodes notice this, but it is enough if one of them releases the quota.
+        // All nodes notice a departed node, but it is enough if one of them releases its quota.
         if rand::random::<u64>().is_multiple_of(nodes) {
             tracing::info!(node = %name, "releasing the quota of a node that is gone");
             while node.store.reap(&name, number, false).await? {}

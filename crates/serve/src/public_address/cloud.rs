@@ -36,7 +36,7 @@ const CLOUDS: [Cloud; 5] = [
         address: "/metadata/instance/network/interface/0/ipv4/ipAddress/0/publicIpAddress?api-version=2021-02-01&format=text",
         zone: AZURE_ZONE,
     },
-    // Only this document lists addresses of the Standard SKU, even without a load balancer.
+    // Azure lists addresses of the Standard SKU only in this document, even if there is no load balancer.
     Cloud {
         name: "Azure (Standard)",
         header: AZURE,

@@ -9,7 +9,7 @@ use std::{
 
 /// Timeout for connecting and for each read and write.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum size of a response in bytes; a Node object takes about ten thousand.
+/// Maximum size of a response in bytes; a Kubernetes Node object is about ten thousand bytes long.
 const LONGEST: u64 = 4 << 20;
 
 #[derive(Debug, thiserror::Error)]

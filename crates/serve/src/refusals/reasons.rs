@@ -1,4 +1,4 @@
-//! Texts for refusals: reason, remedy, and the configuration keys behind them.
+//! Reason, remedy and configuration keys to show for each refusal.
 
 use std::{borrow::Cow, net::SocketAddr};
 
@@ -93,7 +93,7 @@ pub(crate) fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str]
     }
 }
 
-/// A permission is for an address, without a port.
+/// Port 0 stands for a permission, which has no port, and is left out.
 pub(crate) fn peer_name(peer: SocketAddr) -> String {
     if peer.port() == 0 { peer.ip().to_string() } else { peer.to_string() }
 }
@@ -559,7 +559,7 @@ mod tests {
             assert!(!keys.is_empty(), "{kind} {reason}");
             assert_eq!(keys_of_count(kind, reason), keys, "{kind} {reason}");
         }
-        // Response counters have only the code, not the limit.
+        // Responses are counted by error code, without the limit that caused them.
         for (code, causes) in [
             (486, [RequestRefusal::UserQuota, RequestRefusal::PrefixQuota]),
             (508, [RequestRefusal::TotalQuota, RequestRefusal::NoRelay]),

@@ -30,13 +30,13 @@ enum State {
     #[default]
     Good,
     Hangs,
-    /// Answers only when it is released.
+    /// The store answers only when the test releases it.
     Waits,
     Refuses,
     Tells,
     TakesNothing,
     AnswersLate,
-    /// Makes changes, but does not answer.
+    /// The store makes changes, but does not answer.
     LosesAnswers,
 }
 
@@ -382,7 +382,7 @@ async fn new_secret_is_found_with_at_most_ten_queries_a_second() {
         assert_eq!(one.await.expect("an answer").map(|secrets| secrets.len()), Some(1));
     }
     assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 1, "the callers share one query");
-    // Rotated after the last query, by another server that uses the store.
+    // Another server that uses the store has rotated the secret since the last query.
     lock(&world.fake.secrets).push(secret("newer"));
     assert!(world.directory.may_have_new_secrets());
     let begun = Instant::now();
@@ -485,7 +485,7 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert_eq!((held(), lock(&world.fake.secrets).len()), (2, 2));
     assert_eq!(world.fake.removals.load(Ordering::Relaxed), 1);
-    // Allocations created with its credentials continue, even in another process.
+    // Allocations created with the secret's credentials continue, even in another process.
     let ended = |directory: &Directory<Arc<Fake>>| {
         let ended = directory.ended_secrets(REALM);
         ended.iter().map(|secret| secret.value.to_string()).collect::<BTreeSet<_>>()
@@ -495,8 +495,8 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     another.directory.remember_ended_secrets(world.directory.all_ended_secrets());
     another.directory.read().await.expect("an answer");
     assert_eq!(ended(&another.directory), ["over".to_owned()].into());
-    // This also holds for another directory of the same store that did not read the secret between its expiry
-    // and its removal.
+    // The secret is also remembered by another directory of the same store that did not read it between its
+    // expiry and its removal.
     lock(&world.fake.secrets).push(StoredSecret { until: Some(unix() - 1), ..secret("just over") });
     world.directory.read().await.expect("an answer");
     let next = World::new();
@@ -506,7 +506,7 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     lock(&world.fake.secrets).pop();
     world.directory.read().await.expect("an answer");
 
-    // Removal from a read-only store is not retried constantly.
+    // If the store is read-only, removal is not retried constantly.
     let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };
     lock(&world.fake.secrets).push(over);
     world.set(State::TakesNothing);
@@ -550,7 +550,7 @@ async fn older_secrets_answer_does_not_replace_a_newer_one() {
     world.fake.released.notify_one();
     late.await.expect("an answer");
     assert_eq!(held(), "second");
-    // Repeated with the queries swapped.
+    // Runs the two queries in the opposite order.
     advance(Duration::from_millis(200)).await;
     world.set(State::AnswersLate);
     let directory = world.directory.clone();

@@ -8,7 +8,7 @@ use crate::{ServerAddress, StoreAddress};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetAddress {
-    /// Never empty.
+    /// Servers to connect to; never empty.
     pub(super) servers: Vec<ServerAddress>,
     pub(super) kind: Kind,
 }

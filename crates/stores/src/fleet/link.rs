@@ -73,7 +73,8 @@ impl Link {
         sent.map(drop).map_err(|error| self.finder.told(&error))
     }
 
-    /// The connection, and true if it existed before. Concurrent callers wait for one connection attempt.
+    /// Returns the connection, and true if it existed before. Concurrent callers wait for one connection
+    /// attempt.
     async fn connected(&self) -> Result<(MultiplexedConnection, bool), StoreError> {
         let mut held = self.held.lock().await;
         if let Some(connection) = &*held {
@@ -109,7 +110,7 @@ impl Finder {
         if let Some(server) = moved {
             match self.open(&server, patience, for_answers).await {
                 Ok(connection) => return Ok(connection),
-                // The other servers can name the current one.
+                // Forgets the last redirect: any configured server can name the current one.
                 Err(_) => self.known.lock().unwrap_or_else(PoisonError::into_inner).1 = None,
             }
         }
@@ -147,7 +148,7 @@ impl Finder {
         Err(trouble.of_fleet())
     }
 
-    /// Returns true if the error redirects to another server.
+    /// Records the target if the error redirects to another server, and returns true.
     pub(super) fn learn(&self, error: &RedisError) -> bool {
         let Some((at, _)) = error.redirect_node() else { return false };
         // An empty host means the server that sent the answer.

@@ -27,10 +27,10 @@ end
     };
 }
 
-/// Lua prologue of each script that grants quotas or checks whether it could: determines the epoch, starts a
-/// new one if needed, and checks whether the store is complete. The rule is `turnpike_fleet::Chronicle`; a
-/// test compares the two. A restarted server has a new `run_id`; a replica that took over has a
-/// different one.
+/// Lua prologue of each script that grants quotas or checks whether quotas can be granted: determines the
+/// epoch, starts a new one if needed, and checks whether the store is complete. The rule is
+/// `turnpike_fleet::Chronicle`; a test compares the two. A restarted server has a new `run_id`; a replica that
+/// took over has a different one.
 macro_rules! chronicle {
     () => {
         concat!(
@@ -138,7 +138,8 @@ return {1, number, known, ring, era.number, era.since, era.whole and 1 or 0}
 "
 );
 
-/// Key: reservation. Arguments: incarnation, milliseconds. A reservation that ends later than any can is void.
+/// Key: reservation. Arguments: incarnation, milliseconds. A reservation that ends later than any valid one
+/// can is void.
 pub(super) const RESERVE: &str = concat!(
     count!(),
     r"

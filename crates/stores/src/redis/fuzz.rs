@@ -77,12 +77,13 @@ async fn check(bytes: &[u8]) -> bool {
     for _ in 0..input.below(MOST_ROWS) {
         keyspace.draw(&mut input, well, &mut texts);
     }
-    // Leading and trailing spaces are ignored when reading.
+    // Leading and trailing spaces are ignored when the keys are read.
     let exact = texts.iter().all(|(_, text)| text.trim() == text);
     let redis = connected(&keyspace).await;
 
     let read = redis.rules().await;
-    // The order of keys, members and fields must not matter, unless two differ only in such spaces.
+    // The order of keys, members and fields must not matter, unless two differ only in leading or trailing
+    // spaces.
     let turned = connected(&Keyspace { turned: true, ..keyspace.clone() }).await;
     match (&read, turned.rules().await) {
         (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),

@@ -117,11 +117,11 @@ async fn check(bytes: &[u8]) -> bool {
     let drawn: Vec<Stored> = (0..input.below(MOST_ROWS)).map(|_| row(&mut input, has_own, well)).collect();
     let (tables, rows) = filled(has_own, drawn);
     let texts: Vec<(Word, String)> = rows.iter().flat_map(texts).collect();
-    // Leading and trailing spaces are ignored when reading.
+    // Leading and trailing spaces are ignored when the rows are read.
     let exact = texts.iter().all(|(_, text)| text.trim() == text);
 
     let read = tables.rules().await;
-    // The order of rows must not matter, unless two rows differ only in such spaces.
+    // The order of rows must not matter, unless two rows differ only in leading or trailing spaces.
     let (turned, _) = filled(has_own, rows.iter().rev().cloned());
     match (&read, turned.rules().await) {
         (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),

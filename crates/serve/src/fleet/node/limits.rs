@@ -1,4 +1,4 @@
-//! Quotas of a node, and the terms for them that follow from the state of the store.
+//! Quotas of a node, and how the state of the store affects them.
 
 use std::sync::atomic::Ordering;
 
