@@ -86,8 +86,8 @@ const DOCUMENT: &str = "docs/dev/reliability.md";
 /// Data paths, each with rows of its own in the table of peers. The kernel paths need root, and XDP also needs ethtool.
 const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
 
-/// Runs the tests, and writes each table whose rows were all requested. Fails if a test fails. If no test failed but some could not run,
-/// prints those, leaves the document unchanged, and returns exit code 5.
+/// Runs the tests, and writes each table whose rows were all requested. Fails if a test fails. If no test failed but some could not run on
+/// this machine, prints those, leaves the document unchanged, and returns exit code 5.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let program = program(&root, options.program.as_deref())?;
@@ -147,7 +147,7 @@ struct Said {
 }
 
 impl Said {
-    /// Keeps a row or the reason for a skip; returns false for lines that should be printed.
+    /// Keeps a line that contains a row or the reason for a skip; returns false for other lines, which should be printed.
     fn take(&mut self, line: &str) -> bool {
         if let Some(why) = why_skipped(line) {
             if !self.reasons.iter().any(|known| known == why) {
@@ -247,7 +247,7 @@ mod tests {
     fn full_run_is_written() {
         let mut said = said_without(&[]);
         assert!(!said.take("test result: ok"));
-        // Both data paths report this reason, with one row each.
+        // A row that is printed twice is written only once.
         assert!(said.take("ATTACK kept | a | b |"));
         assert_eq!(said.skipped(&all()), [""; 0]);
         let written = said.written_into(&document(), &all()).expect("the document has all markers");

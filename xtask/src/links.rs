@@ -34,7 +34,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Relative links in a document whose target is missing.
+/// Relative links in a document that lead to a missing target.
 fn broken_links(path: &str, text: &str, documents: &Documents, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let directory = Path::new(path).parent().unwrap_or(Path::new(""));
     let mut broken = Vec::new();
@@ -59,7 +59,7 @@ fn broken_links(path: &str, text: &str, documents: &Documents, exists: impl Fn(&
     broken
 }
 
-/// Mentions of documents, such as `docs/serve.md#limits`, whose target is missing.
+/// Mentions of documents, such as `docs/serve.md#limits`, that do not exist or lack the section.
 fn broken_mentions(path: &str, text: &str, documents: &Documents) -> Vec<String> {
     let mut broken = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -119,7 +119,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 fn slug(heading: &str) -> String {
     let mut text = String::new();
     let mut rest = heading;
-    // For a link in a heading, only its text is part of the anchor.
+    // Only the text of a link in a heading is part of the anchor.
     while let Some((before, link)) = rest.split_once('[') {
         text.push_str(before);
         let Some((words, after)) = link.split_once("](") else {
@@ -145,7 +145,6 @@ fn prose(text: &str) -> Vec<(usize, &str)> {
     text.lines().enumerate().filter(|(_, line)| is_prose(line)).map(|(at, line)| (at + 1, line)).collect()
 }
 
-/// The path without `.` and `..`.
 fn normal(path: &Path) -> String {
     let mut parts = PathBuf::new();
     for part in path.components() {

@@ -112,7 +112,7 @@ fn why_skipped(line: &str) -> Option<&str> {
 
 /// Root of the repository, from any directory below it.
 fn repository() -> Result<PathBuf, Failure> {
-    // Set by cargo; a copied binary uses the path from its build.
+    // Cargo sets this variable; a copied binary uses the path from its build.
     let manifest =
         env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     Ok(manifest.parent().ok_or("xtask has no parent directory")?.to_owned())

@@ -1,5 +1,5 @@
-//! `cargo xtask miri`: runs tests of `net` and `offload` that make no unsupported system calls under Miri, which detects undefined
-//! behaviour that a CPU tolerates. Skipped unless a nightly toolchain with Miri is installed.
+//! `cargo xtask miri`: runs tests of `net` and `offload` under Miri, which detects undefined behaviour that a CPU tolerates. Tests with
+//! system calls that Miri does not support are left out. Skipped unless a nightly toolchain with Miri is installed.
 
 use std::process::{Command, ExitCode};
 
@@ -38,7 +38,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
     println!("{}", String::from_utf8_lossy(&version.stdout).trim());
     for (package, tests) in PURE {
         let mut command = Command::new("cargo");
-        // Cargo's own variables refer to the current toolchain.
+        // Remove cargo's own variables, which refer to the current toolchain.
         for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
             command.env_remove(variable);
         }

@@ -32,9 +32,9 @@ const MANAGEMENT: [&str; 12] = [
     "serve",
     "stores",
 ];
-/// Tests that generate the tables in the documentation.
+/// Crate with the tests that generate tables in the documentation.
 const TRIALS: &str = "trials";
-/// Crates that only tests link.
+/// Crates that are linked only into tests.
 const TESTS: [&str; 3] = ["interleave", "testkit", "trials"];
 
 #[derive(Args)]
@@ -50,7 +50,7 @@ pub(crate) struct Options {
 
 struct Source {
     krate: String,
-    /// Path of modules below the crate, such as `["server", "auth"]`.
+    /// Module path within the crate, such as `["server", "auth"]`.
     module: Vec<String>,
     lines: usize,
     shape: Shape,
@@ -60,7 +60,7 @@ struct Source {
 #[derive(Default)]
 struct Shape {
     test_lines: usize,
-    /// Modules in files of their own that are compiled only for tests.
+    /// Modules that have a file of their own and are compiled only for tests.
     test_modules: Vec<Vec<String>>,
     types: Vec<String>,
     public_items: usize,
@@ -146,7 +146,7 @@ impl Numbers {
         Ok(numbers)
     }
 
-    /// A file that its parent declares only for tests counts as test lines, as do the files below it.
+    /// Counts a file that its parent module declares only for tests as test lines, together with the files of its submodules.
     fn set_test_files_apart(&mut self) {
         let modules: Vec<(String, Vec<String>)> = self
             .sources
@@ -248,7 +248,6 @@ impl Shape {
         }
     }
 
-    /// Keeps a path that begins with `crate`, `super` or `self`.
     fn keep_import(&mut self, path: &[String]) {
         let mut parts = path.iter().peekable();
         let mut absolute = match parts.next().map(String::as_str) {
@@ -345,7 +344,7 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The file that an import refers to: the longest module path that is a file.
+/// File that an import refers to: the one with the longest module path that is a prefix of the import.
 fn file_of(files: &BTreeMap<&[String], &Source>, path: &[String]) -> Option<Vec<String>> {
     (0..=path.len())
         .rev()

@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let place = root.join(BUDGET);
     let mut budget = match fs::read_to_string(&place) {
         Ok(text) => Budget::parse(&text)?,
-        // If the file is missing, the current counts become the budget: deleting the file would be noticed in review.
+        // If the file is missing, the current counts become the budget. This is no loophole, because review would notice a deleted file.
         Err(why) if why.kind() == std::io::ErrorKind::NotFound => Budget::of(counts.clone()),
         Err(why) => return Err(why.into()),
     };
@@ -76,7 +76,7 @@ fn findings(root: &Path) -> Result<BTreeMap<String, Vec<Finding>>, Failure> {
     let mut all = BTreeMap::new();
     for path in tracked_files(root)? {
         let Some(kind) = source::Kind::of(&path) else { continue };
-        // The file is deleted, but the deletion is not committed yet.
+        // Skip a file that is deleted but still in Git's index.
         let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
         let found = kind.findings(&text).map_err(|why| format!("{path}: {why}"))?;
         if !found.is_empty() {

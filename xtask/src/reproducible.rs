@@ -18,7 +18,7 @@ pub(crate) struct Options {
     dir: PathBuf,
 }
 
-/// Directories whose names differ in length, so that neither path fits in the place of the other.
+/// Directories whose names differ in length, so that a path left in the binary also shifts the bytes after it.
 const PLACES: [&str; 2] = ["a", "another/place"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {

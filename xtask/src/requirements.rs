@@ -5,8 +5,8 @@
 //! rfc ⇥ section ⇥ level ⇥ requirement ⇥ TARGET::module::test, …; rfcs.md: Entry
 //! ```
 //!
-//! A row has tests, an entry or both. TARGET is cargo's name of the test program: `turn`, `relay`, `end_to_end`, or `turnpike_turn` for
-//! unit tests.
+//! A row has tests, an entry or both. TARGET is the name that cargo gives the test program: `turn`, `relay`, `end_to_end`, or
+//! `turnpike_turn` for unit tests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,7 +39,7 @@ struct Row<'a> {
     place: String,
     rfc: &'a str,
     tests: Vec<&'a str>,
-    /// Bold words at the beginning of an entry.
+    /// Name of a deviation: the bold words at the beginning of its entry.
     entry: Option<&'a str>,
 }
 
@@ -99,7 +99,6 @@ fn parse_row(at: usize, line: &str) -> Result<Row<'_>, Failure> {
     Ok(Row { place: format!("RFC {rfc} section {section}, {requirement}"), rfc, tests, entry })
 }
 
-/// Entries that rows name but the document lacks.
 fn missing_entries(rows: &[Row<'_>], deviations: &str) -> Vec<String> {
     let is_there = |entry: &str| deviations.contains(&format!("**{entry}"));
     let missing = rows.iter().filter_map(|row| {
@@ -137,7 +136,7 @@ fn sources(target: &str) -> Vec<PathBuf> {
     }
 }
 
-/// Outcomes by TARGET::path, from all logs in a directory.
+/// Reads the outcomes of tests, keyed by TARGET::path, from all logs in a directory.
 fn read_logs(directory: &Path) -> Result<BTreeMap<String, Outcome>, Failure> {
     let mut outcomes = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
@@ -161,7 +160,7 @@ fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
         {
             shown = format!("{target}::{name}");
         } else if why_skipped(line).is_some() {
-            // Takes precedence over the `ok` that cargo prints for a skipped test.
+            // A skip takes precedence over the `ok` that libtest prints for a skipped test.
             if let Some(outcome @ Outcome::Passed) = outcomes.get_mut(&shown) {
                 *outcome = Outcome::Skipped;
             }
@@ -205,7 +204,7 @@ fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failur
     Ok(outcomes)
 }
 
-/// Unit tests are identified only by their paths, because the names of their programs and their results are in different streams.
+/// Prefixes unit tests with their target. Their results do not show the program, because program names are printed to a different stream.
 fn relabelled(target: &str, said: &str) -> BTreeMap<String, Outcome> {
     let mut found = BTreeMap::new();
     read(said, &mut found);

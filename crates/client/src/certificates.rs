@@ -37,8 +37,8 @@ pub trait CertificateJudge: Debug + Send + Sync {
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error>;
 }
 
-/// Verifier whose decision about a certificate is pluggable. In any case, the handshake must be signed with
-/// the certificate's key.
+/// Verifier with a pluggable decision about certificates. Regardless of that decision, the handshake must be signed with the certificate's
+/// key.
 #[derive(Debug)]
 pub struct Verifier {
     judge: Arc<dyn CertificateJudge>,

@@ -88,8 +88,7 @@ impl Datagrams {
         Ok(address)
     }
 
-    /// Replaces a socket; the queue must contain nothing for it. A shared socket stays open, and its client
-    /// switches to `server`.
+    /// Replaces a client's socket, for which no datagrams may be queued. A shared socket stays open, and its client switches to `server`.
     pub fn reopen(&mut self, index: usize, server: SocketAddr, poller: &Poller, port: u16) -> io::Result<()> {
         if let Some(end) = self.ends.get_mut(index) {
             end.server = server;
@@ -149,7 +148,8 @@ impl Datagrams {
         dropped
     }
 
-    /// Calls `each` with `None` before each batch. Returns true if an ICMP port unreachable was received.
+    /// Receives datagrams. Calls `each` with `None` before each batch, then with each datagram. Returns true if an ICMP port unreachable
+    /// was received.
     pub fn receive(
         &mut self,
         index: usize,
@@ -184,7 +184,6 @@ impl Datagrams {
         let mut unreachable = false;
         let Some(socket) = self.ids.get(index).and_then(|id| self.sockets.get(*id)) else { return false };
         for _ in 0..CALLS {
-            // Queued datagrams are in `tx`, not in this arena.
             self.rx.reset();
             let received = match self.rx.recv(socket) {
                 Ok(received) => received,

@@ -53,7 +53,6 @@ pub struct ClientAssociation {
 }
 
 impl ClientAssociation {
-    /// Starts a handshake. `name` overrides the name for which the certificate must be valid.
     pub fn new(
         settings: &DtlsSettings,
         name: Option<&ServerName<'static>>,

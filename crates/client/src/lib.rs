@@ -31,7 +31,7 @@ pub use uri::ServerUri;
 
 pub type ErrorCounts = BTreeMap<&'static str, u64>;
 
-/// Invalid setting; the text names the flag to change.
+/// Error message about an invalid setting; names the flag to change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidSetting(pub String);

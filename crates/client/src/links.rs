@@ -1,9 +1,9 @@
 //! The connections of one thread: TCP, TLS or DTLS, opened when there is data to send.
 //!
 //! ```text
-//! push_with ─▶ out ──flush──▶ [TLS records | DTLS records] ──▶ kernel      data that the kernel does not
-//! accept waits, bounded kernel ─▶ [TLS | DTLS] ─▶ scratch ─▶ whole messages ─▶ caller            a partial
-//! one waits in `partial` ```
+//! push_with ─▶ out ──flush──▶ [TLS records | DTLS records] ──▶ kernel   data that the kernel does not accept waits in `out`
+//! kernel ─▶ [TLS | DTLS] ─▶ scratch ─▶ whole messages ─▶ caller         a partial message waits in `partial`
+//! ```
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use crate::{
     sockets::{connect, connect_udp, quiet, refusal},
 };
 
-/// Maximum bytes waiting to be sent. Beyond this, a message counts as not sent, as with a full socket buffer.
+/// Maximum number of bytes waiting to be sent on a link. Messages beyond this count as not sent, as with a full socket buffer.
 const MAX_WAITING: usize = 256 << 10;
 const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
 const CALLS: usize = 4;
@@ -32,7 +32,7 @@ const CALLS: usize = 4;
 pub enum Framing {
     #[default]
     Turn,
-    /// A peer's raw bytes, split into chunks of this length (RFC 6062: no framing after a ConnectionBind).
+    /// Raw bytes from a peer, split into chunks of this length, because there is no framing after a ConnectionBind (RFC 6062).
     Fixed(usize),
 }
 
@@ -44,7 +44,7 @@ pub struct InvalidDomain;
 pub struct Broken {
     pub link: usize,
     pub during_setup: bool,
-    /// Verb phrase with the server as its subject.
+    /// Description of the failure: a verb phrase whose subject is the server.
     pub what: String,
 }
 
@@ -89,10 +89,10 @@ struct ClientLink {
     state: LinkState,
     framing: Framing,
     out: Vec<u8>,
-    /// Message boundaries in `out`; DTLS sends messages one by one.
+    /// Ends of the messages in `out`, for DTLS, which sends messages one by one.
     ends: Vec<usize>,
     left: usize,
-    /// Bytes that TLS has buffered and the kernel has not accepted.
+    /// Number of bytes that TLS has encrypted but the kernel has not accepted yet.
     records: usize,
     partial: Vec<u8>,
     watched_for_writing: bool,
@@ -142,8 +142,7 @@ impl ServerLinks {
             queued: 0,
             dropped: 0,
             abortive: settings.abortive,
-            // Shorter than any timeout for a response, so that the error from here is reported, which is more
-            // specific.
+            // Shorter than any timeout for a response, because the error reported here is more specific.
             patience: settings.patience.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,
@@ -224,7 +223,6 @@ impl ServerLinks {
         dropped
     }
 
-    /// Closes a link; the next message reopens it.
     pub fn close(&mut self, index: usize) {
         let link = &mut self.links[index];
         let dirty = link.dirty;
@@ -321,7 +319,7 @@ impl ServerLinks {
                 let name = name.unwrap_or(&security.name).clone();
                 let mut tls = ClientConnection::new(security.config.clone(), name)
                     .map_err(|error| error.to_string())?;
-                // `waiting` limits the queue; the TLS limit would split a burst.
+                // The queue is limited by `waiting`, because the limit of rustls would split a burst.
                 tls.set_buffer_limit(None);
                 LinkChannel::Tls(stream, Box::new(tls))
             }
@@ -432,7 +430,7 @@ impl ServerLinks {
         each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<(), String> {
         let link = &mut self.links[index];
-        // `each` cannot close the channel in the meantime, because it has no access to the links.
+        // Taking the channel out is safe, because `each` has no access to the links.
         let Some(mut channel) = link.channel.take() else { return Ok(()) };
         let scratch = &mut self.scratch;
         let read = match &mut channel {
@@ -493,7 +491,7 @@ impl ClientLink {
         self.since.is_some_and(|since| now.saturating_duration_since(since) > patience)
     }
 
-    /// Verb phrase for a server that has not responded while the link was being opened.
+    /// Verb phrase about a server that did not respond while the link was being opened; `None` for an open link.
     fn silence(&self) -> Option<&'static str> {
         match (self.state, &self.channel) {
             (LinkState::Connecting, _) => Some("does not respond to the TCP handshake"),
@@ -511,7 +509,7 @@ impl ClientLink {
         self.out.len() - self.left + self.records
     }
 
-    /// Copies the buffered partial message to the start of the buffer; returns its length.
+    /// Moves the partial message to the start of `scratch`; returns its length.
     fn restore(&mut self, scratch: &mut [u8]) -> usize {
         let kept = self.partial.len();
         scratch[..kept].copy_from_slice(&self.partial);
@@ -581,7 +579,7 @@ impl ClientLink {
         scratch: &mut [u8],
         each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<Read, String> {
-        // More calls than for TCP, because rustls reads only 4 KiB at a time.
+        // Makes more calls than for TCP, because rustls reads only 4 KiB at a time.
         for _ in 0..CALLS * 8 {
             match tls.read_tls(stream) {
                 Ok(0) => return Ok(Read::Ended),

@@ -23,8 +23,7 @@ use crate::{
 };
 
 const ALPN_TURN: &[u8] = b"stun.turn";
-/// Number of sessions kept per server for resumption: the maximum number of clients in a handshake at the
-/// same time.
+/// Number of sessions kept per server for resumption: one for each client that may be in a handshake at the same time.
 const SESSIONS: usize = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ pub fn connect(server: SocketAddr) -> io::Result<TcpStream> {
 pub(crate) fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
     const BUFFER: usize = 1 << 20;
     let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-    // The kernel limits both sizes, so errors do not matter.
+    // Errors are ignored, because the kernel limits both sizes anyway.
     let _ = socket.set_recv_buffer_size(BUFFER);
     let _ = socket.set_send_buffer_size(BUFFER);
     socket.connect(&server.into())?;
@@ -36,7 +36,7 @@ pub(crate) fn quiet(error: io::Error) -> Result<(), String> {
     }
 }
 
-/// Verb phrase with the server as its subject.
+/// Description of the error: a verb phrase whose subject is the server.
 pub(crate) fn refusal(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "refused the connection".to_owned(),

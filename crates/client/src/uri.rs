@@ -55,7 +55,6 @@ impl ServerUri {
         (!self.is_secure() || transport.is_secure()) && self.tcp.is_none_or(|wanted| wanted == tcp)
     }
 
-    /// Host, if it is a name rather than an address.
     pub fn name(&self) -> Option<&str> {
         (self.host.parse::<Ipv4Addr>().is_err() && !is_ipv6(&self.host)).then_some(&self.host)
     }
@@ -77,7 +76,7 @@ impl ServerUri {
 /// Canonical form of a TURN URI with a scheme; fails for anything else.
 pub fn turn_uri(text: &str) -> Result<String, String> {
     let uri = text.parse::<ServerUri>().map_err(|error| error.to_string())?;
-    // Our parser also accepts names without a scheme, but browsers do not.
+    // The scheme is checked here, because the parser also accepts names without one, but browsers do not.
     let has_scheme = text.starts_with("turn:") || text.starts_with("turns:");
     if uri.is_turn() && has_scheme {
         Ok(uri.to_string())
@@ -130,7 +129,7 @@ impl FromStr for ServerUri {
             Some((_, Ok(port @ 1..))) => Some(port),
             Some((text, _)) => return invalid(format!("{text:?} is not a port (1 to 65535)")),
         };
-        // RFC 6874 escapes the % before a zone.
+        // URIs escape the % before a zone as %25 (RFC 6874).
         Ok(Self { scheme, host: host.replacen("%25", "%", 1), port, tcp })
     }
 }
@@ -174,7 +173,8 @@ fn is_ipv6(text: &str) -> bool {
     text.parse::<Ipv6Addr>().is_ok() || split_zone(text).is_some()
 }
 
-/// Splits host and port. Only an IPv6 address may contain colons; it needs brackets if a port follows.
+/// Splits text into host and port. Only an IPv6 address may contain colons; it needs brackets if a port
+/// follows.
 fn split_port(text: &str) -> Result<(&str, Option<&str>), InvalidSetting> {
     let bad = || {
         InvalidSetting(format!(

@@ -1,13 +1,13 @@
 //! Models of lock-free data shared between threads, built with loom, which runs threads in every interleaving that their memory orderings
-//! allow. The included files are the production sources: they import `crate::sync`, which re-exports the standard library in production and
-//! loom in this crate.
+//! allow. The modules are production source files; they import `crate::sync`, which re-exports the standard library in production and loom
+//! in this crate.
 //!
 //! Each function below is one model, run by a test of the same name. Keep models to two threads with a few operations each: more would
 //! produce too many interleavings to explore, and two threads are enough to reproduce each bug.
 //!
-//! loom (0.7) remembers only the last access of each atomic. It therefore misses interleavings in which a thread writes a value that it
-//! read earlier, if another thread read the atomic first. If two threads access one atomic in different ways, the model runs twice, with
-//! the roles swapped.
+//! loom (0.7) remembers only the last access to each atomic. It therefore misses some interleavings in which a thread writes a value that
+//! it read earlier and another thread has read the atomic in between. If two threads access an atomic in different ways, the model
+//! therefore runs twice, with the threads' roles swapped.
 #![cfg(not(test))] // The unit tests in the included files are not written for loom.
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "a model uses only part of a file")]
@@ -60,7 +60,7 @@ use limit::{BYTE, Limit, gained, needed_ms};
 pub use turnpike_forward::{Address, Balance, Endpoint, Host, Limits, PortRange, Rule, UnixName, ZonedIp};
 pub use turnpike_turn::server::RealmLimits;
 
-/// One shard: loom needs every run to be the same.
+/// One shard, because loom requires every run of a model to make the same accesses.
 const SHARDS: usize = 1;
 
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ pub fn user_at_the_limit_does_not_block_other_users() {
     loom::model(|| {
         let quotas = quotas_of(2, 1);
         assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
-        // Alice is refused in every interleaving, and Bob in none.
+        // A second allocation of alice is refused in every interleaving, and one of the other user in none.
         let greedy = with(&quotas, |quotas| quotas.acquire(UserRef::new("realm", "alice"), HOME));
         assert_eq!(
             quotas.acquire(UserRef::new("elsewhere", "alice"), HOME),
@@ -194,7 +194,7 @@ pub fn version_of_a_name_is_never_visible_before_its_answer() {
             name.set(Ok(answer(1)));
             name.set(Ok(answer(2)));
         });
-        // Read the version before the answer, as `forward::targets` does.
+        // Read the version before the addresses, as `forward::targets` does.
         let version = name.version();
         let last = name.addresses().first().map_or(0, |ip| match ip.ip() {
             IpAddr::V4(ip) => u32::from(ip.octets()[3]),
@@ -206,7 +206,6 @@ pub fn version_of_a_name_is_never_visible_before_its_answer() {
     });
 }
 
-/// A pool with this rate in bits per second and this initial amount.
 fn pool_of(rate: u64, burst: i64) -> Arc<pool::Pool> {
     Arc::new(pool::Pool::new(Limit { rate, burst }, 0))
 }
@@ -230,7 +229,6 @@ pub fn unused_part_of_a_lease_returns_to_the_pool() {
     loom::model(|| {
         let burst = 6 * 2048 * BYTE;
         let pool = pool_of(1, burst);
-        // Each thread leases a slice and uses part of it.
         let visit = |pool: &Arc<pool::Pool>, now_ms| {
             let lease = pool::Lease::new(Arc::clone(pool));
             assert_eq!(lease.offers(Way::ToPeer, BYTE, 0, now_ms), BYTE, "the pool has enough");
@@ -251,7 +249,7 @@ pub fn shares_do_not_exceed_the_pool() {
         let pool = pool_of(120, 10_000);
         let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
         (0..3).for_each(|_| asks(&pool, 1));
-        // The first request in a period starts it.
+        // The first call of `join` in a period starts that period.
         let ask = move |pool: &pool::Pool| {
             asks(pool, 2);
             let share = pool.share(Way::ToPeer);
@@ -260,7 +258,7 @@ pub fn shares_do_not_exceed_the_pool() {
         let other = with(&pool, ask);
         ask(&pool);
         join(other);
-        // Each request is counted once, in the old period or in the new one.
+        // Each call of `join` is counted once, either in the old period or in the new one.
         let before = pool.share(Way::ToPeer);
         asks(&pool, 3);
         let shares = (before, pool.share(Way::ToPeer));
@@ -349,7 +347,6 @@ pub fn invalidated_user_does_not_return_from_an_older_answer() {
     }
 }
 
-/// True if the cache has no entry, or one with the newer password.
 fn is_new(cache: &cache::Cache<()>) -> bool {
     match cache.get("user") {
         cache::Cached::Fresh(keys) | cache::Cached::Stale(keys) => *keys == UserKeys(2),
@@ -357,7 +354,7 @@ fn is_new(cache: &cache::Cache<()>) -> bool {
     }
 }
 
-/// A name and its targets, with a first answer, and a second one that is still pending.
+/// A DNS name and its targets. The targets use the first answer; the name already has a second one.
 fn targets_of_a_name() -> (std::sync::Arc<resolver::Name>, Arc<targets::Targets>) {
     let name = std::sync::Arc::new(resolver::Name::new("name.example", true));
     name.set(Ok(vec![answer(1)]));

@@ -230,7 +230,6 @@ fn document(
     let usual = match (format, setting.delivered_at.is_empty(), pinned(setting.cpus.as_deref())) {
         ("iperf3", _, _) => "cpu_s_per_gb",
         ("none", true, _) => "subject_cpu_s",
-        // Softirqs on the subject's CPU are part of its cost.
         (_, false, Some(_)) => "packets_per_busy_s",
         _ => "packets_per_cpu_s",
     };
@@ -250,7 +249,6 @@ fn document(
             })),
         })
     };
-    // `[NAMESPACE:]CMD`.
     let helper = |(index, text): (usize, &String)| {
         let (space, command) = match text.split_once(':') {
             Some((space, command)) if !setting.is_on_host() && !space.contains(char::is_whitespace) => {
@@ -296,7 +294,6 @@ fn document(
     toml::to_string(&document).map_err(|error| LabError::failed(error.to_string()))
 }
 
-/// TOML has no null.
 fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(entries) => {
@@ -308,7 +305,7 @@ fn drop_nulls(value: &mut Value) {
     }
 }
 
-/// `all` disables pinning.
+/// CPUs to pin to; `None` for `all`, which disables pinning.
 fn pinned(cpus: Option<&str>) -> Option<&str> {
     cpus.filter(|list| *list != "all")
 }

@@ -1,4 +1,4 @@
-//! Advice on void runs: the exceeded limit, the measured values, what to change, and how to raise the limit.
+//! Advice on void runs: the limit that was exceeded, the measured values, what to change, and how to raise the limit.
 
 use std::fmt;
 
@@ -145,7 +145,6 @@ fn span(values: &[f64], digits: usize) -> String {
     }
 }
 
-/// Rounds up to 1, 2 or 5 times a power of ten.
 fn round_up(value: f64) -> f64 {
     let power = 10_f64.powf(value.max(f64::MIN_POSITIVE).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|figure| figure * power);
@@ -194,7 +193,7 @@ mod tests {
     fn there_is_no_advice_unless_a_verdict_was_prevented() {
         let sound = record("delivered_pps", &[(100.0, 100.0, 200.0); 6]);
         assert_eq!(advice(&sound, &report::verdicts(&sound)), []);
-        // One void round in twenty does not prevent a verdict.
+        // A single void round in twenty does not prevent a verdict.
         let mut one = record("delivered_pps", &[(100.0, 100.0, 200.0); 20]);
         one.rounds[0].voided = Some(VoidReason::GeneratorLate { p99_us: 2_000.0, limit_us: 1_000.0 });
         assert_eq!(advice(&one, &report::verdicts(&one)), []);

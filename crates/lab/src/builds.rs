@@ -1,5 +1,5 @@
-//! The builds that were measured: every file named in a command, with path, size, time and SHA-256, since a
-//! path alone does not identify a build.
+//! The builds that were measured: every file named in a command, with its path, size, modification time and SHA-256, because a path alone
+//! does not identify a build.
 //!
 //! Programs are not run with `--version`, because a server that does not know the flag might start. Versions are known only for this
 //! program, and for services with a `version` command in the experiment.
@@ -23,14 +23,13 @@ use crate::{
 };
 
 const MOST: usize = 8;
-/// Maximum size of files that are hashed; larger ones are identified by size and time.
+/// Maximum size of files that are hashed; larger ones are identified by size and modification time.
 const LONGEST: u64 = 1 << 30;
 const SHORT: usize = 12;
 
 /// Name of the workload in the list of programs. It contains a space, so no service can have this name.
 pub(crate) const WORKLOAD: &str = "the workload";
 
-/// `versions` contains the output of the version commands.
 pub(crate) fn identify(
     experiment: &Experiment,
     variables: &Variables,
@@ -123,7 +122,6 @@ impl BuildFile {
         self.sha256.as_ref().map(|hash| hash.get(..SHORT).unwrap_or(hash))
     }
 
-    /// Compares size and time if there is no hash.
     fn is_same_as(&self, other: &Self) -> bool {
         match (&self.sha256, &other.sha256) {
             (Some(this), Some(that)) => this == that,
@@ -132,7 +130,8 @@ impl BuildFile {
     }
 }
 
-/// File that a word of a command refers to: the first word is looked up as by a shell, the others may be paths or contain a path after `=`.
+/// File that a word of a command refers to. The first word is looked up as a shell would; the others may be paths or contain a path after
+/// `=`.
 fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<PathBuf> {
     let at = |text: &str| {
         let path = directory.map_or_else(|| PathBuf::from(text), |directory| directory.join(text));
@@ -177,7 +176,7 @@ fn hash(path: &Path) -> io::Result<String> {
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// All crates of the workspace share one version, and the lab is part of the program.
+/// Version of this program. The lab is part of it, and all crates of the workspace share one version.
 fn own_version(path: &Path) -> Option<String> {
     let own = env::current_exe().ok()?.canonicalize().ok()?;
     (own == path).then(|| format!("turnpike {}", env!("CARGO_PKG_VERSION")))

@@ -1,5 +1,5 @@
-//! Experiments compiled into the binary, so that they run without the repository. A file of the same name in
-//! `experiments/` takes precedence.
+//! Experiments compiled into the binary, so that they run without the repository. A file with the same name in `experiments/` takes
+//! precedence.
 
 use std::path::{Path, PathBuf};
 
@@ -95,7 +95,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments")
     }
 
-    /// Also accepts files that are invalid only because the machine has too few CPUs.
+    /// True if a built-in file is valid, or invalid only because the machine has too few CPUs.
     fn is_sound<T>(parsed: Result<T, LabError>) -> bool {
         match parsed {
             Ok(_) => true,

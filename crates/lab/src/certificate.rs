@@ -7,7 +7,7 @@ use crate::error::LabError;
 pub(crate) const CERT: &str = "cert.pem";
 pub(crate) const KEY: &str = "key.pem";
 
-/// Uses ECDSA on P-256, which takes rustls and OpenSSL about the same time.
+/// Creates key and certificate with ECDSA on P-256, for which rustls and OpenSSL need about the same time.
 pub(crate) fn make(directory: &Path, addresses: impl IntoIterator<Item = String>) -> Result<(), LabError> {
     let mut names: Vec<String> =
         addresses.into_iter().chain(["localhost".to_owned(), "127.0.0.1".to_owned()]).collect();
@@ -18,7 +18,6 @@ pub(crate) fn make(directory: &Path, addresses: impl IntoIterator<Item = String>
     for (name, pem, mode) in [(CERT, made.cert.pem(), 0o644), (KEY, made.signing_key.serialize_pem(), 0o600)]
     {
         let path = directory.join(name);
-        // Not readable by others, even though the key is used only in this experiment.
         OpenOptions::new()
             .write(true)
             .create(true)

@@ -71,11 +71,12 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                     let BuiltinText { path, text } =
                         SUITES.find(&suite.unwrap_or_default(), Path::new("experiments"))?;
                     let suite = Suite::parse(&path, &text)?.only(&only)?;
-                    // All rows use one seed, so that the table can show it.
+                    // All rows use the same seed, so that the table can show it.
                     let seed = changes.seed.unwrap_or_else(request::draw_seed);
                     let changes = Overrides { seed: Some(seed), ..changes };
                     let rows = suite.requests(&changes, &set, place.topology.as_deref())?;
-                    // Called first, because this may re-execute the program as root of a user namespace.
+                    // This must come first, because it may re-execute the program as root of a user
+                    // namespace.
                     for (_, request) in &rows {
                         if request.experiment()?.topology()?.is_some() {
                             userns::enter_if_needed()?;
@@ -166,7 +167,7 @@ fn down(id: &str) -> Result<u8, LabError> {
     Ok(0)
 }
 
-/// Hyphens separate the parts of a namespace's name.
+/// Rejects IDs with hyphens, which separate the parts of a namespace's name.
 fn check_id(id: &str) -> Result<(), LabError> {
     if is_plain(id, 16) && !id.contains('-') {
         return Ok(());
@@ -211,7 +212,8 @@ fn list() -> Result<u8, LabError> {
     Ok(0)
 }
 
-/// Prints and saves a suite's table. Returns 1 if a row is missing, 3 if a `must` threshold is missed.
+/// Prints and saves a suite's table. Returns exit code 1 if a row is missing, 3 if a `must` threshold is
+/// missed.
 fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Result<u8, LabError> {
     let table = SuiteTable::of(journal);
     let path = journal.directory().join("table.md");
@@ -251,14 +253,13 @@ fn execute(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Res
     Ok(code)
 }
 
-/// Writes the report and prints the summary. Returns 1 if a subject has no result.
+/// Writes the report and prints the summary. Returns exit code 1 if a subject has no result.
 fn conclude(
     request: &RunRequest,
     record: &RunRecord,
     stage: &RunStage,
     out: &OutputOptions,
 ) -> Result<u8, LabError> {
-    // A search has its own metrics.
     let further = match request.task {
         Task::Rates { .. } => &[][..],
         Task::Compare | Task::Profile => &stage.experiment.metrics,
@@ -300,7 +301,7 @@ fn summary(record: &RunRecord, wanted: &[String]) -> String {
     }
     let mut further: Vec<&String> = Vec::new();
     for name in wanted.iter().take(FURTHER) {
-        // Prints one line per metric, even if a metric is the deciding one or was named twice.
+        // Prints each metric only once, even if it is also the deciding one or was named twice.
         if name != deciding && !further.contains(&name) {
             further.push(name);
         }
@@ -332,7 +333,6 @@ fn programs(record: &RunRecord) -> String {
     text
 }
 
-/// Creates the log if it does not exist.
 fn append_row(record: &RunRecord, asked: &Log) -> Result<(), LabError> {
     const HEAD: &str = "| date | commit | change | workload | predicted | measured A/B ratio (rounds) | verdict |\n\
                         | --- | --- | --- | --- | --- | --- | --- |\n";

@@ -23,7 +23,7 @@ impl Console {
 
     pub(crate) fn progress(&self, progress: &RunProgress) {
         let line = progress.line(self.now());
-        // Standard error may be closed.
+        // Errors are ignored, because standard error may be closed.
         let _ = if self.terminal {
             write!(std::io::stderr(), "\r\x1b[K{line}")
         } else {
@@ -44,6 +44,6 @@ impl Console {
 }
 
 pub(crate) fn result(text: &str) {
-    // Ignores a closed pipe (`| head`).
+    // Errors are ignored, because the pipe may be closed (`| head`).
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }

@@ -54,7 +54,7 @@ pub(crate) fn stamp() -> String {
 fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, String> {
     let mut versions = BTreeMap::new();
     for service in experiment.services() {
-        // An unknown server might start when given `--version`, so the experiment specifies the command that prints the version.
+        // The experiment specifies the command that prints the version, because an unknown server might start when given `--version`.
         if let Some(command) = &service.version
             && let Ok(command) = variables.command(command)
             && let Some(version) = first_line(&command)

@@ -1,5 +1,5 @@
-//! Excerpt from a program's log, for the message that the program exited: the first line with an error, since other errors usually follow
-//! from it, and the last lines. The amount of text read and kept is bounded.
+//! Excerpt from a program's log, shown when the program has exited: the first line with an error, since later errors usually follow from
+//! it, and the last lines. The amount of text read and kept is limited.
 
 use std::{
     fs::File,
@@ -7,12 +7,12 @@ use std::{
     path::Path,
 };
 
-/// Number of bytes read at either end.
+/// Number of bytes read from the start and from the end of the log.
 const READ: u64 = 256 * 1024;
 const WIDTH: usize = 300;
 const LAST: usize = 3;
 
-/// Skips the first `skip` bytes, which are from an earlier run. `program` is the program's file name.
+/// Makes the excerpt. Skips the first `skip` bytes, which are from an earlier run; `program` is the program's file name.
 pub(crate) fn of(log: &Path, skip: u64, program: &str) -> String {
     let (head, tail) = both_ends(log, skip).unwrap_or_default();
     let mut lines = readable(&head);
@@ -58,7 +58,6 @@ fn first_complaint(lines: &[String], program: &str) -> Option<usize> {
             || line.split(|c: char| !c.is_alphanumeric()).any(|word| WORDS.contains(&word))
     };
     let complains = |line: &String| {
-        // "turnpike: ..." and "turnpike serve: ..."
         line.strip_prefix(program).is_some_and(|rest| {
             rest.split_once(':').is_some_and(|(between, _)| {
                 between.is_empty() || (between.starts_with(' ') && between.split_whitespace().count() == 1)
@@ -82,7 +81,6 @@ fn both_ends(log: &Path, skip: u64) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((head, tail))
 }
 
-/// Shortens lines to the maximum width.
 fn readable(bytes: &[u8]) -> Vec<String> {
     String::from_utf8_lossy(bytes)
         .lines()
@@ -98,7 +96,7 @@ fn readable(bytes: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// Drops `ESC [ ... letter` and single control characters.
+/// Removes escape sequences (`ESC [ ... letter`) and single control characters.
 fn without_escapes(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut characters = line.chars();

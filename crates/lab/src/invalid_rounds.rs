@@ -9,7 +9,7 @@ use crate::metric;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VoidReason {
-    /// This changes the offered load, but some metrics remain valid.
+    /// A late generator changes the offered load, but some metrics remain valid.
     #[error("the generator fell behind (p99 {p99_us:.0} µs, limit {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
     #[error("CPU time was stolen ({percent:.1} %, limit {limit_percent:.1} %)")]
@@ -64,16 +64,16 @@ pub struct VoidLimits {
     pub steal_percent: f64,
     /// Share of the subject's cores used by other processes; known only for pinned subjects.
     pub foreign_percent: f64,
-    /// Absent in experiments that measure losses.
+    /// Maximum loss; absent in experiments that measure losses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_percent: Option<f64>,
-    /// Broken or refused generator connections.
+    /// Maximum share of the generator's connections that break or are refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub broken_percent: Option<f64>,
 }
 
 impl Default for VoidLimits {
-    /// For a resolution of 5 %, of which 1 % of stolen time is a fifth. 3 % of a core leaves room for kernel threads.
+    /// Limits for a resolution of 5 %: 1 % of stolen time is a fifth of that, and 3 % of a core leaves room for kernel threads.
     fn default() -> Self {
         Self {
             late_p99_us: turnpike_measure::LATE_P99_US as f64,
@@ -86,7 +86,6 @@ impl Default for VoidLimits {
 }
 
 impl VoidLimits {
-    /// Ignores limits of metrics that were not recorded.
     pub(crate) fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<VoidReason> {
         let above = |name: &str, limit: f64| metrics.get(name).copied().filter(|value| *value > limit);
         // Lateness is checked last, because it does not affect every metric.

@@ -1,4 +1,4 @@
-//! Performance lab: runs programs under load, reads the system's counters, and judges the results.
+//! Performance lab: runs programs under load, reads the kernel's counters, and judges the results.
 //!
 //! The lab is not linked with any server, so that it can measure any relay or forwarder. One half, reached
 //! through [`run`] or [`main`], starts programs and reads counters:
@@ -11,7 +11,7 @@
 //! profile     flame graphs, hot symbols, syscalls
 //! ```
 //!
-//! The other half is pure; it orders, judges, records and reports experiments:
+//! The other half makes no measurements; it orders, judges, records and reports experiments:
 //!
 //! ```text
 //! order::plan(seed, runs, rounds)            which subject runs when; runs = the subjects, and the baseline again (A/A)
@@ -28,14 +28,13 @@
 //! ```
 //!
 //! **Ratios.** A paired ratio is always candidate over baseline in the same round, kept as a logarithm until it is shown. The baseline is
-//! the experiment's first subject. The `metric` decides whether a ratio above 1 is good. **A/A.** `order::plan` plans one run more than
-//! there are subjects; the last one is the baseline again. Its rounds go into `RunRecord::aa` under the baseline's name. With two subjects,
-//! six rounds form complete blocks.
+//! the experiment's first subject. The `metric` decides whether a ratio above 1 is good. **A/A.** `order::plan` plans one run more per
+//! round than there are subjects; the additional one is the baseline again. Its results go into `RunRecord::aa` under the baseline's name.
+//! With two subjects, six rounds form complete blocks.
 //!
-//! **Reliability.** In simulations with 8 % noise per run and a drift of 20 % (`truth.rs`), of 1,000
-//! experiments with 96 rounds and equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is
-//! found in 88 % of the cases with 96 rounds and in 97 % with 128. With 2 % noise, a sixteenth of the rounds
-//! gives the same result.
+//! **Reliability.** In simulations with 8 % noise per run and a drift of 20 % (`truth.rs`), of 1,000 experiments with 96 rounds and equal
+//! subjects, 974 show no difference and 23 claim one. A 5 % slowdown is found in 88 % of the cases with 96 rounds and in 97 % with 128.
+//! With 2 % noise, a sixteenth of the rounds gives the same results.
 //!
 //! **Seeds.** One recorded seed determines the order of the runs and the bootstrap.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Metrics by name: unit, preferred direction, and the formulas of derived metrics.
+//! Metrics by name: units, preferred directions, and formulas of derived metrics.
 //!
 //! Names are stable, because records are compared years later. Metrics not listed here can be recorded too;
 //! their verdicts are *higher* or *lower* instead of *faster* or *slower*.
@@ -15,7 +15,7 @@ pub(crate) enum Preference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Metric {
     pub(crate) name: &'static str,
-    /// Empty for plain counts and ratios.
+    /// Unit; empty for plain counts and ratios.
     pub(crate) unit: &'static str,
     pub(crate) better: Preference,
     pub(crate) about: &'static str,
@@ -130,16 +130,14 @@ pub(crate) fn find(name: &str) -> Option<&'static Metric> {
     listed.or_else(|| is_of_process(name).then_some(&OF_PROCESS))
 }
 
-/// Returns [`Preference::Neither`] for unlisted metrics.
 pub(crate) fn direction(name: &str) -> Preference {
     find(name).map_or(Preference::Neither, |metric| metric.better)
 }
 
 /// Returns true if a run whose generator fell behind still counts for this metric.
 ///
-/// Lateness changes the offered load and its timing, and with it all rates, losses and latencies. The
-/// subject's cost *per delivered datagram* is unaffected: it is measured at the subject's CPU and at the far
-/// ends, over the same window.
+/// Lateness changes the offered load and its timing, and with them all rates, losses and latencies. The subject's cost *per delivered
+/// datagram* is unaffected, because CPU time and delivered datagrams are both counted over one window, independently of the generator.
 pub(crate) fn survives_lateness(name: &str) -> bool {
     [
         CPU_US_PER_PACKET,
@@ -153,7 +151,6 @@ pub(crate) fn survives_lateness(name: &str) -> bool {
     .contains(&name)
 }
 
-/// Empty for unlisted metrics.
 pub(crate) fn unit(name: &str) -> &'static str {
     find(name).map_or("", |metric| metric.unit)
 }

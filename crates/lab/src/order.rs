@@ -1,8 +1,8 @@
 //! Balanced order of the subjects within each round, derived from a recorded seed.
 //!
-//! Machines drift (heat, page cache, neighbours), so it must not be the same subject that always comes first, or that always follows a
-//! certain other one. Rounds come in blocks; within a block each subject takes each position and follows each other subject equally often
-//! (a Williams square). The choice of square and the order of its rows are random.
+//! Machines drift (heat, page cache, neighbours), so no subject may always come first, or always follow one particular other subject.
+//! Rounds come in blocks; within a block each subject takes each position and follows each other subject equally often (a Williams square).
+//! The choice of the square and the order of its rows are random.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -26,7 +26,8 @@ pub fn plan(seed: u64, subjects: usize, rounds: u32) -> Vec<Vec<usize>> {
     plan
 }
 
-/// Balanced block of `subjects` rounds, or of twice as many if the number is odd, because the block then also needs the mirror image.
+/// Balanced block of `subjects` rounds. If that number is odd, the block is twice as long, because it then also needs the mirror image of
+/// each round.
 fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     let mut names: Vec<usize> = (0..subjects).collect();
     names.shuffle(rng);
@@ -58,7 +59,7 @@ mod tests {
         let expected = plan(42, 3, 12);
         assert_eq!(plan(42, 3, 12), expected);
         assert_ne!(plan(43, 3, 12), expected);
-        // Fixed, so that a different random generator cannot silently change what `lab rerun` repeats.
+        // The expected plan is fixed, so that a different random generator cannot silently change what `lab rerun` repeats.
         assert_eq!(plan(42, 2, 6), PINNED);
     }
 

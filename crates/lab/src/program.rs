@@ -1,5 +1,5 @@
-//! A running program in a process group of its own. It is terminated by its process ID, and by a mark in the
-//! environment that also finds its descendants, including daemons.
+//! A running program in a process group of its own. It is terminated through its process ID and through a marker in its environment, which
+//! descendants inherit, so that even daemons are found.
 
 use std::{
     ffi::OsStr,
@@ -16,12 +16,12 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{error::LabError, exit_excerpt};
 
-/// Environment variable of every process that the lab starts, without the prefix of `turnpike serve`, which
-/// warns about unknown variables.
+/// Environment variable set for every process that the lab starts. Its name does not start with `TURNPIKE_`, because `turnpike serve` warns
+/// about unknown variables with that prefix.
 pub(crate) const MARK: &str = "TPLAB";
 
 const GRACE: Duration = Duration::from_secs(2);
-/// Time for perf or a tracer to write its result.
+/// Maximum time for perf or a tracer to write its result.
 const WRITE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -36,9 +36,9 @@ pub(crate) struct Launch {
     /// List as for `taskset -c`, such as `0` or `1-3`.
     pub(crate) cpus: Option<String>,
     pub(crate) mark: String,
-    /// Standard error, and standard output unless separate.
+    /// File for standard error, and for standard output unless `output` is set.
     pub(crate) log: PathBuf,
-    /// Standard output, if that is the result.
+    /// File for standard output, if the program writes its result there instead of logging to it.
     pub(crate) output: Option<PathBuf>,
 }
 
@@ -81,7 +81,7 @@ impl ChildProgram {
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(log)
-            // Shields the program from Ctrl-C, because the lab stops its programs in a certain order.
+            // Shields the program from Ctrl-C, because the lab stops its programs in a specific order.
             .process_group(0);
         if let Some(directory) = &launch.directory {
             command.current_dir(directory);
@@ -148,7 +148,7 @@ impl ChildProgram {
 
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
-            // Cannot fail: the child is reaped only here.
+            // Waiting cannot fail, because the child is reaped only here.
             self.ended = self.child.try_wait().unwrap_or(None);
         }
         self.ended
@@ -194,7 +194,7 @@ impl ChildProgram {
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = to_pid(self.child.id()) {
-            // Fails only if no process of the group is left.
+            // The call fails only if no process of the group is left.
             let _ = kill_process_group(pid, signal);
         }
     }
@@ -247,7 +247,7 @@ pub(crate) fn group(leader: u32) -> Vec<u32> {
     pids
 }
 
-/// Start time in clock ticks since boot, which identifies a process together with its ID.
+/// Start time in clock ticks since boot. Together with the process ID, it identifies a process.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     // A zombie counts as gone.
     stat(pid).filter(|stat| stat.state != 'Z').map(|stat| stat.starttime)

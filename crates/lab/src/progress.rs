@@ -1,13 +1,11 @@
-//! Progress of an experiment: round k of n, current run, time left and running estimate.
+//! Progress of an experiment: round k of n, current run, time left and the estimate so far.
 //!
-//! Pure: time is passed in as the duration since the start, and the owner of the terminal prints
-//! [`RunProgress::line`].
+//! This module neither reads a clock nor prints: the caller passes in the time since the start and prints [`RunProgress::line`].
 
 use std::time::Duration;
 
 use crate::stats::{self, Estimate};
 
-/// Progress of an experiment, with an estimate of the time left that assumes that all runs take equally long.
 #[derive(Clone, Debug)]
 pub(crate) struct RunProgress {
     rounds: u32,
@@ -22,7 +20,6 @@ pub(crate) struct RunProgress {
 }
 
 impl RunProgress {
-    /// Each run is expected to take `expected`, including start-up and warm-up.
     pub(crate) fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
         Self {
             rounds,
@@ -64,7 +61,7 @@ impl RunProgress {
         self.took.len() + self.fallen_out
     }
 
-    /// Time left, based on the median duration so far, since the first start may be slow.
+    /// Time left, based on the median duration of the runs so far, since the first start may be slow.
     pub(crate) fn left(&self, now: Duration) -> Duration {
         let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.runs_done());
         let each = stats::median(&self.took).map_or(self.expected, Duration::from_secs_f64);

@@ -1,4 +1,4 @@
-//! Record of a run: everything that is needed to judge it again, to repeat it, and to decide which records it can be compared with.
+//! Record of a run: everything needed to judge the run again, to repeat it, and to decide which records it can be compared with.
 //!
 //! A directory contains `record.json`, the source of truth, and `report.html`, which is generated from it.
 
@@ -14,11 +14,11 @@ use crate::metric;
 use crate::search::FoundRate;
 use crate::stats;
 
-/// Version of the JSON, increased if an older reader would misunderstand it (not for a new optional field).
+/// Version of the JSON format. It is increased when older readers would misunderstand new records, but not for a new optional field.
 pub(crate) const FORMAT: u32 = 1;
 
-/// Maximum relative difference in load between runs that count as equally loaded. If the generator falls behind only occasionally, the
-/// difference is far smaller.
+/// Maximum relative difference in offered load between runs that count as equally loaded. A generator that falls behind only occasionally
+/// causes a far smaller difference.
 const SAME_LOAD: f64 = 0.05;
 
 pub(crate) const FILE: &str = "record.json";
@@ -26,7 +26,6 @@ pub(crate) const FILE: &str = "record.json";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
     pub format: u32,
-    /// Name, usually that of the directory.
     pub id: String,
     pub started: String,
     pub command: Vec<String>,
@@ -53,13 +52,13 @@ pub struct RunRecord {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildFile {
-    /// Name of a service, or "the workload".
+    /// Name of the service that uses the program, or "the workload".
     pub name: String,
     pub word: usize,
     pub path: String,
     pub size: u64,
     pub modified: String,
-    /// Hexadecimal; absent for files that are unreadable or too large.
+    /// Hash in hexadecimal; absent for files that are unreadable or too large.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,9 +69,8 @@ pub struct BuildFile {
 pub struct Syscall {
     pub name: String,
     pub calls: u64,
-    /// Includes `EAGAIN`.
+    /// Number of calls that failed, including those with `EAGAIN`.
     pub errors: u64,
-    /// Includes waiting.
     pub seconds: f64,
 }
 
@@ -97,7 +95,7 @@ pub struct Environment {
     pub cpu_model: String,
     pub cores: u32,
     pub memory_bytes: u64,
-    /// Idle behaviour, including a guest's polling time before it halts; empty in old records.
+    /// Behaviour of idle CPUs, including how long a guest polls before it halts; empty in old records.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub idle: String,
     /// Maps interface and feature to its state (`tx-udp-segmentation`, `generic-receive-offload`).
@@ -158,10 +156,10 @@ pub struct Threshold {
     pub at_least: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
-    /// Defaults to the last subject.
+    /// Subject that must meet the threshold; defaults to the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// Defaults to every other subject.
+    /// Subject to compare with; defaults to every other subject.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
     #[serde(default, skip_serializing_if = "is_false")]
@@ -180,9 +178,9 @@ pub struct RecordedSubject {
 pub struct Round {
     pub index: u32,
     pub subject: String,
-    /// Position within the round, from 0, including `aa` runs.
+    /// Position within the round, counted from 0 and including `aa` runs.
     pub order_in_round: u32,
-    /// Drops non-finite values, which JSON cannot represent.
+    /// Metrics by name. Non-finite values, which JSON cannot represent, are dropped.
     #[serde(default, serialize_with = "finite_only")]
     pub metrics: BTreeMap<String, f64>,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -210,7 +208,7 @@ pub struct LatencySummary {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sweep {
     pub subject: String,
-    /// `None` if the sweep is not repeated in rounds.
+    /// Index of the round; `None` if the sweep is not repeated in rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
     pub points: Vec<SweepPoint>,
@@ -220,7 +218,7 @@ pub struct Sweep {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SweepPoint {
-    /// Datagrams per second, or clients.
+    /// Offered rate: datagrams per second, or the number of clients.
     #[serde(default)]
     pub rate_pps: u64,
     pub offered_pps: f64,
@@ -238,7 +236,6 @@ impl Round {
 }
 
 impl Environment {
-    /// Shortens the commit to nine digits, followed by `+` if the tree had changes.
     pub(crate) fn short_commit(&self) -> String {
         let Some(commit) = &self.commit else { return "–".to_owned() };
         format!("{}{}", commit.get(..9).unwrap_or(commit), if self.dirty { "+" } else { "" })
@@ -282,9 +279,9 @@ impl RunRecord {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
-    /// Returns true if a run counts for a metric: if it is not void, or if only the generator fell behind, the metric
-    /// [survives](metric::survives_lateness) this, and the load equals that of the other runs. Otherwise a generator that fell behind for
-    /// one subject could decide the verdict, because the cost per datagram depends on the load.
+    /// Returns true if a run counts for a metric: either it is not void, or it is void only because the generator fell behind, the metric
+    /// [survives](metric::survives_lateness) this, and the load equals that of the other runs. Without the last condition, a generator that
+    /// fell behind for one subject could decide the verdict, because the cost per datagram depends on the load.
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
@@ -295,7 +292,8 @@ impl RunRecord {
         }
     }
 
-    /// Compares with every subject's median, because the baseline runs twice per round.
+    /// True if the load of this run equals the median load of each subject. There is a median for each subject, because the baseline, which
+    /// runs twice per round, would dominate an overall median.
     fn had_the_usual_load(&self, round: &Round) -> bool {
         let offered = |round: &Round| round.metrics.get(metric::OFFERED_PPS).copied();
         let Some(this) = offered(round) else { return false };
@@ -306,7 +304,6 @@ impl RunRecord {
         })
     }
 
-    /// Skips rounds that do not count.
     pub(crate) fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
@@ -315,7 +312,6 @@ impl RunRecord {
             .collect()
     }
 
-    /// `(other, subject)` for each round in which both runs count.
     pub(crate) fn pairs(&self, other: &str, subject: &str, metric: &str) -> Vec<(f64, f64)> {
         paired(&self.of_subject(other, metric), &self.of_subject(subject, metric))
     }
@@ -325,7 +321,7 @@ impl RunRecord {
         paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))
     }
 
-    /// Keeps the previous file intact if the lab crashes.
+    /// Writes the record to `dir`. The previous file stays intact if the lab crashes.
     pub fn save(&self, dir: &Path) -> Result<(), LabError> {
         write_json(&dir.join(FILE), self)
     }
@@ -339,7 +335,7 @@ impl RunRecord {
         let refuse = |what: String| LabError::usage(format!("{}: {what}", path.display()));
         let json = fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
         let bad = |error| refuse(format!("not a lab record: {error}"));
-        // Parsed first: the rest of a newer format may not parse.
+        // The version is parsed first, because the rest of a newer format may not parse.
         let FormatVersion { format } = serde_json::from_str(&json).map_err(bad)?;
         if format > FORMAT {
             return Err(refuse(format!(

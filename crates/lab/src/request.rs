@@ -24,7 +24,7 @@ const REQUEST: &str = "request.json";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunRequest {
-    /// Base of relative paths in the experiment.
+    /// Path of the experiment file, the base of relative paths in it.
     path: PathBuf,
     pub(crate) changes: Overrides,
     pub(crate) point: BTreeMap<String, String>,
@@ -37,10 +37,10 @@ pub(crate) struct RunRequest {
     pub(crate) command: Vec<String>,
     #[serde(default)]
     parts: BTreeMap<String, String>,
-    /// Text that was used; the file may have changed since.
+    /// Text of the file when it was used; the file may have changed since.
     #[serde(skip)]
     text: String,
-    /// Builds of the record that this request repeats.
+    /// Builds in the record that this request repeats.
     #[serde(skip)]
     pub(crate) repeats: Option<Vec<BuildFile>>,
 }
@@ -104,7 +104,7 @@ pub(crate) struct Overrides {
 }
 
 impl RunRequest {
-    /// `set` assigns variables and selects points.
+    /// Creates a request for each selected point. `set` assigns variables and thereby selects points of the sweep.
     pub(crate) fn of(
         BuiltinText { path, text }: BuiltinText,
         changes: &Overrides,
@@ -167,7 +167,6 @@ impl RunRequest {
         Ok(experiment)
     }
 
-    /// Values of the point, such as `clients-8-size-120`; empty without a sweep.
     pub(crate) fn point_name(&self, experiment: &Experiment) -> String {
         let parts: Vec<String> = experiment
             .sweep
@@ -190,7 +189,7 @@ impl RunRequest {
             if !directory.exists() {
                 let cannot = LabError::io(format!("cannot create {}", directory.display()));
                 fs::create_dir_all(&directory).map_err(cannot)?;
-                // Absolute, because programs start in other directories.
+                // The path must be absolute, because programs start in other directories.
                 return directory
                     .canonicalize()
                     .map_err(LabError::io("cannot resolve the record's directory"));
@@ -229,7 +228,6 @@ impl Overrides {
     }
 }
 
-/// Chooses a random seed that is short enough to type.
 pub(crate) fn draw_seed() -> u64 {
     u64::from(rand::rng().random::<u32>())
 }

@@ -2,9 +2,10 @@
 //! despite noise.
 //!
 //! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for every goal. A rate becomes a
-//! *lower bound* of a goal when at most half of the trial time exceeded the goal, no matter how the remaining trials would turn out, and an
-//! *upper bound* when more than half did. Otherwise the rate is tried again. So a hiccup does not end the search, and a lucky trial does
-//! not decide it. Coarse phases of short trials find the region, and a last phase of long trials decides.
+//! *lower bound* of a goal once it is certain that at most half of the trial time exceeds the goal, however the remaining trials turn out,
+//! and an *upper bound* once it is certain that more than half does. Until then, the rate is tried again. A hiccup therefore does not end
+//! the search, and a lucky trial does not decide it. Coarse phases of short trials find the region, and a last phase of long trials
+//! decides.
 //!
 //! ```text
 //! while let Some(trial) = search.next() {            the caller runs it: rate, seconds
@@ -19,7 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::stats;
 
-/// A trial is void if the offered rate falls short of the requested one by more than this fraction.
+/// Fraction by which the offered rate may fall short of the requested one before the trial is void.
 const SHORTFALL: f64 = 0.02;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,16 +38,16 @@ pub(crate) struct SearchSettings {
     pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
     pub(crate) goals: Vec<f64>,
-    /// Relative width of the result; at least the largest goal, because otherwise a looser goal could have a lower result.
+    /// Relative width of the resulting interval; at least the largest goal, because otherwise a looser goal could have a lower result.
     pub(crate) width: f64,
     pub(crate) short_s: f64,
     pub(crate) long_s: f64,
-    /// Total seconds of long trials that decide a rate; an odd multiple of `long_s`, so that there are no ties.
+    /// Total seconds of long trials needed to decide a rate; an odd multiple of `long_s`, so that there are no ties.
     pub(crate) sum_s: f64,
     pub(crate) max_trials: usize,
-    /// Void trials at a rate after which the generator is considered unable to reach it.
+    /// Number of void trials at a rate after which the generator is considered unable to reach that rate.
     pub(crate) max_voids: u32,
-    /// Latency limit in microseconds; a trial whose 99th percentile exceeds it counts as lost.
+    /// Latency limit in microseconds; if the 99th percentile of a trial exceeds it, all datagrams of the trial count as lost.
     pub(crate) max_p99_us: Option<f64>,
 }
 
@@ -81,7 +82,7 @@ pub struct FoundRate {
     pub lower_pps: Option<u64>,
     /// `None` if none of the rates that were tried fails.
     pub upper_pps: Option<u64>,
-    /// Median of the trials at `lower_pps` that met the goal.
+    /// Median rate delivered in the trials at `lower_pps` that met the goal.
     pub delivered_pps: Option<f64>,
     pub because: SearchEnd,
 }
@@ -90,13 +91,13 @@ pub struct FoundRate {
 #[serde(rename_all = "snake_case")]
 pub enum SearchEnd {
     Narrow,
-    /// The highest rate meets the goal: the true maximum is higher.
+    /// The highest rate of the search meets the goal, so the true maximum is higher.
     Highest,
-    /// The lowest rate fails the goal: the true maximum is lower.
+    /// The lowest rate of the search fails the goal, so the true maximum is lower.
     Lowest,
-    /// The generator cannot reach a higher rate steadily: the true maximum may be higher.
+    /// The generator cannot reach a higher rate steadily, so the true maximum may be higher.
     Generator,
-    /// Interrupted: the interval may be wide and based on short trials.
+    /// The search was interrupted, so the interval may be wide and based on short trials.
     Ended,
 }
 
@@ -194,7 +195,7 @@ pub(crate) struct Search {
     /// known.
     ceilings: Vec<Option<(u64, Option<f64>)>>,
     trials: usize,
-    /// Earlier phases are not resumed, even if a later trial contradicts one of their bounds.
+    /// Current phase. Earlier phases are not resumed, even if a later trial contradicts one of their bounds.
     phase: usize,
     current: Option<(Trial, Cursor)>,
 }
@@ -219,7 +220,7 @@ struct Cursor {
     phase: usize,
     goal: usize,
     rate: u64,
-    /// Relative distance to move from the nearest bound; doubles with each move.
+    /// Relative distance of the next rate from the nearest bound; doubles with each move.
     step: f64,
     last: Option<RateBound>,
 }
@@ -231,7 +232,7 @@ enum RateBound {
 }
 
 impl Search {
-    /// Finishes immediately if the settings are invalid (minimum above maximum, no goals).
+    /// Creates a search, which is finished immediately if the settings are invalid (minimum above maximum, no goals).
     pub(crate) fn new(settings: SearchSettings) -> Self {
         let phase = |trial_s, sum_s, factor| SearchPhase { trial_s, sum_s, width: settings.width * factor };
         let phases = vec![
@@ -252,7 +253,7 @@ impl Search {
         }
     }
 
-    /// Returns the same trial until it is observed. `None` when the search is finished.
+    /// Returns the next trial, which stays the same until its result is observed; `None` when the search is finished.
     pub(crate) fn next(&mut self) -> Option<Trial> {
         if let Some((trial, _)) = self.current {
             return Some(trial);
@@ -261,13 +262,12 @@ impl Search {
         self.current.map(|(trial, _)| trial)
     }
 
-    /// Records a trial, which is void if far fewer datagrams than requested were sent.
     pub(crate) fn observe(&mut self, sent: u64, received: u64) {
         self.take(sent, received, false);
     }
 
-    /// Records a trial whose generator fell behind. It counts for goals that it met, because bursts are
-    /// harder than an even stream; otherwise it is void.
+    /// Records a trial in which the generator fell behind and therefore sent bursts. It counts for goals that it met, because bursts are
+    /// harder on the subject than an even stream; otherwise it is void.
     pub(crate) fn observe_late(&mut self, sent: u64, received: u64) {
         self.take(sent, received, true);
     }
@@ -285,7 +285,6 @@ impl Search {
         let tried = TriedRate {
             duration_s: trial.duration_s,
             loss,
-            // The unit is that of the rate: clients or datagrams.
             delivered_pps: (received as f64 / trial.duration_s).min(trial.rate_pps as f64 * (1.0 - loss)),
             late,
         };
@@ -297,7 +296,8 @@ impl Search {
         self.advance(Some(cursor));
     }
 
-    /// Repeats the trial; after [`SearchSettings::max_voids`] void trials, the search stays below its rate.
+    /// Records a void trial, which is repeated. After [`SearchSettings::max_voids`] void trials at a rate, the search stays below that
+    /// rate.
     pub(crate) fn observe_void(&mut self) {
         self.void(None);
     }
@@ -353,7 +353,6 @@ impl Search {
         }
     }
 
-    /// Does not move the cursor while its rate is undecided.
     fn advance(&mut self, cursor: Option<Cursor>) {
         if self.trials >= self.settings.max_trials {
             return;
@@ -373,7 +372,7 @@ impl Search {
         });
     }
 
-    /// A rate that the generator cannot reach acts as an upper bound for the next step.
+    /// Decision about the cursor's rate. A rate that the generator cannot reach counts as an upper bound.
     fn decided(&self, cursor: &Cursor) -> Option<RateBound> {
         if self.ceilings[cursor.goal].is_some_and(|(ceiling, _)| cursor.rate >= ceiling) {
             return Some(RateBound::Upper);
@@ -410,7 +409,7 @@ impl Search {
         let rate = match (lower, upper) {
             (None, None) => self.settings.max_pps as f64,
             (Some(lower), None) => up(lower).max(lower as f64 + 1.0),
-            // An overloaded subject still delivers about its maximum.
+            // An overloaded subject still delivers about its maximum, so the next trial is at the rate that it delivered.
             (None, Some(upper)) if cursor.last.is_none() || phase == 0 => {
                 self.delivered_at(goal, upper).filter(|&rate| rate < down(upper)).unwrap_or(down(upper))
             }
@@ -429,7 +428,7 @@ impl Search {
         inside.then_some(rate)
     }
 
-    /// Finds a bound of the previous phase that is undecided in this one.
+    /// Finds a bound from the previous phase whose rate is still undecided in this phase.
     fn hint(&self, phase: usize, goal: usize, lower: Option<u64>, upper: Option<u64>) -> Option<u64> {
         let (low, high) = self.bounds(phase.checked_sub(1)?, goal);
         let undecided = |rate: &u64| {
@@ -440,7 +439,7 @@ impl Search {
         })
     }
 
-    /// Rate delivered at too high an offered rate, or the rate that the generator reached instead.
+    /// Median rate delivered at this offered rate, which is too high, or the rate that the generator reached instead.
     fn delivered_at(&self, goal: usize, rate: u64) -> Option<f64> {
         if let Some((_, made)) = self.ceilings[goal].filter(|(ceiling, _)| *ceiling == rate) {
             return made;
@@ -463,7 +462,7 @@ impl Search {
         (lower, upper.into_iter().chain(ceiling).min())
     }
 
-    /// Finds the smallest upper bound and the largest lower bound below it. A lossless trial above the upper bound counts as luck.
+    /// Finds the smallest upper bound and the largest lower bound below it. Lower bounds above that upper bound are ignored as luck.
     fn bounds(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let mut lower = None;
         for &rate in self.tried.keys() {
@@ -477,8 +476,8 @@ impl Search {
     }
 
     /// Classifies a rate for a goal by its trials; `None` while further trials could change the result. Trials shorter than those of the
-    /// phase can only count against the rate: the time by which lossy ones exceed lossless ones is added, because a short trial has less
-    /// time to lose anything.
+    /// phase can only count against the rate, because they have less time to lose anything: only the time by which lossy ones exceed
+    /// lossless ones is added.
     fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<RateBound> {
         let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
         let trials = self.tried.get(&rate)?;
@@ -494,7 +493,7 @@ impl Search {
         let bad = seconds(true, false) + excess;
         let good = seconds(true, true);
         let whole = (bad + good).max(phase.sum_s);
-        // Up to half of the time may exceed the goal: the result is the median, which a hiccup does not change.
+        // Up to half of the time may exceed the goal. This makes the result a median, which a hiccup does not change.
         let allowed = whole / 2.0;
         if whole - good <= allowed {
             Some(RateBound::Lower)

@@ -1,9 +1,7 @@
-//! Paired statistics over rounds: the difference between B and A, its uncertainty, and the difference between
-//! two runs of A.
+//! Paired statistics over rounds: the difference between subjects B and A, its uncertainty, and the difference between two runs of A.
 //!
-//! The unit is one *round*: both subjects ran in it, close in time, so influences of the machine cancel out
-//! in `ln(b / a)`. We take the rounds' median, which a single bad round cannot distort, and a bootstrap
-//! interval.
+//! The unit is one *round*, in which both subjects run in close succession, so that influences of the machine cancel out in `ln(b / a)`.
+//! The result is the median over the rounds, which a single bad round cannot distort, with a bootstrap interval.
 //!
 //! **Choice of interval.** We use the percentile interval of the bootstrapped median, with tails widened for
 //! small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*). A
@@ -16,7 +14,7 @@ use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
-/// Number of bootstrap resamples. With six rounds, each tail contains 0.24 % of them, which is 24.
+/// Number of bootstrap resamples. With six rounds, 24 of them (0.24 %) are cut off at each end.
 const RESAMPLES: usize = 10_000;
 
 /// Quantile of the normal distribution with 2.5 % above it.
@@ -28,10 +26,10 @@ const MAD_TO_SIGMA: f64 = 1.482_6;
 /// Ratio of the standard errors of median and mean for a normal distribution: `sqrt(pi / 2)`.
 const MEDIAN_OVER_MEAN: f64 = 1.253_314;
 
-/// Minimum number of rounds for 95 %: five cover only `1 - 2^(1-n)`, which is 93.75 %.
+/// Minimum number of rounds for an interval with 95 % confidence: n rounds reach at most `1 - 2^(1-n)`, which is 93.75 % for five.
 pub(crate) const ROUNDS_FOR_95_PERCENT: usize = 6;
 
-/// `ln(candidate / baseline)`, one per usable round.
+/// Values of `ln(candidate / baseline)`, one per usable round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct LogRatios {
     pub(crate) values: Vec<f64>,
@@ -78,7 +76,7 @@ pub(crate) struct Estimate {
 }
 
 impl Estimate {
-    /// Estimates from log-ratios; `None` if there are none. The same seed gives the same interval.
+    /// Computes an estimate from log-ratios; `None` if there are no log-ratios. Identical seeds give identical intervals.
     pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let log_ratio = median(log_ratios)?;
         Some(Self {
@@ -127,7 +125,6 @@ impl Estimate {
     }
 }
 
-/// Median with a bootstrap interval like that of [`Estimate`]; `None` if there are no values.
 pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, ConfidenceInterval)> {
     Some((median(values)?, bootstrap_median(values, seed)?))
 }
@@ -135,16 +132,16 @@ pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Confide
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NoiseFloor {
     pub(crate) rounds: usize,
-    /// Median of the A/A log-ratios. If it is far from 0, one of the baseline's two runs is systematically favoured.
+    /// Median of the log-ratios between the baseline's two runs. If it is far from 0, one of the two is systematically favoured.
     pub(crate) log_ratio: f64,
     pub(crate) level: f64,
 }
 
 impl NoiseFloor {
-    /// Computes the floor from the log-ratios between the baseline's runs; `None` if there are none.
+    /// Computes the floor from the log-ratios between the baseline's two runs; `None` if there are no log-ratios.
     ///
-    /// The level is half the width of their interval, which is the effect of chance on the median of this many rounds, but at least the
-    /// absolute value of the median, which may be a bias.
+    /// The level is half the width of the interval around their median, which is the effect of chance with this number of rounds, or the
+    /// absolute value of the median, a possible bias, if that is larger.
     pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let itself = Estimate::new(log_ratios, seed)?;
         let level = itself.half_width().max(itself.log_ratio.abs());
@@ -155,7 +152,7 @@ impl NoiseFloor {
         self.level.exp_m1() * 100.0
     }
 
-    /// True if the level is due to a bias, which more rounds will not lower.
+    /// True if the level is due to a bias, so that more rounds will not lower it.
     pub(crate) fn is_bias(&self) -> bool {
         self.log_ratio.abs() >= self.level
     }
@@ -214,11 +211,10 @@ fn nth_drawn(sorted: &[f64], times_drawn: &[usize], place: usize) -> f64 {
             return *value;
         }
     }
-    // Unreachable: there are as many draws as values, and `place` is below that.
     f64::NAN
 }
 
-/// Random integer below `n`. Multiply and shift; the bias is below one in ten million at these sizes.
+/// Draws a random integer below `n` by multiplying and shifting; the bias is below one in ten million for such small `n`.
 fn draw_below(n: usize, rng: &mut ChaCha8Rng) -> usize {
     let product = u128::from(rng.next_u64()) * n as u128;
     #[expect(clippy::cast_possible_truncation, reason = "below n")]
@@ -230,7 +226,6 @@ fn draw_below(n: usize, rng: &mut ChaCha8Rng) -> usize {
 /// %.
 fn cut_off(n: usize) -> usize {
     let degrees = n.saturating_sub(1) as f64;
-    // Fewer than two values have no distribution; nothing is cut off.
     let (Ok(student), normal) = (StudentsT::new(0.0, 1.0, degrees), Normal::standard()) else { return 0 };
     let tail = normal.sf((n as f64 / degrees).sqrt() * student.inverse_cdf(0.975));
     whole((tail * RESAMPLES as f64).floor()) as usize
@@ -260,7 +255,6 @@ mod tests {
             (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
         }
 
-        /// Standard normal (Box-Muller).
         fn normal(&mut self) -> f64 {
             let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
             radius * (2.0 * std::f64::consts::PI * self.uniform()).cos()

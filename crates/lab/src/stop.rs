@@ -11,7 +11,7 @@ use std::{
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Clones share the state.
+/// Flag that is set by Ctrl-C. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopFlag(Arc<AtomicBool>);
 

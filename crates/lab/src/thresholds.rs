@@ -1,5 +1,5 @@
-//! Thresholds: limits that a figure is required or desired to meet. The interval and the noise floor decide,
-//! never the median alone; a threshold inside the interval is undecided.
+//! Thresholds: limits that a figure must meet or should meet. The interval and the noise floor decide, never the median alone; a threshold
+//! inside the interval is undecided.
 
 use std::{cmp::Ordering, fmt};
 
@@ -28,7 +28,6 @@ pub(crate) struct ThresholdResult {
     pub(crate) threshold: Threshold,
     pub(crate) kind: ThresholdKind,
     pub(crate) subject: String,
-    /// `None` for an absolute value.
     pub(crate) against: Option<String>,
     pub(crate) figure: Option<(f64, ConfidenceInterval)>,
     pub(crate) outcome: ThresholdOutcome,
@@ -105,7 +104,7 @@ impl Threshold {
         let outcome = match estimate {
             _ if !reasons.is_empty() => ThresholdOutcome::Undecided(in_words(&reasons)),
             None => undecided("no ratio"),
-            // Logarithmic, so that the floor is symmetric.
+            // The comparison is logarithmic, so that the floor is symmetric.
             Some(estimate) => self.weigh(
                 estimate.log_ratio,
                 estimate.log_interval,
@@ -164,7 +163,7 @@ impl Threshold {
 }
 
 impl fmt::Display for Threshold {
-    /// `packets_per_busy_s >= 1.1 x`, or `loss_percent <= 0.1 %` for an absolute value.
+    /// Formats the threshold, such as `packets_per_busy_s >= 1.1 x`, or `loss_percent <= 0.1 %` for an absolute value.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (sign, limit) = match (self.at_least, self.at_most) {
             (Some(limit), _) => ("≥", limit),
@@ -243,7 +242,7 @@ impl fmt::Display for ThresholdOutcome {
 }
 
 impl fmt::Display for ThresholdResult {
-    /// `must, packets_per_busy_s of turnpike ≥ 1.1 × coturn: met; 1.310 (1.280 to 1.350)`
+    /// Formats a line such as `must, packets_per_busy_s of turnpike ≥ 1.1 × coturn: met; 1.310 (1.280 to 1.350)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whom = self.against.as_ref().map_or_else(String::new, |against| format!(" {against}"));
         let Self { threshold, kind, subject, outcome, .. } = self;
@@ -271,8 +270,7 @@ mod tests {
 
     const METRIC: &str = "packets_per_busy_s";
 
-    /// Record in which `new` over `old` fluctuates by `noise` around `ratio`, and the baseline by a tenth of
-    /// it.
+    /// Record in which the ratio of `new` to `old` fluctuates by `noise` around `ratio`, and the baseline by a tenth of `noise`.
     fn samples(ratio: f64, noise: f64) -> RunRecord {
         let wobble = |i: usize| noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8, 0.1][i % 8];
         let values: Vec<_> = (0..8)

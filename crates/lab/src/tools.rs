@@ -25,7 +25,6 @@ const PACKAGES: [(&str, &str); 14] = [
     ("python3", "python3"),
 ];
 
-/// Accepts a path to a file; searches `PATH` for other names.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Path::new(program).is_file().then(|| program.into());
@@ -35,7 +34,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// `purpose` completes "... is needed".
+/// Finds a program, or fails with its package in the message. `purpose` completes "... is needed".
 pub(crate) fn require(program: &str, purpose: &str) -> Result<PathBuf, LabError> {
     find(program).ok_or_else(|| LabError::usage(missing(program, purpose)))
 }

@@ -1,5 +1,5 @@
-//! Validation of the method: whole experiments on a simulated machine with drift and noise, ordered by
-//! `order` and judged by `judge`.
+//! Validation of the method: whole experiments on a simulated machine with drift and noise. `order` plans the runs, and `judge` judges the
+//! results.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::record::{FORMAT, RecordedExperiment, RecordedSubject, Round, RunRecor
 use crate::verdict::{Conclusion, MetricVerdict, judge};
 
 const NOISE: f64 = 0.08;
-/// Reduces 8 % noise to about plus or minus 2.8 %, rarely more than the 5 % resolution.
+/// Number of rounds. They reduce 8 % noise to an interval of about plus or minus 2.8 %, rarely more than the 5 % resolution.
 const ROUNDS: u32 = 96;
 
 struct SimulatedMachine {
@@ -52,7 +52,7 @@ fn lab_order(seed: u64, rounds: u32) -> Vec<RunSlot> {
     (0..).zip(order::plan(seed, 3, rounds)).flat_map(in_round).collect()
 }
 
-/// The usual order of manual measurements: all runs of the baseline, each twice in a row, then all runs of the other subject.
+/// Plan as in most manual measurements: all runs of the baseline, twice per round, then all runs of the other subject.
 fn sequential_order(rounds: u32) -> Vec<RunSlot> {
     let old = (0..rounds)
         .flat_map(|round| [RunSlot { round, place: 0, who: 0 }, RunSlot { round, place: 1, who: 2 }]);
@@ -60,14 +60,13 @@ fn sequential_order(rounds: u32) -> Vec<RunSlot> {
     old.chain(new).collect()
 }
 
-/// The same order in each round: `old`, `new`, `old` again.
 fn fixed_order(rounds: u32) -> Vec<RunSlot> {
     (0..rounds)
         .flat_map(|round| [(0, 0), (1, 1), (2, 2)].map(|(place, who)| RunSlot { round, place, who }))
         .collect()
 }
 
-/// The machine becomes 20 % slower during the experiment; `new` has `speed` times the speed of `old`.
+/// Experiment on a machine that becomes 20 % slower while it runs; `new` is `speed` times as fast as `old`.
 fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[RunSlot]) -> RunRecord {
     experiment_on(SimulatedMachine::new(seed ^ 0x5eed, 0.2, 0.0, slots.len()), seed, speed, rounds, slots)
 }
@@ -140,8 +139,9 @@ fn equal_subjects_rarely_get_a_verdict() {
 
 #[test]
 fn a_five_percent_slowdown_is_found_and_covered() {
-    // A third more rounds than are needed to show no difference: a difference equal to the resolution is missed in one of ten experiments
-    // (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered in 95 % with either).
+    // A third more rounds than are needed to show no difference, because 96 rounds miss a difference equal to the resolution in one of ten
+    // experiments. Over 500 seeds, it was found in 88 % of them with 96 rounds and in 97 % with 128; the interval contained the true value
+    // in 95 % with either.
     let rounds = 128;
     let verdicts: Vec<MetricVerdict> = (0..20).map(|seed| verdict(seed, 0.95, rounds)).collect();
     let told: Vec<String> = verdicts.iter().map(ToString::to_string).collect();
@@ -160,7 +160,7 @@ fn the_requested_rounds_are_enough_for_a_verdict() {
             asked += 1;
             assert!((11..400).contains(&rounds), "{rounds} rounds");
             let then = verdict(seed, 1.0, rounds);
-            // Ten rounds give only a rough estimate of the noise, so more rounds than requested may be needed, but fewer than twice as
+            // Ten rounds give only a rough estimate of the noise, so more rounds than suggested may be needed, but fewer than twice as
             // many.
             match then.outcome {
                 Conclusion::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
@@ -188,7 +188,7 @@ fn sequential_runs_give_wrong_verdicts() {
     assert!(covered <= 2, "the interval covers the slowdown in {covered} of 20: {told:#?}");
 }
 
-/// Equal subjects; the first run of each round is 10 % slower.
+/// Verdicts on equal subjects if the first run of each round is 10 % slower.
 fn cold_verdicts(slots: impl Fn(u64) -> Vec<RunSlot>) -> Vec<MetricVerdict> {
     let verdict = |seed| {
         let slots = slots(seed);
@@ -205,11 +205,11 @@ fn the_order_spreads_the_handicap_of_running_first() {
         verdicts.iter().filter(|v| matches!(v.outcome, Conclusion::Faster | Conclusion::Slower)).count();
     assert!(wrong <= 1, "{wrong} of 20: {:#?}", verdicts.iter().map(ToString::to_string).collect::<Vec<_>>());
 
-    // The handicap looks like a difference: the interval does not contain the true value.
+    // The slow first run looks like a difference, so the interval does not contain the true value.
     let fixed = cold_verdicts(|_| fixed_order(ROUNDS));
     let fooled = fixed.iter().filter(|verdict| verdict.estimate.unwrap().excludes_one()).count();
     assert!(fooled >= 19, "{fooled} of 20");
-    // Without the noise floor, which shows the same handicap, about half of the verdicts would be "faster".
+    // Without the noise floor, which reflects the slow first run too, about half of the verdicts would be "faster".
     let floors = fixed.iter().filter(|verdict| verdict.floor.unwrap().level > 0.05).count();
     assert!(floors >= 19, "only {floors} of 20 noise floors show the handicap");
 }

@@ -17,11 +17,10 @@ pub(crate) enum Conclusion {
     Slower,
     Higher,
     Lower,
-    /// The interval is narrow and contains 1, or the effect is below the noise floor, which is below the resolution.
+    /// The interval is narrow and contains 1; or the effect is below the noise floor, and the floor is below the resolution.
     NoDifference,
     CannotTell {
         reasons: Vec<VerdictReason>,
-        /// Approximate total number of rounds needed, if more rounds help.
         rounds: Option<u32>,
     },
 }
@@ -59,7 +58,7 @@ pub(crate) struct MetricVerdict {
     pub(crate) outcome: Conclusion,
     pub(crate) estimate: Option<Estimate>,
     pub(crate) floor: Option<NoiseFloor>,
-    /// Medians of baseline and subject, if there are no ratios because of zeros.
+    /// Medians of baseline and subject; set if there are no ratios because values are zero.
     pub(crate) medians: Option<(f64, f64)>,
     pub(crate) late: usize,
 }
@@ -69,7 +68,7 @@ pub(crate) fn judge(record: &RunRecord, subject: &str, metric: &str) -> MetricVe
     let baseline = record.baseline().unwrap_or_default().to_owned();
     let grounds = Evidence::of(record, &baseline, subject, metric);
     let medians = if grounds.has_ratios() { None } else { medians(&grounds.pairs) };
-    // Zeros have no ratio; instead a sign test over unanimous rounds decides.
+    // Zeros have no ratio, so a sign test decides instead.
     let zeros = match grounds.reasons[..] {
         [VerdictReason::NoRatio { .. }] => {
             weigh_zeros(&grounds.pairs, &record.aa_pairs(metric), metric::direction(metric))
@@ -101,7 +100,6 @@ pub(crate) fn judge(record: &RunRecord, subject: &str, metric: &str) -> MetricVe
 }
 
 pub(crate) struct Evidence {
-    /// Valid rounds, `(other, subject)`.
     pairs: Vec<(f64, f64)>,
     pub(crate) estimate: Option<Estimate>,
     pub(crate) floor: Option<NoiseFloor>,
@@ -159,7 +157,7 @@ impl fmt::Display for Conclusion {
 }
 
 impl fmt::Display for MetricVerdict {
-    /// Starts with the metric, so that a line is easy to find.
+    /// Formats one line, which starts with the metric, so that it is easy to find.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} against {}: {}", self.metric, self.subject, self.baseline, self.outcome)?;
         let Some(estimate) = &self.estimate else {
@@ -191,7 +189,6 @@ impl fmt::Display for MetricVerdict {
     }
 }
 
-/// Statistical part; requires enough rounds, a floor if the rules need one, and no void rounds.
 fn weigh(
     estimate: &Estimate,
     floor: Option<&NoiseFloor>,
@@ -221,7 +218,7 @@ fn weigh(
     Conclusion::CannotTell { reasons, rounds }
 }
 
-/// Sign test for zeros, for which there is no ratio: in every round, the zero must be on the same side, or on both.
+/// Sign test for values of zero, which have no ratio. In every round, the same side must be zero, or both.
 fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Preference) -> Option<Conclusion> {
     let (before, after) = pairs.first()?;
     let like_the_first =
@@ -273,7 +270,8 @@ fn late_rounds(record: &RunRecord, baseline: &str, subject: &str, metric: &str) 
     distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
-/// Always lists a failed subject, but other void rounds only if there are many or if too few rounds are valid.
+/// Reasons why rounds are void. Always lists a failed subject, but other void rounds only if there are many of them or too few valid
+/// rounds.
 pub(crate) fn reasons_of_void(
     record: &RunRecord,
     subjects: &[&str],
@@ -346,7 +344,7 @@ fn reasons_of_data(
         let not_supported = runs.any(|round| round.not_supported.contains(metric));
         return vec![VerdictReason::NotMeasured { not_supported }];
     }
-    // At least one round, whatever the rules: an empty set has no median.
+    // One round is the minimum, whatever the rules say, because an empty set has no median.
     let need = rules.min_rounds.max(1);
     if have == 0 && ratios.unusable >= need as usize {
         reasons.push(VerdictReason::NoRatio { rounds: ratios.unusable });

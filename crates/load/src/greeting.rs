@@ -13,14 +13,10 @@
 //!
 //! | mode | then |
 //! | --- | --- |
-//! | 1 `sink` | The client sends the pattern. The server responds with 24-byte records: about one every 50 ms
-//! while data arrives, and a final one at most 50 ms after the last byte. The client closes when a record
-//! equals the number of bytes sent. Flags: 1 compare with the pattern, 2 discard in the kernel (MSG_TRUNC). |
-//! | 2 `source` | After the client's first byte, the server sends the pattern, in writes of `a` bytes. After
-//! the second byte, it stops, appends one record, and closes the connection. | | 3 `exchange` | For every `a`
-//! bytes from the client, the server sends `b` bytes, until the client closes. | | 4 `connect` | Like
-//! `exchange`, but without an acknowledgement and for a single response; then the server closes (flag 4: the
-//! client closes). |
+//! | 1 `sink` | The client sends the pattern. The server responds with 24-byte records: about one every 50 ms while data arrives, and a final one at most 50 ms after the last byte. The client closes once the byte count in a record equals the number of bytes it has sent. Flags: 1 compare with the pattern, 2 discard in the kernel (MSG_TRUNC). |
+//! | 2 `source` | After the client's first byte, the server sends the pattern, in writes of `a` bytes. After the second byte, it stops, appends one record, and closes the connection. |
+//! | 3 `exchange` | For every `a` bytes from the client, the server sends `b` bytes, until the client closes. |
+//! | 4 `connect` | Like `exchange`, but without an acknowledgement and for a single response; then the server closes (flag 4: the client closes). |
 //!
 //! Record: payload bytes so far (u64), nanoseconds since the greeting (u64), bytes that differ from the
 //! pattern (u64). Records are in-band, and neither side relies on half-closing, because several forwarders do
@@ -43,14 +39,14 @@ const VERSION: u8 = 1;
 pub(crate) enum StreamMode {
     Sink {
         verify: bool,
-        /// True to discard data in the kernel instead of copying it to user space.
+        /// True if received data is discarded in the kernel instead of being copied to user space.
         discard: bool,
     },
     /// The server sends bytes in writes of `block`, 1 to [`MAX_SIZE`].
     Source {
         block: usize,
     },
-    /// Requests and responses, 1 to [`MAX_SIZE`] bytes each.
+    /// Requests and responses with lengths of 1 to [`MAX_SIZE`] bytes.
     Exchange {
         request: usize,
         response: usize,
@@ -89,7 +85,6 @@ impl StreamMode {
         let mut bytes = [0; GREETING_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..7].copy_from_slice(&[VERSION, mode, flags]);
-        // A size that does not fit into a u32 becomes one that the server rejects.
         bytes[8..12].copy_from_slice(&u32::try_from(a).unwrap_or(u32::MAX).to_be_bytes());
         bytes[12..].copy_from_slice(&u32::try_from(b).unwrap_or(u32::MAX).to_be_bytes());
         bytes

@@ -1,7 +1,7 @@
 //! Load generation: the reflector, and the generators that send load to it through relays and forwarders.
 //!
-//! Datagrams use the same `Rx` and `Tx` as the relay, so that the generators are not the bottleneck when
-//! relays are compared. The library neither prints nor exits; the command line does.
+//! Datagrams are received and sent through the same `Rx` and `Tx` as in the relay, so that the generators are not the bottleneck when
+//! relays are compared. The library neither prints nor exits; that is left to the command line.
 #![forbid(unsafe_code)]
 
 mod clock;

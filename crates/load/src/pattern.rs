@@ -9,7 +9,7 @@ const PERIOD: usize = 65_521;
 pub(crate) const LONGEST: usize = 1 << 20;
 
 static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    // xorshift (Marsaglia): no two neighbouring sections are alike, and every build produces the same bytes.
+    // The generator is Marsaglia's xorshift: neighbouring sections always differ, and every build produces the same bytes.
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut period = Vec::with_capacity(PERIOD);
     period.resize_with(PERIOD, || {

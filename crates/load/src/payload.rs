@@ -6,7 +6,7 @@
 //! ```
 
 pub const HEADER_LEN: usize = 24;
-/// "TPKE", followed by four bytes for the flow number.
+/// First 8 bytes of the header: "TPKE", and four bytes for the flow number.
 const MAGIC: u64 = 0x5450_4B45 << 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,11 +17,11 @@ pub enum RunPhase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountKind {
-    /// Datagrams or requests that each get one reply; a missing reply counts as a loss.
+    /// Number of datagrams or requests, each of which gets one reply; a missing reply counts as a loss.
     Answered,
-    /// Messages, most of which get no reply.
+    /// Number of messages, most of which get no reply.
     OneWay,
-    /// Bytes of streams, which have no round trip.
+    /// Number of bytes in streams, which have no round-trip time.
     Bytes,
 }
 
@@ -30,12 +30,12 @@ pub struct ProgressInterval {
     pub phase: RunPhase,
     pub elapsed: Duration,
     pub length: Duration,
-    /// Number of messages; with [`CountKind::Bytes`], of bytes.
+    /// Number of messages or, with [`CountKind::Bytes`], of bytes.
     pub sent: u64,
     pub received: u64,
     /// Messages that got no reply although a later one did.
     pub lost: u64,
-    /// Messages in flight, or lost without a later reply that would show the loss.
+    /// Messages without a reply so far: in flight, or lost although no later reply has shown this yet.
     pub outstanding: u64,
     pub kind: CountKind,
     pub p50_us: u64,
@@ -92,7 +92,8 @@ impl fmt::Display for Thousands {
     }
 }
 
-/// Prints intervals to stderr: one live line on a terminal, otherwise one line each.
+/// Prints intervals to stderr: on a terminal in a single line that is updated, otherwise one line per
+/// interval.
 pub struct ProgressDisplay {
     bar: Option<ProgressBar>,
 }

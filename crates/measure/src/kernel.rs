@@ -62,7 +62,7 @@ pub fn udp_port_is_bound(pid: u32, port: u16) -> bool {
         let sockets = process.udp().into_iter().chain(process.udp6()).flatten();
         sockets.map(|socket| socket.local_address.port()).any(|local| local == port)
     };
-    // A process that is starting or exiting has no socket table yet; the caller retries.
+    // The table of a process that is starting or exiting cannot be read; the caller retries.
     process(pid).is_some_and(|process| bound(&process))
 }
 
@@ -80,7 +80,7 @@ fn process(pid: u32) -> Option<Process> {
     Process::new(i32::try_from(pid).ok()?).ok()
 }
 
-/// Lines of names and of values alternate, each starting with the protocol.
+/// Parses pairs of lines: a line of names and a line of values, both starting with the protocol.
 fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
     let mut counters = HashMap::new();
     let mut lines = text.lines();
@@ -88,7 +88,6 @@ fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
         let mut names = names.split_whitespace();
         let Some(protocol) = names.next() else { continue };
         for (name, value) in names.zip(values.split_whitespace().skip(1)) {
-            // Tcp: MaxConn is -1 and unused.
             if let Ok(value) = value.parse() {
                 counters.insert(format!("{protocol}{name}"), value);
             }

@@ -8,7 +8,7 @@ use crate::{Lateness, Percentiles};
 #[derive(Clone, Debug)]
 pub struct Latency {
     histogram: Histogram<u32>,
-    /// Exact extremes: a bucket's bound may be 0.1 % off.
+    /// Smallest and largest value, kept separately because bucket bounds may be 0.1 % off.
     min_us: u64,
     max_us: u64,
 }

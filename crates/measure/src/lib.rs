@@ -1,8 +1,8 @@
-//! Instruments: latency histograms, rates, sequence tracking, jitter, kernel counters, the report of a
-//! generator run, and formatting of quantities.
+//! Measuring instruments: latency histograms, rates, sequence tracking, jitter, kernel counters, the report of a generator run, and
+//! formatting of quantities.
 //!
-//! Each instrument belongs to one thread and is merged by the reporter. There are no locks, and per-datagram
-//! calls do not allocate.
+//! Each thread has its own instruments, and the reporter merges them. There are no locks, and calls made for every datagram do not
+//! allocate.
 #![forbid(unsafe_code)]
 
 mod jitter;

@@ -23,11 +23,10 @@ pub struct LoadReport {
     pub recv_pps: f64,
     /// Returned payload in bits per second.
     pub recv_bps: f64,
-    /// Microseconds from the due time to the return.
     pub rtt_us: Percentiles,
     /// Round-trip interarrival jitter in microseconds (RFC 3550 section 6.4.1), mean over all clients.
     pub jitter_us: f64,
-    /// Delay of the generator itself: microseconds from the due time to the send.
+    /// Delay caused by the generator itself, in microseconds from the due time to the send call.
     pub late_us: Lateness,
     pub clients: u64,
     /// Payload size in bytes.
@@ -87,7 +86,7 @@ struct Figure(f64);
 impl Serialize for Figure {
     #[expect(clippy::cast_possible_truncation, reason = "whole, and in the range in which f64 is exact")]
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// 2^53: up to this value, f64 represents every integer.
+        /// Value up to which f64 represents every integer: 2^53.
         const EXACT: f64 = 9_007_199_254_740_992.0;
         if self.0.fract() == 0.0 && self.0.abs() <= EXACT {
             serializer.serialize_i64(self.0 as i64)
@@ -107,8 +106,8 @@ pub struct Percentiles {
     pub max: u64,
 }
 
-/// Lateness (99th percentile, microseconds) above which the offered load is not the requested one: dozens of
-/// datagrams become due in 1 ms, and then leave in one burst.
+/// Lateness (99th percentile, microseconds) above which the offered load differs too much from the requested one: dozens of datagrams
+/// become due in 1 ms, and are then sent in one burst.
 pub const LATE_P99_US: u64 = 1_000;
 
 /// Delay between due time and send, in microseconds.
@@ -167,7 +166,7 @@ pub struct Leg {
     pub recv_bps: f64,
     /// Microseconds from the due time to the arrival at the other end.
     pub latency_us: Percentiles,
-    /// Interarrival jitter of that latency in microseconds (RFC 3550 section 6.4.1), mean over all flows.
+    /// Interarrival jitter in microseconds (RFC 3550 section 6.4.1), mean over all flows.
     pub jitter_us: f64,
 }
 

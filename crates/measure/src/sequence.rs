@@ -1,6 +1,6 @@
 //! Arrival tracking for one flow: detects duplicates and reordering from sequence numbers.
 
-/// Number of sequence numbers below the highest one that are still tracked.
+/// Size of the window of sequence numbers that are tracked, which ends at the highest one.
 const WINDOW: u64 = 1024;
 const WORDS: usize = (WINDOW / 64) as usize;
 
@@ -9,7 +9,7 @@ pub enum ArrivalOrder {
     InOrder,
     Reordered,
     Duplicate,
-    /// The number is at least 1,024 below the highest one, so its state is unknown.
+    /// The number is at least 1,024 below the highest one, so it is not known whether it was seen before.
     TooOld,
 }
 

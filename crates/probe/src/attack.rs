@@ -1,8 +1,7 @@
-//! Attack mode: sends requests as an attacker would, to an operator's own server.
+//! Attack mode, with which operators test their own servers: sends requests as an attacker would.
 //!
-//! With a credential, it requests forbidden peers, in every notation of their addresses and with every
-//! method, and tries to take over other users' allocations. Without a credential, it looks for responses
-//! larger than their requests.
+//! If a credential is given, the attack requests forbidden peers, in every notation of their addresses and with every method, and tries to
+//! take over other users' allocations. It also looks for unauthenticated requests whose responses are larger than the requests.
 //!
 //! The data sent towards a forbidden peer is a Binding request to a port on which, by default, the server
 //! itself listens. A response through the relay proves that the peer was reachable. The lack of a response
@@ -33,7 +32,7 @@ use crate::{
 
 const RETURN: Duration = Duration::from_millis(700);
 const FIRST_CHANNEL: u16 = 0x4000;
-/// Connection IDs that no server would assign, and some that a careless server might accept.
+/// Made-up connection IDs, some of which a careless server might accept.
 const MADE_UP_IDS: [u32; 4] = [0, 1, 0x7A6B_5C4D, u32::MAX];
 
 #[derive(Clone, Copy)]
@@ -253,7 +252,7 @@ impl ProbeRun<'_> {
         let granted = granted.map_err(describe_error)?;
         match granted.code() {
             None => Ok(Some((session, granted))),
-            // The server does not support the address family, the transport or mobility.
+            // These codes mean that the server does not support the address family, the transport or mobility.
             Some(400 | 405 | 420 | 440 | 442) => Ok(None),
             Some(_) => Err(format!("no allocation: {}", granted.describe())),
         }
@@ -335,7 +334,7 @@ impl AttackSession<'_> {
                 let peer = SocketAddr::new(form.ip, port);
                 let mut permitted = permission(session, peer).map_err(describe_error)?;
                 if permitted.code() == Some(508) {
-                    // Earlier grants have used up the allocation's permissions or channels.
+                    // The peers granted so far have used up the allocation's permissions or channels.
                     session.delete();
                     let Some(next) = renew() else {
                         return Err("the server granted no more allocations".to_owned());
@@ -411,14 +410,14 @@ impl AttackSession<'_> {
     fn note_id(&mut self, entry: AttackEntry, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
             None => AttackOutcome::Open,
-            // Authentication failed, so the server did not decide about the peer.
+            // Authentication failed, so the server did not get as far as checking the peer.
             Some(401 | 438) => AttackOutcome::Unknown,
             Some(_) => AttackOutcome::Refused,
         };
         self.add(entry, form, None, outcome, answer.describe());
     }
 
-    /// Only 441 (RFC 8656 section 19) means that the request was refused because of the other user.
+    /// Records an attempt to use another user's allocation. Only a 441 (RFC 8656 section 19) means that it was refused for that reason.
     fn note_theft(&mut self, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
             None => AttackOutcome::Open,
@@ -453,7 +452,7 @@ fn permission(session: &mut ProbeSession, peer: SocketAddr) -> io::Result<Server
 
 const MARK: [u8; 4] = *b"tpat";
 
-/// Binding request with the index of its attempt in the transaction ID.
+/// Binding request that contains the index of the attempt in its transaction ID.
 fn binding(place: usize) -> Vec<u8> {
     let mut transaction = [0; 12];
     transaction[..4].copy_from_slice(&MARK);

@@ -15,7 +15,7 @@ use x509_cert::{
 
 use crate::report::{CertificateFacts, ProbeReport};
 
-/// Certificates valid for less time are reported; automatic renewal usually starts 30 days before expiry.
+/// Certificates that expire sooner than this are reported; automatic renewal usually starts 30 days before expiry.
 const SOON: Duration = Duration::from_secs(14 * DAY);
 const DAY: u64 = 86_400;
 
@@ -132,13 +132,14 @@ fn named(text: String) -> String {
     if text.is_empty() { "(no name)".to_owned() } else { text }
 }
 
-/// True in the last 14 days, but not before the last sixth: certificates of six days are renewed two days ahead.
+/// True within the last 14 days of the validity period or its last sixth, whichever is shorter: six-day certificates are renewed two days
+/// before expiry.
 fn ends_soon(now: SystemTime, first: Duration, last: Duration) -> bool {
     let left = last.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default());
     left < SOON.min(last.saturating_sub(first) / 6)
 }
 
-/// Whole days from now until a Unix time; negative if it has passed.
+/// Whole days from now until a Unix time; negative if that time has passed.
 fn days_between(now: SystemTime, until: Duration) -> i64 {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let days = |span: Duration| i64::try_from(span.as_secs() / DAY).unwrap_or(i64::MAX);

@@ -22,7 +22,7 @@ use turnpike_wire::{
 
 pub struct ProbeConnection {
     channel: ProbeChannel,
-    /// Partial message of a stream. `waiting` contains datagrams that arrived together with another one.
+    /// Bytes of an incomplete message on a stream.
     rest: Vec<u8>,
     waiting: Vec<Vec<u8>>,
     buffer: Vec<u8>,
@@ -51,7 +51,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Certificates are verified even with `--insecure`, which affects only the verdict "usable".
+    /// Creates the TLS and DTLS settings. Certificates are verified even with `--insecure`, which affects only the verdict "usable".
     pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
         let observer = match Authorities::new(options) {
             Ok(judge) => Observer::new(Arc::new(judge), None),
@@ -168,9 +168,9 @@ impl ProbeConnection {
         }
     }
 
-    /// Returns true if the incomplete bytes at a stream's end cannot start a STUN message.
+    /// Returns true if the bytes left over at the end of a stream cannot be the start of a STUN message.
     pub(crate) fn ends_in_garbage(&self) -> bool {
-        // The first byte of STUN is 0 to 3 (RFC 7983 section 7).
+        // The first byte of a STUN message is 0 to 3 (RFC 7983 section 7).
         self.rest.first().is_some_and(|first| *first > 3)
     }
 
@@ -216,7 +216,7 @@ impl ProbeConnection {
 }
 
 impl Drop for ProbeConnection {
-    /// Sends close_notify without waiting for the server's.
+    /// Sends close_notify, but does not wait for the server's.
     fn drop(&mut self) {
         match &mut self.channel {
             ProbeChannel::Tls(stream, tls) => {
@@ -242,7 +242,6 @@ fn web_server(answer: &[u8]) -> Option<String> {
     Some(format!("{WEB_SERVER} (HTTP/{}), not TURN", escape::line(&line)))
 }
 
-/// Remaining time; `TimedOut` if no time is left.
 pub(crate) fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -349,7 +348,7 @@ fn dtls(
         if association.is_connected() {
             break;
         }
-        // Checked after every datagram, because a server may keep sending forever.
+        // The deadline is checked after every datagram, because a server may keep sending forever.
         if Instant::now() >= deadline {
             return Err(failed(any_answer, "the DTLS handshake did not finish in time".to_owned()));
         }
@@ -366,7 +365,6 @@ fn dtls(
                 association.handle_datagram(&buffer[..read])?;
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                // After the deadline, the association would report an error of its own.
                 let now = Instant::now();
                 if now < deadline {
                     association.handle_timeout(now).map_err(|what| failed(any_answer, what))?;
@@ -398,7 +396,7 @@ fn whole(buffer: &[u8], read: usize) -> io::Result<&[u8]> {
 struct Observer {
     inner: Arc<dyn CertificateJudge>,
     unjudged: Option<String>,
-    /// Faults by the thread that opens the connection, because connections are opened in parallel.
+    /// Fault of each certificate, keyed by the thread that opens the connection, because connections are opened in parallel.
     seen: Mutex<HashMap<ThreadId, String>>,
 }
 
@@ -530,7 +528,7 @@ mod tests {
         other.join().unwrap();
     }
 
-    /// Error of a handshake with a server that repeats one HelloVerifyRequest (RFC 6347 section 4.2.1).
+    /// Error of a handshake with a server that sends the same HelloVerifyRequest again and again (RFC 6347 section 4.2.1).
     fn handshake_with_copies(most: usize, patience: Duration) -> String {
         let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let address = server.local_addr().unwrap();

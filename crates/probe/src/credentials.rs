@@ -96,7 +96,8 @@ fn signed(
     credentials: &Login,
     now: SystemTime,
 ) -> CredentialOutcome {
-    /// Maximum number of nonces tried: a nonce may be stale, but not directly after the server has issued it.
+    /// Maximum number of nonces to try. A nonce may be stale, but not when the server has only just issued
+    /// it.
     const NONCES: usize = 3;
     let user = &credentials.name;
     for _ in 0..NONCES {
@@ -232,7 +233,7 @@ fn refusal(credentials: &Login, realm: &str, now: SystemTime) -> (String, String
     }
 }
 
-/// Time in a time-limited username, in any form that servers accept: `TIME:ID`, `ID:TIME` or `:TIME`.
+/// Expiry time in a time-limited username, in any form that servers accept: `TIME:ID`, `ID:TIME` or `:TIME`.
 fn expiry(user: &str) -> Option<u64> {
     let (first, rest) = user.split_once(':')?;
     first.parse().ok().or_else(|| rest.parse().ok().filter(|_| rest.len() >= 10))

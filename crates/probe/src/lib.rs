@@ -1,12 +1,12 @@
-//! Probe of a STUN or TURN server from a client's point of view: supported features and problems.
+//! Probe of a STUN or TURN server from a client's point of view: finds supported features and problems.
 //!
 //! ```text
 //! name ─▶ addresses ─▶ each transport: open, certificate, Bindings ─▶ NAT behaviour
 //!                          └─ the best of them: credential ─▶ relayed address ─▶ peers, features
 //! ```
 //!
-//! The probe sends requests only, never data to a peer. Every wait and the whole run are bounded, and
-//! allocations are deleted afterwards.
+//! The probe sends only requests, and no data to peers. Every wait has a timeout, and so does the whole run. Allocations are deleted
+//! afterwards.
 #![forbid(unsafe_code)]
 
 pub mod attack;
@@ -41,11 +41,11 @@ use turnpike_wire::stun::{kind, method};
 pub struct ProbeConfig {
     pub server: ServerUri,
     pub user: Option<Login>,
-    /// [`TlsOptions::insecure`] affects the verdict "usable", not the findings about a certificate.
+    /// TLS and DTLS settings. [`TlsOptions::insecure`] affects the verdict "usable", but not the findings about a certificate.
     pub tls: TlsOptions,
     /// Time limit of the whole probe. Default 30 s.
     pub timeout: Duration,
-    /// Bindings per transport for the round-trip time, 1 to 1000. Default 5.
+    /// Number of Binding requests per transport to measure the round-trip time, 1 to 1000. Default 5.
     pub count: usize,
     /// If set, an attack replaces the ordinary probe. Contains the peer ports to attack; if empty, the
     /// server's own port is attacked.
@@ -182,7 +182,7 @@ impl ProbeRun<'_> {
             let offers = [("sha256", challenge.is_sha256()), ("userhash", challenge.anonymous)];
             self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
         }
-        // Without a credential, the server passes if it requires one.
+        // If no credential was given, the server passes if it requires one.
         let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
         self.report.usable = self.requested_transport_works()
             && match outcome {
@@ -297,8 +297,8 @@ impl ProbeRun<'_> {
             .find_map(|transport| self.servers.get(&transport).map(|server| (transport, *server)))
     }
 
-    /// Browsers refuse a certificate that cannot be verified; `--insecure` is for clients that skip the
-    /// check.
+    /// True if clients can use the requested transport. Browsers refuse a certificate that cannot be verified, whereas `--insecure` is for
+    /// clients that skip the check.
     fn requested_transport_works(&self) -> bool {
         let wanted = self.config.server.transport();
         let facts = self.report.transports.get(&wanted.to_string());
@@ -326,14 +326,12 @@ impl ProbeRun<'_> {
     }
 }
 
-/// A host name that no certificate can contain disables TLS and DTLS. It is an error only if the URI requires
-/// them.
+/// Trust settings. A host name that no certificate can contain disables TLS and DTLS; it is an error only if the URI requires one of them.
 fn trust(config: &ProbeConfig, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
     let (uri, tls) = (&config.server, &config.tls);
     if !ClientTransport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
         return Ok(Err("certificates cannot be verified for this server".to_owned()));
     }
-    // The address matters only if the host is given as an address.
     let ip = addresses.first().copied().unwrap_or(IpAddr::from([0; 4]));
     match Trust::new(tls, uri.name(), (ip, 0).into()) {
         Err(error) if uri.is_secure() || tls.ca.is_some() || tls.server_name.is_some() => Err(error),
@@ -341,7 +339,7 @@ fn trust(config: &ProbeConfig, addresses: &[IpAddr]) -> Result<Result<Trust, Str
     }
 }
 
-/// First address of each family in the resolver's order; reachable families first.
+/// First address of each family in the resolver's order, with reachable families first.
 fn one_of_each_family(found: &[SocketAddr]) -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = Vec::new();
     for ip in found.iter().map(SocketAddr::ip) {
@@ -412,7 +410,7 @@ mod tests {
         let port = stun_server();
         for addresses in [[V6, V4], [V4, V6]] {
             let report = probe(&addresses, port);
-            // The remaining checks use the address that works, whichever the resolver prefers.
+            // The remaining checks use the address that works, whichever address the resolver prefers.
             assert_eq!(report.transports["tcp"].address, format!("127.0.0.1:{port}"), "{report:?}");
             assert!(report.transports["tcp"].reachable, "{report:?}");
             assert!(!report.other_family["tcp"].reachable, "{report:?}");
@@ -422,7 +420,7 @@ mod tests {
         }
         let report = probe(&[V4], port);
         assert!(report.other_family.is_empty(), "{report:?}");
-        // If neither address works, there is only one line.
+        // If neither address works, only one finding reports it.
         let report = probe(&[V4, V6], 1);
         let lines = report.findings.iter().filter(|line| line.area == "tcp").count();
         assert_eq!((lines, report.usable), (1, false), "{report:?}");
@@ -432,7 +430,7 @@ mod tests {
     fn one_address_of_each_family_is_kept() {
         let found = ["192.0.2.1:1", "[2001:db8::1]:1", "192.0.2.2:1", "[2001:db8::2]:1"];
         let mut kept = one_of_each_family(&found.map(|address| address.parse().unwrap()));
-        // Reachability depends on the machine.
+        // The order depends on which families this machine can reach.
         kept.sort();
         assert_eq!(kept, ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
     }

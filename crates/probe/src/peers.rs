@@ -69,8 +69,7 @@ enum PeerAccess {
     Unknown,
 }
 
-/// If an allocation has no room for more peers, `renew` replaces it with a fresh one, which stays in
-/// `session`.
+/// Requests all forbidden peers. If the allocation has no room for more peers, `renew` creates a new one, which stays in `session`.
 pub(crate) fn ask(
     session: &mut ProbeSession,
     is_v6: bool,
@@ -98,7 +97,7 @@ pub(crate) fn ask(
         }
         match answer {
             Ok((verdict, told)) => {
-                // A refused peer takes no room in the allocation.
+                // Only allowed peers use up room in the allocation.
                 is_fresh &= verdict != PeerAccess::Allowed;
                 asked.answers.push((target, verdict, told));
             }
@@ -199,7 +198,7 @@ fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     }
 }
 
-/// Other codes, such as 508, are not about the peer (RFC 8656 sections 10.2 and 12.2).
+/// True if the server refused the peer. Other codes, such as 508, are not about the peer (RFC 8656 sections 10.2 and 12.2).
 fn is_refusal(code: Option<u16>) -> bool {
     matches!(code, Some(403 | 443))
 }

@@ -50,7 +50,7 @@ impl ReachTried {
 }
 
 pub(crate) fn has_route(ip: IpAddr) -> bool {
-    // Connecting a UDP socket sends nothing; the port is irrelevant.
+    // Connecting a UDP socket sends no packets, so the port does not matter.
     connection::udp(SocketAddr::new(ip, 9)).is_ok()
 }
 
@@ -87,7 +87,8 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Runs in parallel, because a firewall that drops packets costs a full timeout per attempt.
+    /// Tries all transports in parallel, because each attempt takes the full timeout if a firewall drops
+    /// packets.
     fn attempts(&self, ip: IpAddr, transports: &[ClientTransport]) -> Vec<ReachTried> {
         thread::scope(|scope| {
             let try_at = |transport: ClientTransport, port| {
@@ -121,7 +122,8 @@ impl ProbeRun<'_> {
         ReachTried { named, https: attempts.into_iter().find(|attempt| attempt.server.port() == HTTPS) }
     }
 
-    /// A server may also offer TLS and DTLS on its plain port and tell them apart by the first byte.
+    /// Ports to try. A server may also offer TLS and DTLS on its plain port and recognize them by the first
+    /// byte.
     fn ports(&self, transport: ClientTransport) -> Vec<u16> {
         let uri = &self.config.server;
         let mut ports = match (transport.is_secure(), uri.is_secure()) {
@@ -237,7 +239,6 @@ impl ProbeRun<'_> {
         self.report.port_443.insert(transport.to_string(), facts);
     }
 
-    /// Reports on the address of the other family, since clients may choose either.
     fn tell_other(&mut self, chosen: &[ReachTried], other: Vec<ReachTried>) {
         for ReachTried { named: ReachAttempt { transport, server, facts, .. }, .. } in other {
             let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);

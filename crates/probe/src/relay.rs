@@ -1,4 +1,4 @@
-//! Relayed address and allocation features, each tested with an allocation that is deleted afterwards.
+//! Checks of the relayed address and of allocation features. Each check creates an allocation and deletes it afterwards.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -137,7 +137,7 @@ impl Feature {
 pub(crate) enum RelayFound {
     Yes(Vec<SocketAddr>),
     No(String),
-    /// The server granted an allocation without the feature; contains its response, if any.
+    /// The server granted an allocation without the feature; contains a description of its response, if there was one.
     Less(String),
     /// Inconclusive because of a quota or a missing response.
     Unknown(String),

@@ -44,7 +44,8 @@ impl fmt::Display for FindingLevel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub level: FindingLevel,
-    /// A transport, `certificate`, `credentials`, `relay`, `features`, `nat` or `peers`.
+    /// Subject of the finding: a transport, `certificate`, `credentials`, `relay`, `features`, `nat` or
+    /// `peers`.
     pub area: String,
     /// The finding, in one sentence.
     pub what: String,

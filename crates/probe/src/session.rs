@@ -1,4 +1,4 @@
-//! Requests and responses with access to all attributes, unlike [`turnpike_turn::client`].
+//! Requests and responses. Unlike [`turnpike_turn::client`], this module gives access to all attributes.
 
 use std::{
     collections::VecDeque,
@@ -21,9 +21,9 @@ use turnpike_wire::{
 
 use crate::connection::ProbeConnection;
 
-/// Number of challenges to respond to before a further one counts as a refusal.
+/// Maximum number of challenges to respond to; another one counts as a refusal.
 const MOST_CHALLENGES: u8 = 3;
-/// Limit on buffered indications, since a server may send any number.
+/// Maximum number of buffered indications, since a server may send any number of them.
 const MOST_UNASKED: usize = 1024;
 
 pub(crate) type RequestAttributes<'a> = &'a dyn Fn(&mut Writer<'_>);
@@ -50,7 +50,7 @@ pub(crate) struct ServerAnswer {
     bytes: Vec<u8>,
     /// Error code and reason; `None` for success.
     pub(crate) error: Option<(u16, String)>,
-    /// True if the integrity attribute is correct, or if the request was not signed.
+    /// True if the response's integrity attribute is correct, or if the request was not signed.
     pub(crate) verified: bool,
     /// Time from the last transmission to the response; only an estimate if the request was retransmitted.
     pub(crate) took: Duration,
@@ -66,11 +66,10 @@ impl ServerAnswer {
         self.error.is_none()
     }
 
-    /// The response as text, such as "403 Forbidden".
     pub(crate) fn describe(&self) -> String {
         match &self.error {
             None => "success".to_owned(),
-            // pion sends such errors.
+            // pion sends errors without ERROR-CODE.
             Some((0, _)) => "an error without a code (no ERROR-CODE)".to_owned(),
             Some((code, reason)) => describe_code(*code, reason),
         }
@@ -173,7 +172,7 @@ impl ProbeSession {
         let (Some(realm), Some(nonce)) = (realm, answer.value(kind::NONCE)) else { return false };
         let algorithms = answer.value(kind::PASSWORD_ALGORITHMS).map(<[u8]>::to_vec);
         let (algorithm, mac) = match algorithms.as_deref() {
-            // Use the first supported algorithm (RFC 8489 section 9.2.5).
+            // Use the first algorithm offered that is supported (RFC 8489 section 9.2.5).
             Some(offered) => {
                 let known = password_algorithms(offered).find_map(KeyAlgorithm::numbered);
                 (known.unwrap_or(KeyAlgorithm::Sha256), Mac::Sha256)
@@ -224,7 +223,7 @@ impl ProbeSession {
         let message = write(method, id, attributes, challenge, self.credentials.as_ref());
         let deadline = self.deadline.min(Instant::now() + self.patience);
         let mut stray = None;
-        // The interval starts at 500 ms and doubles each time (RFC 8489 section 6.2.1).
+        // The retransmission interval starts at 500 ms and doubles each time (RFC 8489 section 6.2.1).
         let mut pause = Duration::from_millis(500);
         let mut sent = 0;
         loop {
@@ -263,14 +262,14 @@ impl ProbeSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stray {
     Echo,
-    /// Neither STUN nor data. Text may look like ChannelData, but no data can arrive, because none has been
-    /// sent to a peer.
+    /// Neither STUN nor data. Text that looks like ChannelData also counts as garbage, because no data can arrive: none has been sent to a
+    /// peer.
     Garbage,
 }
 
 impl Stray {
-    /// Returns `None` for messages that a STUN server may send: late responses to earlier requests, and
-    /// indications.
+    /// Classifies a message that is not the response to `request`. Returns `None` for messages that a STUN server may send: late responses
+    /// to earlier requests, and indications.
     fn of(bytes: &[u8], request: &[u8]) -> Option<Self> {
         if bytes == request {
             return Some(Self::Echo);

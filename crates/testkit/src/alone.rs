@@ -1,4 +1,5 @@
-//! Runs a test in a process of its own, with its own descriptors, memory or namespaces: the test program starts itself again for that test.
+//! Runs a test in a process of its own, with its own descriptors, memory or namespaces. For this, the test program starts itself again with
+//! only that test.
 
 use std::{
     env,
@@ -56,7 +57,7 @@ pub fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Name of the enclosing test function, as libtest prints it.
+/// Expands to the name of the enclosing test function, as libtest prints it.
 #[macro_export]
 macro_rules! this_test {
     () => {{
@@ -65,7 +66,7 @@ macro_rules! this_test {
     }};
 }
 
-/// Path of the function in which `inner` is declared, without the crate.
+/// Path, without the crate, of the function in which the function `inner` is declared.
 #[doc(hidden)]
 pub fn path_of<T>(_inner: T) -> &'static str {
     let path = std::any::type_name::<T>().trim_end_matches("::here");
@@ -117,12 +118,11 @@ fn again(test: &str, launcher: &[&str], body: impl FnOnce()) {
     assert!(said.contains("1 passed"), "{test} is not a test of this program");
 }
 
-/// Shows the output of the inner run without libtest's lines, because the outer run counts the test.
 #[expect(clippy::print_stdout, reason = "prints the output of the inner test")]
 fn tell(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     for line in said.lines() {
-        // The first output of a test follows its name on the line.
+        // libtest prints the first output of a test on the line with its name.
         let words = if line.starts_with("test ") {
             line.split_once(" ... ").map_or("", |split| split.1)
         } else {

@@ -61,7 +61,7 @@ impl Certificate {
     }
 }
 
-/// A client for these versions that accepts any certificate, to see which one a server presents.
+/// Configuration of a client for these TLS versions that accepts any certificate, to see which one a server presents.
 pub fn believing_client(versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
     ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(versions)

@@ -1,5 +1,5 @@
-//! Database servers for tests, each with a directory and port of its own, stopped on drop. A proxy in front of a server makes it slow,
-//! silent or unreachable.
+//! Database servers for tests. Each has a directory and port of its own, and is stopped when dropped. A proxy in front of a server can make
+//! it appear slow, silent or unreachable.
 
 use std::{
     fs,
@@ -31,14 +31,14 @@ pub const PASSWORD: &str = "good%horse";
 /// Database name; Redis uses a number.
 pub const DATABASE: &str = "coturn";
 
-/// The default takes 96 MB in each data directory.
+/// Log size of MariaDB; the default takes 96 MB in each data directory.
 const MARIADB_LOG: &str = "--innodb-log-file-size=4M";
 
 pub struct Server {
     pub address: SocketAddr,
     /// Address for connections with TLS; for PostgreSQL and MariaDB the same as `address`.
     pub tls_address: SocketAddr,
-    /// PEM file with the CA of the server's certificate, which is for `localhost`.
+    /// PEM file with the CA certificate that signed the server's certificate, which is for `localhost`.
     pub authority: PathBuf,
     pub dir: PathBuf,
     kind: Kind,
@@ -90,7 +90,7 @@ impl Server {
             ),
         );
         server.start();
-        // The statements in the file must be run only at the first start.
+        // The statements in the file must be run only when the server starts for the first time.
         server.file("init.sql", "");
         Ok(server)
     }
@@ -157,7 +157,6 @@ impl Server {
         write!(stream, "AUTH {PASSWORD}\r\n{line}\r\nQUIT\r\n").expect("the command is sent");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it responds");
-        // Removes the replies to AUTH and QUIT.
         let rest = answer.strip_prefix("+OK\r\n").unwrap_or(&answer);
         rest.strip_suffix("+OK\r\n").unwrap_or(rest).to_owned()
     }
@@ -274,7 +273,7 @@ impl Server {
         self.ends();
     }
 
-    /// Stops the server as in a crash: unwritten data is lost.
+    /// Kills the server as in a crash, so that unwritten data is lost.
     pub fn kill(&mut self) {
         // SIGQUIT stops all processes of PostgreSQL immediately, SIGKILL only the first one.
         self.signal(if self.kind == Kind::Postgres { "QUIT" } else { "KILL" });
@@ -309,7 +308,6 @@ impl Server {
         }
     }
 
-    /// Connection string for turnserver.conf and `turnadmin`.
     pub fn coturn_words(&self) -> String {
         let (ip, port) = (self.address.ip(), self.address.port());
         match self.kind {
@@ -346,7 +344,6 @@ pub struct Proxy {
 
 struct State {
     target: SocketAddr,
-    /// Milliseconds by which each chunk is delayed.
     delay: AtomicU64,
     holds: AtomicBool,
     refuses: AtomicBool,
@@ -487,7 +484,7 @@ fn mariadb_data(install: &Path) -> Template {
     Template::new("mariadb", |dir| {
         run(command_in(dir, install).args([
             "--no-defaults",
-            // A relative path would be below the program's directory.
+            // MariaDB would resolve a relative path from the program's directory.
             &format!("--datadir={}", dir.join("data").display()),
             "--auth-root-authentication-method=normal",
             "--skip-test-db",

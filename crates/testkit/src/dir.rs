@@ -14,7 +14,7 @@ impl Dir {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("turnpike-test-{}-{number}", std::process::id()));
-        // The directory may have been left by an earlier process with the same PID.
+        // Remove a directory left by an earlier process with the same PID.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         Self(path)
@@ -28,7 +28,6 @@ impl Dir {
         self.0.join(name)
     }
 
-    /// Writes a file, creating its parent directories; returns its path.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.at(name);
         let written =

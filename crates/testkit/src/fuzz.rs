@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-/// Set by `cargo xtask fuzz` to fuzz the target.
+/// Environment variable that `cargo xtask fuzz` sets to fuzz the target.
 const FUZZ: &str = "TURNPIKE_FUZZ";
-/// Set by `cargo xtask fuzz` to the file for the target's seeds; the target writes them and exits.
+/// Environment variable that `cargo xtask fuzz` sets to a file: the target writes its seeds into that file and exits.
 const SEEDS: &str = "TURNPIKE_FUZZ_SEEDS";
 
 pub const FILES: [&str; 3] = ["captured.hex", "found.hex", "faults.hex"];
@@ -21,7 +21,7 @@ pub fn target(name: &str, seeds: impl FnOnce() -> Vec<Vec<u8>>, check: impl Fn(&
     if let Some(file) = env::var_os(SEEDS) {
         fs::write(&file, lines(&seeds())).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     } else if env::var_os(FUZZ).is_some() {
-        // libFuzzer shrinks inputs afterwards.
+        // Inputs are not shrunk here, because libFuzzer does this afterwards.
         bolero::check!().with_shrink_time(Duration::ZERO).for_each(|input: &[u8]| check(input));
     } else {
         replay(name, &seeds(), check);

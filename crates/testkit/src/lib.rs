@@ -1,5 +1,5 @@
-//! Helpers for the tests of several crates; never linked into turnpike itself. A function panics if the test must fail, and returns an
-//! error with the reason if the test cannot run on this machine.
+//! Helpers for the tests of several crates; never linked into turnpike itself. Functions panic if the test must fail, and return an error
+//! with the reason if the test cannot run on this machine.
 #![forbid(unsafe_code)]
 
 pub mod alone;

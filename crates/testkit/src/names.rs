@@ -1,4 +1,4 @@
-//! Confusing usernames.
+//! Usernames that may confuse programs or readers.
 
 /// Names, and how they appear in log lines, tables and pages. Servers accept all of them except the one that is not valid UTF-8.
 pub const CORPUS: &[(&str, &str)] = &[

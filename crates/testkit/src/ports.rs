@@ -12,21 +12,20 @@ use std::{
 
 use crate::eventually;
 
-/// First port to hand out. The range is outside the kernel's ephemeral ports (`net.ipv4.ip_local_port_range`) and the relay ports of
+/// First port to hand out. The range does not overlap the kernel's ephemeral ports (`net.ipv4.ip_local_port_range`) or the relay ports of
 /// test servers, so a free port stays free.
 const FIRST: u16 = 10_000;
-/// Only even ports are given out, so that the next port is free too, as for RTP and RTCP.
+/// Number of ports to hand out. Only even ones are used, so that the next port is also free, as needed for RTP and RTCP.
 const PAIRS: u32 = 5_000;
 
-/// An even port that is free at `ip` for UDP and TCP. Until the process ends, no other test or test program in the network namespace gets
-/// it.
+/// Returns an even port that is free at `ip` for UDP and TCP. No other test in the network namespace gets this port until the process ends.
 pub fn free_port(ip: IpAddr) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     eventually("a free port", || {
         // Test programs that run at the same time start at different ports.
         let turn = std::process::id().wrapping_mul(401).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = FIRST + 2 * u16::try_from(turn % PAIRS).expect("less than PAIRS");
-        // Abstract socket names belong to the network namespace, as ports do, and disappear with the process.
+        // A socket name reserves the port: abstract names belong to the network namespace, as ports do, and disappear with the process.
         let name = UnixAddr::from_abstract_name(format!("turnpike-test-port-{port}")).expect("a short name");
         let held = UnixDatagram::bind_addr(&name).ok()?;
         let is_free = UdpSocket::bind((ip, port)).is_ok() && TcpListener::bind((ip, port)).is_ok();

@@ -15,15 +15,14 @@ pub fn memory_of(pid: u32) -> u64 {
     memory_at(&format!("/proc/{pid}/status"))
 }
 
-/// Growth of [`memory`] during `work`; 0 if it shrank.
 pub fn grown(work: impl FnOnce()) -> u64 {
     let before = memory();
     work();
     memory().saturating_sub(before)
 }
 
-/// Repeats `work` until it adds no memory. Memory for buffers, the allocator and huge pages (2 MiB at a time) grows during the first runs;
-/// a leak grows with every run.
+/// Repeats `work` until memory no longer grows. Memory for buffers, the allocator and huge pages (2 MiB at a time) grows during the first
+/// runs; a leak grows with every run.
 pub fn settles(mut work: impl FnMut()) {
     const RUNS: usize = 10;
     let growth: Vec<u64> = (0..RUNS).map(|_| grown(&mut work)).take_while(|bytes| *bytes > 0).collect();
@@ -43,7 +42,7 @@ pub fn take_descriptors() -> Vec<File> {
 pub struct Thread(File);
 
 impl Thread {
-    /// Waits for a thread with this name, of at most 15 bytes: new threads set their names themselves.
+    /// Waits for a thread with this name (at most 15 bytes). Waiting is necessary because new threads set their names themselves.
     pub fn named(name: &str) -> Self {
         let has_name = |path: &PathBuf| {
             fs::read_to_string(path.join("comm")).is_ok_and(|found| found.trim_end() == name)
@@ -54,13 +53,13 @@ impl Thread {
         })
     }
 
-    /// Waits until the thread sleeps, as an idle one does; a spinning thread never does.
+    /// Waits until the thread sleeps, which a spinning thread never does.
     pub fn comes_to_rest(&self) {
         // Takes many samples in a row, because a busy thread may briefly wait in a system call.
         crate::eventually("the thread sleeps", || (0..20).all(|_| self.state() == Some('S')));
     }
 
-    /// Third field of proc_pid_stat(5); the second is a name in parentheses.
+    /// State of the thread, the third field of proc_pid_stat(5); the second is the name in parentheses.
     fn state(&self) -> Option<char> {
         let mut bytes = [0; 512];
         let len = self.0.read_at(&mut bytes, 0).ok()?;

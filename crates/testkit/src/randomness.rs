@@ -1,15 +1,15 @@
 //! Statistical tests for unpredictable values: identifiers, tokens, cookies. They detect broken generators (constant, counting, biased,
 //! with a short period), but not predictable ones, which no statistical test can detect.
 //!
-//! A good generator exceeds the threshold of each comparison less than once in 10^13 times. With the few hundred comparisons of one
-//! call, a false alarm is less likely than 10^-9.
+//! A good generator exceeds the threshold of a comparison less than once in 10^13 times. One call makes a few hundred comparisons, so the
+//! probability of a false alarm is below 10^-9.
 
 use std::collections::HashSet;
 
-/// Minimum number of samples: 16 for each possible value of a byte.
+/// Minimum number of samples; on average, each value of a byte occurs 16 times.
 pub const SAMPLES: usize = 4096;
 
-/// Standard deviations of the normal distribution; two-sided probability 8e-14.
+/// Threshold in standard deviations of the normal distribution; the two-sided probability is 8e-14.
 const FAR: f64 = 7.5;
 
 /// Tests samples of equal length. Only bits that are set in `mask` must be random. If there are at least 56 of them, no sample may repeat.
@@ -29,7 +29,8 @@ pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
         no_repetition(&masked)?;
     }
     balanced(&masked, mask, "a sample")?;
-    // A counter has balanced low bits, which change each time, and constant high bits.
+    // Differences between consecutive samples reveal a counter: its low bits are balanced but change each time, and its high bits are
+    // constant.
     let changes: Vec<Vec<u8>> = masked
         .windows(2)
         .map(|pair| pair[0].iter().zip(&pair[1]).map(|(one, other)| one ^ other).collect())
@@ -72,7 +73,7 @@ fn far_from_half(ones: u32, of: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Two-sided chi-square test of a byte's 256 values: a counter is more even than chance.
+/// Two-sided chi-square test of a byte's 256 values. It is two-sided because the bytes of a counter are more even than chance.
 fn even(bytes: impl Iterator<Item = u8>, at: usize) -> Result<(), String> {
     let mut counts = [0_u32; 256];
     bytes.for_each(|byte| counts[usize::from(byte)] += 1);
@@ -174,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Values of a generator with a short period, or with the same seed after each start.
+    /// Samples like those of a generator with a short period, or with an identical seed after each start.
     #[test]
     fn repeated_sample_is_found() {
         let mut all = samples(|_| rand::random());
@@ -195,8 +196,8 @@ mod tests {
         assert_eq!(judge(&samples(version), &[0, 255, 255, 255, 255, 255, 255, 255]), Ok(()));
     }
 
-    /// Compares with a table: 255 degrees of freedom exceed 330.5 once in a thousand times, which is 3.09 standard deviations of the
-    /// normal distribution.
+    /// According to tables, chi-square with 255 degrees of freedom exceeds 330.5 once in a thousand times, which corresponds to 3.09
+    /// standard deviations of the normal distribution.
     #[test]
     fn chi_square_approximation_agrees_with_the_table() {
         let spread: f64 = 2.0 / (9.0 * 255.0);

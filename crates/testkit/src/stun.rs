@@ -37,7 +37,7 @@ pub mod attribute {
     pub const CHANNEL_NUMBER: u16 = 0x000C;
     pub const LIFETIME: u16 = 0x000D;
     pub const XOR_PEER_ADDRESS: u16 = 0x0012;
-    /// The attribute DATA; that name is already taken by a message type.
+    /// Attribute DATA, under a different name because a message type is already called DATA.
     pub const PAYLOAD: u16 = 0x0013;
     pub const REALM: u16 = 0x0014;
     pub const NONCE: u16 = 0x0015;
@@ -60,7 +60,7 @@ pub const UDP: [u8; 4] = [17, 0, 0, 0];
 pub struct Transaction([u8; 12]);
 
 impl Transaction {
-    /// Unique in this process; a server would treat a second request with the same ID as a retransmission.
+    /// Creates an ID that is unique in this process. A server would treat a second request with the same ID as a retransmission.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut bytes = [7; 12];
@@ -109,7 +109,6 @@ pub fn xor_address(address: SocketAddr, id: impl Into<Transaction>) -> Vec<u8> {
     [&[0, family][..], &port.to_be_bytes(), &ip].concat()
 }
 
-/// Inverse of [`xor_address`].
 pub fn address(value: &[u8], id: impl Into<Transaction>) -> SocketAddr {
     let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
     let bytes: Vec<u8> = value[4..].iter().zip(mask(id)).map(|(byte, mask)| byte ^ mask).collect();
@@ -132,7 +131,8 @@ fn length(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// Based on RFC 5769 section 2.3 with a different transaction ID, so only the port and the first four bytes of the mask are the same.
+    /// Uses the vector in RFC 5769 section 2.3 with a different transaction ID, so only the port and the first four bytes of the address
+    /// are the same.
     #[test]
     fn xor_address_matches_the_test_vector() {
         let value = [0, 1, 0xA1, 0x47, 0xE1, 0x12, 0xA6, 0x43];

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Deadline for things that take almost no time on an idle machine; only a test that fails waits that long.
+/// Deadline for events that take almost no time on an idle machine; only a failing test waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Polls until the answer is `true` or `Some`, and returns the value.
@@ -22,7 +22,6 @@ pub fn eventually<A: Answer>(what: &str, mut ask: impl FnMut() -> A) -> A::Found
 
 pub trait Answer {
     type Found;
-    /// `None` polls again.
     fn found(self) -> Option<Self::Found>;
 }
 

@@ -1,4 +1,4 @@
-//! Database with coturn's schema.
+//! Test database with coturn's schema.
 
 use std::process::Command;
 

@@ -13,7 +13,7 @@ use super::{
     turnpike::{address_after, upgradable},
 };
 
-/// Copy modes to test, with the kernel mode only if the kernel supports it.
+/// Copy modes to test; includes the kernel mode only if this kernel supports it.
 pub fn copies() -> Vec<&'static str> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
@@ -100,7 +100,7 @@ impl Forward {
     }
 }
 
-/// TCP echo server; shuts down its side after the client does.
+/// Starts a TCP echo server, which shuts down its side of a connection after the client has done so.
 pub fn tcp_echo() -> SocketAddr {
     let listener = TcpListener::bind((V4, 0)).expect("loopback has a free port");
     let address = listener.local_addr().expect("the socket is bound");
@@ -133,7 +133,6 @@ pub fn udp_echo() -> SocketAddr {
     address
 }
 
-/// Connects with timeouts, so that a test fails instead of hanging.
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect_timeout(&address, SOON).expect("the listener accepts connections");
     stream.set_read_timeout(Some(SOON)).expect("the timeout is not zero");

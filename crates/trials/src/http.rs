@@ -42,7 +42,6 @@ pub fn get_as(server: SocketAddr, path: &str, host: &str) -> io::Result<(u16, St
     ask(stream, path, host)
 }
 
-/// GET over a Unix socket, which reaches other network namespaces.
 pub fn get_unix(socket: &Path, path: &str) -> io::Result<(u16, String)> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(SOON))?;

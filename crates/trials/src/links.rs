@@ -59,14 +59,14 @@ pub fn by_each(test: &str, body: impl Fn(&Links, &str)) {
     });
 }
 
-/// Counter label for super-packets that the kernel path leaves to user space.
+/// Value of the label `reason` for super-packets that the kernel path leaves to user space.
 pub fn reason_of_bulk(datapath: &str) -> &'static str {
     if datapath == "xdp" { "bulk" } else { "super_packet" }
 }
 
 impl Links {
-    /// Configures the veths for XDP, which sees only the packet itself: the far end must write checksums and VLAN tags into packets, and
-    /// receive through NAPI, or redirected packets never arrive.
+    /// Configures the veths for XDP: the test's ends must write checksums and VLAN tags into packets, because XDP sees nothing else, and
+    /// must receive through NAPI, because redirected packets would otherwise never arrive.
     pub fn behave_as_cards(&self) {
         for device in ["c", "p"] {
             run("ethtool", &["-K", device, "tx", "off", "txvlan", "off", "gro", "on"]);
@@ -78,7 +78,7 @@ impl Links {
     pub fn bursts_come_whole(&self, whole: bool) {
         let segments = if whole { "on" } else { "off" };
         for device in ["c", "p"] {
-            // A veth does not merge packets from a far end that could have sent TCP unsegmented.
+            // A veth does not merge packets if the other end can send TCP unsegmented.
             run("ethtool", &["-K", device, "tx-udp-segmentation", segments, "tso", segments]);
             // GRO takes effect only if it is turned on while both ends are up.
             for gro in ["off", "on"] {
@@ -87,7 +87,6 @@ impl Links {
         }
     }
 
-    /// Link-layer address of the server's end of link `p`.
     pub fn link_address(&self) -> String {
         let said = self.inside_says(&["ip", "-o", "link", "show", "dev", "p"]);
         let mut words = said.split_whitespace().skip_while(|word| *word != "link/ether");
@@ -176,7 +175,7 @@ fn admin_socket() -> (Dir, String) {
 pub struct Server<'l> {
     pub program: Program,
     dir: Dir,
-    /// Keeps the namespace alive until the server has exited.
+    /// Borrow that keeps the namespace alive until the server has exited.
     _links: &'l Links,
 }
 
@@ -193,12 +192,12 @@ impl Server<'_> {
         text
     }
 
-    /// Datagrams relayed in the kernel; the count may be up to a second old.
+    /// Number of datagrams relayed in the kernel; may be up to a second old.
     pub fn across(&self) -> u64 {
         self.metrics().sum("turnpike_kernel_datagrams_total", "")
     }
 
-    /// Datagrams and super-packets passed to user space for this reason.
+    /// Number of datagrams and super-packets passed to user space for this reason.
     pub fn passes(&self, reason: &str) -> u64 {
         self.metrics().sum("turnpike_kernel_passes_total", &format!("reason=\"{reason}\""))
     }

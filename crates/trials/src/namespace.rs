@@ -4,8 +4,8 @@ use std::{fs, process::Command};
 
 use super::{Program, eventually, installed};
 
-/// Returns a function that creates commands, each of which runs a shell script in a new network namespace after `setup`, with loopback up;
-/// on failure returns the reason.
+/// Returns a function that creates commands. Each command runs a shell script in a new network namespace, in which loopback is up and
+/// `setup` has run. Returns the reason if namespaces are unavailable.
 pub fn namespace(setup: &'static str) -> Result<impl Fn(&str) -> Command, String> {
     installed("ip")?;
     installed("unshare")?;
@@ -23,7 +23,7 @@ pub fn namespace(setup: &'static str) -> Result<impl Fn(&str) -> Command, String
     Ok(move |script: &str| inside(flags, script))
 }
 
-/// A second network namespace, for a process that may create one.
+/// A second network namespace; the process must have the privilege to create one.
 pub struct Namespace {
     holder: Program,
 }

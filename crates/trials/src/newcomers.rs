@@ -29,7 +29,8 @@ pub struct Arrived {
 }
 
 impl Newcomers {
-    /// Sends `rate` first requests per second over UDP from `networks` addresses in different /24s; a single one is 127.0.0.1.
+    /// Sends the first requests of `rate` clients per second over UDP, from `networks` addresses in different /24s; if there is only one,
+    /// it is 127.0.0.1.
     pub fn arrive(server: SocketAddr, rate: u32, networks: u32) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
@@ -92,7 +93,6 @@ impl Arrived {
     }
 }
 
-/// Network 0 is 127.0.0.1; the others are in different /24s.
 fn source(network: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x7F00_0001 + (network << 8)).into()
 }

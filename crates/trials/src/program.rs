@@ -49,7 +49,6 @@ impl Program {
         Self::start_with(command.stdin(Stdio::null()).stdout(Stdio::piped()))
     }
 
-    /// Starts the command with its own standard input and output.
     pub fn start_with(command: &mut Command) -> Self {
         let name = format!("{command:?}");
         let mut child =
@@ -76,7 +75,7 @@ impl Program {
 
     pub fn line_with(&mut self, text: &str) -> String {
         eventually(&format!("{}: a line with {text:?}", self.name), || {
-            // The last lines may still be in the pipe, which processes of an upgrade share.
+            // The last lines may still be in the pipe. After an upgrade, several processes share it.
             let is_silent = self.has_ended() && self.readers.iter().all(JoinHandle::is_finished);
             let found = self.lines().into_iter().find(|line| line.contains(text));
             assert!(found.is_some() || !is_silent, "{} exited without a line with {text:?}", self.name);
@@ -89,7 +88,7 @@ impl Program {
     }
 
     pub fn signal(&self, name: &str) {
-        // Uses the shell's built-in `kill`: the program may be missing, and a system call would need `unsafe`.
+        // Uses the shell's built-in `kill`, because the program may be missing and a system call would need `unsafe`.
         let script = format!("kill -{name} {}", self.pid());
         let status = Command::new("sh").args(["-c", &script]).status().expect("every Linux has sh");
         assert!(status.success(), "{script}");

@@ -47,7 +47,7 @@ impl Certificate {
 
     pub fn expiring(names: &[&str], days: u64) -> Self {
         const DAY: u64 = 86_400;
-        // One hour more, so that a slow test still sees the full days.
+        // Adds one hour, so that a slow test still sees the full number of days.
         Self::ending_in(names, Duration::from_secs(days * DAY + 3600))
     }
 
@@ -88,7 +88,7 @@ impl Certificate {
         self.dir.path().join("authority.pem")
     }
 
-    /// Base64 of the SHA-256 of the public key (SPKI), the form that Chromium and HPKP (RFC 7469) use.
+    /// Base64 of the public key's SHA-256 (SPKI), the form that Chromium and HPKP (RFC 7469) use.
     pub fn spki_hash(&self) -> String {
         let pem = fs::read_to_string(self.key()).expect("the file belongs to the test");
         let key = KeyPair::from_pem(&pem).expect("the test's own key");
@@ -109,7 +109,6 @@ fn read(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
 }
 
-/// Fetches the certificate that a server presents for this name.
 pub fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer<'static> {
     let config = certificates::believing_client(rustls::ALL_VERSIONS);
     let name = ServerName::try_from(name).expect("the test's name is valid");

@@ -16,9 +16,8 @@ pub const USER: &str = "alice";
 pub const PASSWORD: &str = "secret";
 pub const REALM: &str = "example.org";
 
-/// The binary without environment variables that would configure it.
+/// Command that runs the binary without environment variables that would configure it.
 pub fn turnpike(arguments: &[&str]) -> Command {
-    // `cargo xtask faults` tests a release build.
     let program = std::env::var_os("TURNPIKE_TEST_PROGRAM").map_or_else(built_program, PathBuf::from);
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
@@ -42,7 +41,7 @@ fn built_program() -> PathBuf {
 
 fn build_directory() -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
-    // Test programs are in `deps` below that directory.
+    // Test programs are in the subdirectory `deps` of the build directory.
     test.ancestors().nth(2).expect("test programs are below the target directory").to_owned()
 }
 
@@ -50,7 +49,7 @@ pub(crate) fn target() -> PathBuf {
     build_directory().parent().expect("the build directory is inside the target directory").to_owned()
 }
 
-/// Directory for the upgrade sockets of test processes, without admin sockets.
+/// Directory for the upgrade sockets of test processes; it contains no admin sockets.
 pub fn run_directory() -> PathBuf {
     target().join("tmp/run")
 }
@@ -106,7 +105,7 @@ impl Serve {
         Self::start(&arguments)
     }
 
-    /// Starts a server with only its listeners and sockets set, on free ports.
+    /// Starts a server with nothing configured but its listeners and the admin interface, on free ports.
     pub fn start_bare(more: &[&str]) -> Self {
         let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
         if has_ipv6() {
@@ -135,7 +134,7 @@ impl Serve {
         // A TCP listener also accepts TLS, and its log line is the one for TCP.
         let shown = if transport == "tls" { "tcp" } else { transport };
         let label = format!("listening on {shown} ");
-        // The listeners are logged before the admin interface, whose line `start` has waited for.
+        // The listeners are logged before the admin interface, and `start` has waited for the latter's line.
         let lines = self.program.lines();
         let found = lines.iter().filter(|line| line.contains(&label)).map(|line| address_after(line, &label));
         found
@@ -199,7 +198,6 @@ impl Reflect {
 pub struct Load(Vec<String>);
 
 impl Load {
-    /// Authenticates as [`USER`] and prints JSON on standard output.
     pub fn new(server: SocketAddr) -> Self {
         Self::as_user(server, &format!("{USER}:{PASSWORD}"))
     }

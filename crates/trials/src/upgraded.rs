@@ -4,7 +4,7 @@ use std::{fs, process::Command, thread};
 
 use super::{Finished, Program, eventually, upgradable};
 
-/// A program and the processes that it was upgraded to; kills all of them when dropped.
+/// A program and the processes that have replaced it in upgrades; kills all of them when dropped.
 pub struct Upgraded {
     /// The first is the original program, the last the serving process.
     pids: Vec<u32>,
@@ -32,7 +32,6 @@ impl Upgraded {
         before
     }
 
-    /// Records the PID of the serving process from a log line.
     pub fn took_over(&mut self, line: &str) {
         let (_, rest) =
             line.split_once("process ").unwrap_or_else(|| panic!("no serving process in {line:?}"));
@@ -45,7 +44,7 @@ impl Drop for Upgraded {
     fn drop(&mut self) {
         for pid in self.pids.iter().skip(1).filter(|pid| lives(**pid)) {
             let _ = Command::new("sh").args(["-c", &format!("kill -KILL {pid}")]).status();
-            // The sockets stay in use until the process has exited.
+            // Wait for the exit, because the sockets stay in use until then.
             if !thread::panicking() {
                 ends(*pid);
             }

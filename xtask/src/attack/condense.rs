@@ -62,7 +62,6 @@ pub(super) fn newcomers(rows: &[String]) -> Vec<String> {
     merged.collect()
 }
 
-/// Values by key, both in the order of their first appearance.
 fn grouped<V>(rows: &[String], split: impl Fn(&Cells) -> (V, Cells)) -> Vec<(Cells, Vec<V>)> {
     let mut groups: Vec<(Cells, Vec<V>)> = Vec::new();
     for row in rows {

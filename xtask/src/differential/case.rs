@@ -103,8 +103,8 @@ impl Case<'_> {
         earlier.iter().any(|step| has_method(&step, method::REFRESH) || matches!(step, Step::Leave(_)))
     }
 
-    /// True for data on a shared port, which goes to the client that permits the peer instead of the intended
-    /// one.
+    /// True for data on a shared relay port that went to a different client: turnpike delivers it to the client that has a permission for
+    /// the peer.
     pub(super) fn is_anothers(&self) -> bool {
         let what = |seen: &[Seen]| -> Vec<String> { seen.iter().map(|seen| seen.without_client()).collect() };
         match self.what {

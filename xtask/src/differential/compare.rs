@@ -38,9 +38,9 @@ impl What {
     /// True if the servers' states differ from here on.
     fn diverges(&self) -> bool {
         match self {
-            // After a 438 the client has a new nonce.
+            // A success changes the server's state, and after a 438 the client has a new nonce.
             Self::Code { ours, theirs } => [ours, theirs].iter().any(|code| matches!(code, Some(0 | 438))),
-            // A relayed address of a different family, or a closed connection.
+            // This fact differs if one server relays a different address family.
             Self::Fact { fact, .. } => fact.starts_with("XOR-RELAYED-ADDRESS"),
             Self::Other { .. } => true,
         }

@@ -16,11 +16,10 @@ pub(super) const UDP: u8 = 17;
 /// Lifetimes in seconds of nonces (in the test configuration), of permissions, and of channels and
 /// allocations.
 const LIFETIMES: [u64; 3] = [60, 300, 600];
-/// Minimum number of seconds between a step and any expiry, because servers check for expiry at different
-/// times.
+/// Minimum number of seconds between a step and the expiry of anything, because servers check for expiry at different times.
 const MARGIN: u64 = 12;
 
-/// Generates sequence number `number`. Clients use one of `transports`.
+/// Generates the sequence with this number. Each client uses one of `transports`.
 pub(super) fn sequence(seed: u64, number: u64, kind: Kind, transports: &[ClientTransport]) -> Sequence {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(number);
@@ -31,7 +30,7 @@ pub(super) fn sequence(seed: u64, number: u64, kind: Kind, transports: &[ClientT
 pub(super) struct Generator {
     pub(super) random: ChaCha8Rng,
     kind: Kind,
-    /// Expected state of each client, assuming that its requests were valid.
+    /// Expected state of each client if all its requests succeeded.
     believed: Vec<Believed>,
 }
 
@@ -178,7 +177,7 @@ impl Generator {
             10 | 11 => fields.push(family(kind::ADDITIONAL_ADDRESS_FAMILY, FAMILY_IPV6)),
             _ => {}
         }
-        // Half of the clients in a mixed sequence use the second user.
+        // Every other client uses the second user in sequences of kind `Overload`.
         let auth = if self.kind == Kind::Overload && client % 2 == 1 { Auth::OtherUser } else { Auth::Good };
         Request::new(method::ALLOCATE, fields, auth)
     }

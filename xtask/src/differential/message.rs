@@ -13,7 +13,7 @@ use turnpike_wire::{
 use super::step::{Auth, Damage, Dialect, Field, Peer, Request, name};
 
 pub(super) const REALM: &str = "example.org";
-/// Number of users that clients use first; there is a second user for each.
+/// Number of first users. Each has a second user, which some clients use instead.
 pub(super) const USERS: usize = 500;
 
 pub(super) fn users() -> impl Iterator<Item = (String, String)> {
@@ -27,7 +27,7 @@ fn user(index: usize) -> (String, String) {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Challenge {
     pub(super) nonce: Vec<u8>,
-    /// Empty if the server offers none.
+    /// Value of PASSWORD-ALGORITHMS; empty if the server offers no algorithms.
     pub(super) algorithms: Vec<u8>,
 }
 
@@ -103,7 +103,7 @@ fn credentials(message: &mut Writer<'_>, auth: Auth, context: &Context<'_>) {
     match auth {
         Auth::WithoutNonce => {}
         Auth::WrongNonce => {
-            // Keeps the prefix, which encodes the server's features.
+            // The prefix of the nonce is kept, because it encodes the server's features.
             let mut nonce = context.challenge.nonce.clone();
             nonce.iter_mut().rev().take(2).for_each(|byte| *byte = if *byte == b'0' { b'1' } else { b'0' });
             message.attribute(kind::NONCE, &nonce);
@@ -144,7 +144,6 @@ pub(super) struct Answer {
     pub(super) method: u16,
     /// Code of a response: 0 for success, 1 for an error without ERROR-CODE.
     pub(super) code: u16,
-    /// Attributes with the comparable part of their values.
     pub(super) facts: BTreeSet<String>,
 }
 

@@ -44,13 +44,13 @@ use self::{
 };
 use crate::{Failure, INCOMPLETE, cargo, repository, target};
 
-/// Environment variable with the path of the turnpike to test, for the process in the namespace.
+/// Environment variable that passes the path of the turnpike under test to the process in the namespace.
 const INSIDE: &str = "TURNPIKE_DIFFERENTIAL";
 const LANES: usize = 6;
 /// Number of sequences kept per unknown difference, to be repeated.
 const KEPT: usize = 3;
 const MOST: usize = 24;
-/// Datagrams per second that keep a server busy.
+/// Rate at which the flood keeps a server busy, in datagrams per second.
 const FLOOD: u64 = 1_000;
 
 #[derive(Args)]
@@ -215,7 +215,7 @@ fn campaign(
         let work = |lane| {
             let mut report = Report::default();
             if kind == Kind::Time {
-                // coturn handles all first requests in one thread.
+                // Lanes start one after the other, because coturn handles all first requests in one thread.
                 thread::sleep(Duration::from_millis(20) * u32::try_from(lane).unwrap_or_default());
             }
             loop {
@@ -350,7 +350,7 @@ fn simpler(sequence: &Sequence) -> Vec<Sequence> {
     found
 }
 
-/// Sends unauthenticated packets to keep the servers busy until dropped.
+/// Keeps the servers busy with unauthenticated packets until dropped.
 struct Flood {
     is_over: &'static AtomicBool,
 }

@@ -4,7 +4,7 @@
 /// Returns the index of a list that fails, or `None`. The lists may be tried concurrently.
 pub(super) type Fails<'a, T> = &'a mut dyn FnMut(&[Vec<T>]) -> Option<usize>;
 
-/// The smallest failing list found in at most `rounds` rounds. If the rounds suffice, each of its items is needed.
+/// Smallest failing list that was found in at most `rounds` rounds. If the rounds suffice, each item of the list is needed.
 pub(super) fn reduce<T: Clone>(items: Vec<T>, rounds: usize, fails: Fails<'_, T>) -> Vec<T> {
     let mut items = items;
     let mut parts = 2;

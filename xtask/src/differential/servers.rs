@@ -23,7 +23,7 @@ use super::{
 };
 use crate::Failure;
 
-/// Quota of allocations per user in tests with servers at their limits.
+/// Maximum number of allocations per user in sequences of kind `Overload`.
 const QUOTA: u16 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,7 +31,7 @@ pub(super) enum Name {
     Turnpike,
     Coturn,
     Pion,
-    /// A rule of an RFC instead of a server.
+    /// Not a server: stands for the rules in RFCs that no other server implements.
     Rfc,
 }
 
@@ -220,7 +220,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The process may already have exited.
+        // Errors are ignored, because the process may already have exited.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,8 +1,8 @@
 //! Runs one sequence against one server and records the observations of clients and peers in each step.
 //!
-//! After each step the clients send Binding requests: once two of these are answered, everything that a server sends immediately has
-//! arrived. Application data takes a different path, and coturn has a separate thread for a client's first signed request, so there is also
-//! a timeout for both.
+//! After each step the clients send Binding requests: once two of them are answered, everything that the server sends immediately has
+//! arrived. Application data takes a different path, and coturn handles a client's first signed request in a separate thread, so for these
+//! two there is also a timeout.
 
 use std::{
     io,
@@ -60,7 +60,7 @@ pub(super) fn run(
 pub(super) struct Session<'a> {
     pub(super) server: &'a Server,
     dialect: Dialect,
-    /// Each sequence has a user of its own, because of quotas and turnpike's limit on reserved ports.
+    /// Number of the user. Each sequence has its own user, because of quotas and turnpike's limit on reserved ports.
     user: usize,
     patience: Patience,
     pub(super) clients: Vec<State>,
@@ -91,7 +91,8 @@ pub(super) struct Sent {
 impl<'a> Session<'a> {
     fn new(sequence: &Sequence, server: &'a Server, lane: usize, patience: Patience) -> io::Result<Self> {
         let [high, low] = u16::try_from(lane).unwrap_or_default().to_be_bytes();
-        // The servers are in 127.0/16; the lane's bits are in the second and third byte, which leaves the last byte to the peers.
+        // The servers' addresses are in 127.0/16. Peers use addresses with the lane in the second and third byte, so that lanes do not
+        // overlap.
         let near = Ipv4Addr::new(127, 64 + high, low, 1);
         let far = Ipv4Addr::new(127, 64 + high, low, 2);
         let mut addresses: Vec<(Peer, IpAddr)> =
@@ -190,7 +191,7 @@ impl<'a> Session<'a> {
     }
 
     fn ask_for_nonce(&mut self, client: Client) {
-        // turnpike rate-limits responses to requests without attributes.
+        // This Refresh contains an attribute, because turnpike rate-limits responses to requests without attributes.
         let request = Request::new(method::REFRESH, vec![Field::number(kind::LIFETIME, 600)], Auth::None);
         let bytes = self.request(client, &request);
         bytes.iter().for_each(|bytes| self.send(client, bytes));
@@ -213,7 +214,6 @@ impl<'a> Session<'a> {
         let Some((_, socket, from)) = self.peers.iter().find(|(known, ..)| *known == peer) else { return };
         let [v4, v6] = self.clients[client.0].relays;
         if let Some(relay) = if from.is_ipv4() { v4 } else { v6 } {
-            // Ignores ICMP errors caused by a closed port.
             let _ = socket.send_to(&payload(length), relay);
         }
     }

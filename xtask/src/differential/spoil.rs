@@ -66,7 +66,8 @@ impl Generator {
                 }
             }
             (4, _) => {
-                // An undefined attribute, comprehension-required or comprehension-optional, or one that belongs to a different request.
+                // Adds an undefined attribute, comprehension-required or comprehension-optional, or one that belongs in a different
+                // request.
                 let field = self.pick_field();
                 let at = self.random.random_range(0..=request.fields.len());
                 request.fields.insert(at, field);

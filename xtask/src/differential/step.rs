@@ -18,13 +18,13 @@ pub(super) enum Peer {
     Sibling,
     Far,
     Six,
-    /// Refused by every server.
+    /// Peer address that every server refuses.
     Denied,
     /// IPv4 relayed address of a client; [`Peer::Near`] if the client has none.
     Relay(Client),
 }
 
-/// Form of the credentials (RFC 8489 section 9.2).
+/// Form of the credentials in requests (RFC 8489 section 9.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// RFC 5389: MD5 keys, MESSAGE-INTEGRITY, USERNAME.
@@ -51,7 +51,7 @@ pub(super) enum Auth {
     Unsigned,
     /// A flipped bit in the integrity attribute.
     Broken,
-    /// Requests a nonce first; not a fault.
+    /// Gets a new nonce first; the request itself has no fault.
     Fresh,
     WithoutAlgorithms,
     WithoutAlgorithm,
@@ -60,7 +60,8 @@ pub(super) enum Auth {
 }
 
 impl Auth {
-    /// Response required by RFC 8489 for SHA-256, which no other server implements.
+    /// Response that RFC 8489 requires for a faulty request with SHA-256. No other server implements these
+    /// rules.
     pub(super) const fn rule(self) -> Option<(u16, &'static str)> {
         match self {
             Self::WithoutAlgorithms
@@ -100,9 +101,9 @@ impl Field {
 pub(super) enum Damage {
     Response,
     Cookie,
-    /// The last four bytes are missing; datagrams only.
+    /// The last four bytes of the message are missing; used only in datagrams.
     Cut,
-    /// Four bytes more than the length field; datagrams only.
+    /// The message is four bytes longer than its length field indicates; used only in datagrams.
     Long,
     Fingerprint,
     Behind,
@@ -168,7 +169,6 @@ impl Step {
         }
     }
 
-    /// The step without its parameters, for grouping differences.
     pub(super) fn label(&self) -> String {
         match self {
             Self::Request(_, Request { indication, method, fields, auth, damage, .. }) => {
@@ -188,7 +188,6 @@ impl Step {
     }
 }
 
-/// Steps, and the transport of each client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) kind: Kind,

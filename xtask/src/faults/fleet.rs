@@ -18,19 +18,19 @@ pub(super) struct Figures {
     allocations_of_the_broken: Option<u64>,
     sent: u64,
     lost_of_others: u64,
-    /// Seconds.
+    /// Longest time without packets, in seconds.
     longest_silence: f64,
     reconnect: Vec<Reconnect>,
     quota: u64,
     most_of_one_user: u64,
-    /// Percent.
+    /// Excess over the quota, in percent.
     beyond: f64,
     were_alone: bool,
     most_in_a_second: u64,
-    /// Percent.
+    /// Load of each node, in percent.
     shares: Vec<u64>,
     newcomers: Vec<u64>,
-    /// Seconds.
+    /// Time until recovery, in seconds.
     healed: f64,
 }
 

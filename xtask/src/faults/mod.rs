@@ -44,8 +44,8 @@ pub(crate) struct Options {
     program: Option<PathBuf>,
 }
 
-/// Runs the rows. Fails if a row is broken; the exit code is 3 if a figure exceeds its limit, 4 if a row must be repeated on an idle
-/// machine, and 5 if a row could not run here.
+/// Runs the fault tests, one per row. Fails if a row is broken; the exit code is 3 if a figure exceeds its limit, 4 if a row must be
+/// repeated on an idle machine, and 5 if a row could not run here.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let repository = crate::repository()?;
     let all = rows(&repository)?;

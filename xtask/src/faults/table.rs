@@ -1,4 +1,4 @@
-//! Results of the rows, as a table.
+//! Results of the fault tests (rows), as tables.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -24,7 +24,7 @@ pub(super) struct Table {
 
 enum Outcome {
     Healed(Box<Row>),
-    /// The server did not recover, or an assertion failed; contains the end of the output.
+    /// The server did not recover, or an assertion failed; contains the end of the test's output.
     Broken(String),
     Skipped(String),
 }
@@ -49,7 +49,7 @@ struct Row {
     before: Value,
     #[serde(default)]
     after: Value,
-    /// Set for fleet faults; only clients, notes and limits of the fields above are then used.
+    /// Set for fleet faults. Of the fields above, only `clients`, `notes` and `limits` are then used.
     fleet: Option<fleet::Figures>,
 }
 
@@ -114,15 +114,14 @@ impl Table {
         }
     }
 
-    /// Reason why the tables must not be written.
     pub(super) fn is_in_part(&self) -> Option<&'static str> {
         let has_all =
             !self.is_void() && self.rows.iter().all(|(_, outcome)| matches!(outcome, Outcome::Healed(_)));
         (!has_all).then_some("a row is broken or void, or was skipped, so no table is written")
     }
 
-    /// Writes the rows into their documents. Either all or none of the rows of fleet faults must have run. Existing rows that have not run
-    /// stay unchanged if they are in `all`.
+    /// Writes the rows into their documents. Of the fleet faults, either all rows or none must have run. Existing rows that did not run
+    /// this time stay unchanged if they are in `all`.
     pub(super) fn write(&self, repository: &Path, all: &[&str]) -> Result<(), Failure> {
         let of_fleets = self.of_fleets();
         if !of_fleets.is_empty() {
@@ -246,7 +245,7 @@ fn lines_of<'a>(document: &'a str, table: &str) -> Vec<&'a str> {
 }
 
 impl Row {
-    /// Cells of a row for the columns of [`HEAD`], except the first.
+    /// Cells of a row for all columns of [`HEAD`] except the first.
     fn cells(&self) -> Vec<String> {
         let mut lost = match (self.sent, self.lost) {
             (Some(sent), Some(lost)) => format!("{lost}/{sent}"),

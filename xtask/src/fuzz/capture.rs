@@ -1,13 +1,13 @@
-//! Seeds from real clients: sorts packets captured by tcpdump by target and keeps the first of each shape.
+//! Seeds from real clients: sorts packets captured with tcpdump by fuzz target and keeps the first packet of each shape.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use super::{corpus, program::Places, targets};
 use crate::Failure;
 
-/// Maximum length of an input in bytes: longer ones cover nothing new.
+/// Maximum length of an input in bytes; longer inputs cover no additional code.
 const LONGEST: usize = 1500;
-/// Maximum length of ChannelData in bytes: its payload does not matter.
+/// Maximum length of ChannelData in bytes, because its payload does not matter.
 const LONGEST_DATA: usize = 64;
 
 /// Adds packets of tcpdump files to `captured.hex` of each target; returns the number added per target.

@@ -33,7 +33,6 @@ pub(super) fn read(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
         .collect()
 }
 
-/// Replaces a file, or removes it if there are no inputs.
 pub(super) fn write(file: &Path, inputs: &[Vec<u8>]) -> Result<(), Failure> {
     if inputs.is_empty() {
         return match fs::remove_file(file) {
@@ -79,7 +78,7 @@ pub(super) fn unpack(
     Ok(Some(count))
 }
 
-/// Copies seeds and committed inputs except `found.hex`.
+/// Copies the seeds and all committed inputs except those of `found.hex`.
 pub(super) fn copy_given(from: &Path, to: &Path) -> Result<(), Failure> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;

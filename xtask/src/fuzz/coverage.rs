@@ -1,5 +1,6 @@
-//! Code coverage of a set of inputs from libFuzzer's own counters: its merge records which input first reached each counter, the program
-//! contains a table of all counters, and its debug information maps them to lines. No tool has to match the compiler's version.
+//! Code coverage of a set of inputs from libFuzzer's own counters: its merge records which input first reached each counter, the test
+//! program contains a table of all counters, and debug information maps them to lines. Unlike with LLVM's coverage tools, no tool has to
+//! match the compiler's version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,11 +23,10 @@ const SYMBOLIZERS: [(&str, &[&str], &str); 2] = [
 pub(super) struct Merged {
     /// New inputs that first reached a counter, smallest first.
     pub(super) found: Vec<PathBuf>,
-    /// Reached counters by index in the program's table.
     reached: BTreeSet<usize>,
 }
 
-/// Source lines at which a basic block starts; true if the block was reached.
+/// Source lines at which a basic block starts, mapped to true if the block was reached.
 pub(super) type Lines = BTreeMap<(String, u32), bool>;
 
 /// Runs all files of `into`, then those of `from`; copies to `into` those that reach new code.

@@ -48,7 +48,7 @@ pub(super) fn add(file: &Path, target: &str, cpu: Duration, executions: u64) -> 
 
 /// CPU time of all children that have been waited for and their descendants (proc_pid_stat(5)).
 pub(super) fn children_cpu() -> Result<Duration, Failure> {
-    /// Linux uses hundredths of a second on every machine.
+    /// Unit of these times: Linux uses hundredths of a second on every machine.
     const TICK: Duration = Duration::from_millis(10);
     let stat = fs::read_to_string("/proc/self/stat")?;
     // The third field is the first after the name, which may contain spaces.

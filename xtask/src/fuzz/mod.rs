@@ -157,12 +157,12 @@ fn keep_faults(places: &Places, target: &Target, program: &Path, log: &str) -> R
     let mut faults = 0;
     for entry in fs::read_dir(scratch.join("artifacts"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        // libFuzzer reports a slow input but does not fail.
+        // A slow input is not a fault; libFuzzer only reports it.
         if name.starts_with("slow-unit") {
             continue;
         }
         let artifact = format!("artifacts/{name}");
-        // The machine may just have been busy or suspended.
+        // A timeout is not necessarily a fault: the machine may have been busy or suspended.
         if name.starts_with("timeout") {
             let again = [format!("-timeout={TIMEOUT}"), artifact.clone()];
             if fuzzing(target, program, &scratch, &again).output()?.status.success() {

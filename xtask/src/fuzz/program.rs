@@ -64,7 +64,7 @@ impl Places {
     pub(super) fn scratch(&self, target: &Target) -> Result<PathBuf, Failure> {
         let scratch = self.target_dir.join("fuzz").join(target.name);
         fs::create_dir_all(&scratch)?;
-        // libFuzzer's arguments are separated by spaces.
+        // The path must not contain spaces, which separate libFuzzer's arguments.
         let scratch = scratch.canonicalize()?;
         if scratch.to_string_lossy().contains(' ') {
             return Err(format!(

@@ -7,7 +7,6 @@ pub(super) struct Target {
     pub(super) test: &'static str,
     pub(super) max_len: u32,
     pub(super) about: &'static [&'static str],
-    /// Input and property, for the report.
     pub(super) holds: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Instruction budgets: their file, and the comparison with counts.
+//! Instruction budgets: the file that contains them, and their comparison with counts.
 
 use std::{cmp::Ordering, collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
@@ -18,7 +18,7 @@ const TOLERANCE_PERCENT: f64 = 5.0;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Budgets {
-    /// Percentage by which a count may exceed its budget; if a count is lower by more than that, the budget should be lowered.
+    /// Percentage by which a count may exceed its budget. If a count is below its budget by more than this, the budget should be lowered.
     tolerance_percent: f64,
     made_with: Origin,
     instructions: BTreeMap<String, u64>,
@@ -65,7 +65,7 @@ impl Budgets {
         Ok(fs::write(file, format!("{HEADER}\n{}", toml::to_string(self)?))?)
     }
 
-    /// Reason why counts of this compiler cannot be compared with these budgets.
+    /// Reason why counts from this compiler cannot be compared with these budgets, if there is one.
     pub(crate) fn made_elsewhere(&self, here: &Origin) -> Option<String> {
         let Origin { rustc, target } = &self.made_with;
         (self.made_with != *here).then(|| {

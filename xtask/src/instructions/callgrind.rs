@@ -9,8 +9,8 @@ use std::{
 
 use crate::Failure;
 
-/// Function of `benches` whose instructions are counted. Fully qualified, because valgrind 3.19 supports a wildcard in only one of the two
-/// options.
+/// Function of `benches` whose instructions are counted. The name is fully qualified, because valgrind 3.19 supports a wildcard in only one
+/// of the two options that need it.
 const REGION: &str = "instructions::turnpike_counted_region";
 
 /// Number of runs, of which the minimum is used. Hash tables are seeded at random, and one seed in thirty causes enough collisions for 5 to
@@ -21,7 +21,7 @@ const RUNS: usize = 3;
 pub(crate) struct Count {
     pub(crate) name: String,
     pub(crate) own: u64,
-    /// Instructions of shared libraries (`memcpy`, the allocator), which differ between machines.
+    /// Instructions in shared libraries (`memcpy`, the allocator), which differ between machines.
     pub(crate) libraries: u64,
 }
 

@@ -59,7 +59,6 @@ fn compiler() -> Result<Origin, Failure> {
         .ok_or_else(|| "`rustc -vV` does not print a version".into())
 }
 
-/// Makes a release build that ignores flags from the environment.
 fn build(repository: &Path) -> Result<(), Failure> {
     let built = crate::cargo(repository)
         .args(["build", "--release", "--locked", "--package=turnpike-benches", "--example=instructions"])

@@ -16,7 +16,7 @@ pub(super) const AMD64: Architecture = Architecture {
     debian: "amd64",
     target: "x86_64-unknown-linux-gnu",
     machine: ("qemu-system-x86_64", "qemu-system-x86", &["-machine", "q35", "-cpu", "max"]),
-    // On a busy host, Linux would otherwise consider the emulated timer broken.
+    // Without `no_timer_check`, Linux may consider the emulated timer broken if the host is busy.
     parameters: "console=ttyS0 no_timer_check",
     suite: None,
 };
@@ -24,7 +24,7 @@ pub(super) const AMD64: Architecture = Architecture {
 pub(super) const ARM64: Architecture = Architecture {
     debian: "arm64",
     target: "aarch64-unknown-linux-gnu",
-    // Architected pointer authentication would take half of the emulated CPU.
+    // The standard algorithm for pointer authentication would take half of the emulated CPU's time.
     machine: ("qemu-system-aarch64", "qemu-system-arm", &["-machine", "virt", "-cpu", "max,pauth-impdef=on"]),
     parameters: "console=ttyAMA0",
     suite: Some("sid"),

@@ -35,7 +35,7 @@ impl Mirror {
         Ok(Self::among(&targets))
     }
 
-    /// Skips the separate suites for updates and security, which lack some packages.
+    /// Chooses the main suite, because the separate suites for updates and security lack some packages.
     fn among(targets: &str) -> Option<Self> {
         targets.lines().find_map(|line| {
             let ["Debian", "Debian", codename, uri] = line.split('|').collect::<Vec<_>>()[..] else {
@@ -72,7 +72,7 @@ impl Suite {
         );
         fs::write(dir.join("apt.conf"), configuration)?;
         fs::write(dir.join("sources.list"), format!("deb [signed-by={KEYS}] {} {suite} main\n", mirror.uri))?;
-        // Nothing is installed, so apt downloads every dependency.
+        // The list of installed packages is empty, so that apt downloads every dependency.
         fs::write(dir.join("status"), "")?;
         let suite = Self { dir };
         said(suite.apt("apt-get").args(["update", "-qq"]))?;
@@ -124,7 +124,7 @@ impl Suite {
     }
 }
 
-/// Unpacks the packages in a folder. `root` has a merged /usr, which packages of older suites may not expect.
+/// Unpacks the packages in a folder into `root`, which has a merged /usr, unlike some packages of older suites.
 fn unpack_all(from: &Path, root: &Path) -> Result<(), Failure> {
     for folder in ["bin", "sbin", "lib", "lib64"] {
         fs::create_dir_all(root.join("usr").join(folder))?;

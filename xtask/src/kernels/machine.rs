@@ -13,7 +13,7 @@ use super::{
 };
 use crate::Failure;
 
-/// QEMU with an emulated CPU: nested virtualisation hangs on too many hosts.
+/// QEMU with an emulated CPU, because nested virtualisation hangs on too many hosts.
 fn qemu(architecture: &Architecture) -> Command {
     let (program, _, options) = architecture.machine;
     // The guest powers off when it is done; `timeout` ends QEMU if the guest hangs.

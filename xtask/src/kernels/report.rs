@@ -1,4 +1,4 @@
-//! Parses a guest's console and finds faults.
+//! Parses the console output of a guest and finds faults in it.
 
 use std::{
     collections::BTreeMap,
@@ -40,9 +40,8 @@ pub(super) struct Report {
 
 #[derive(Debug, Default)]
 struct Trial {
-    /// I/O method, or eBPF hook.
     way: String,
-    /// Last line that a server printed before it failed to start.
+    /// Last line that the server printed if it failed to start.
     refusal: Option<String>,
     loads: BTreeMap<String, Vec<Load>>,
     across: u64,
@@ -149,7 +148,7 @@ impl Report {
         row
     }
 
-    /// Faults: a supported path that fails to start or loses datagrams, a failing test.
+    /// Faults of a kernel: supported paths that fail to start or lose datagrams, and failing tests.
     pub(super) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if !self.ended {
@@ -200,7 +199,7 @@ impl Report {
 }
 
 impl Trial {
-    /// Best run of one kind: an emulated CPU loses datagrams when its host stalls, but a faulty path loses
+    /// Best run of one kind of load. Even a correct path loses datagrams when the host of the emulated CPU stalls, but a faulty path loses
     /// them in every run.
     fn best(&self, kind: &str) -> Option<Load> {
         self.loads.get(kind)?.iter().copied().min_by_key(|load| load.lost)
@@ -270,7 +269,6 @@ mod tests {
         report
     }
 
-    /// A machine without faults, followed by `more`.
     fn machine(kernel: &str, more: &[&str]) -> Report {
         let mut lines = vec![format!("@@ kernel {kernel} x86_64")];
         for path in PATHS {

@@ -74,7 +74,6 @@ impl<'a> Toolchain<'a> {
         self.root.is_some()
     }
 
-    /// Release program: the given one, or a new build.
     pub(super) fn release(&self, named: Option<&Path>) -> Result<PathBuf, Failure> {
         if self.root.is_none() || named.is_some() {
             return program(self.repository, named);

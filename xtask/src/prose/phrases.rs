@@ -24,7 +24,7 @@ const SPEECH: &[&str] = &["told", "says", "said", "tells"];
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
-    /// Counts from 1.
+    /// Line number, counted from 1.
     pub(super) line: usize,
     pub(super) phrase: String,
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: relays over all transports and data paths for a given time, in pieces, with reloads and upgrades, and checks whether
-//! resource use grows. Results are committed, so later runs on any machine can add to them.
+//! `cargo xtask soak`: relays over all transports and data paths for a given time, with reloads and upgrades, and checks whether resource
+//! use grows. The time is split into slices, whose results are committed, so that later runs on any machine can add to them.
 
 mod slope;
 
@@ -22,12 +22,12 @@ use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped}
 /// Data paths, used in turn, so that all get a similar share of the time.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::soak_piece";
-/// Seconds until a server has allocated its long-lived state; filling the admin interface's history takes longest (ten minutes).
+/// Seconds until a server has allocated its long-lived state; the admin interface's history takes the longest to fill (ten minutes).
 const WARM_UP: u64 = 660;
 /// File with one line per slice, which is committed.
 const MEMORY: &str = "soak/slices.jsonl";
 const DOCUMENT: &str = "docs/dev/reliability.md";
-/// Growth per million allocations, relative to the level, beyond which a figure counts as a leak.
+/// Growth per million allocations, relative to a figure's mean, beyond which it counts as a leak.
 const TOLERATED: f64 = 0.02;
 
 #[derive(Args)]
@@ -61,7 +61,7 @@ pub(crate) struct Options {
     program: Option<PathBuf>,
 }
 
-/// Resources after a slice; one line each.
+/// Resource use after a slice; the file has one line for each slice.
 #[derive(Deserialize)]
 struct Slice {
     datapath: String,
@@ -139,7 +139,7 @@ fn soak(
         let had = |name: &str| done.iter().filter(|slice| slice.datapath == name).count();
         let next = DATAPATHS.iter().filter(|name| !skipped.contains(*name)).min_by_key(|name| had(name));
         let Some(datapath) = next.filter(|_| time > 0 && left != (0, 0)) else { return Ok(()) };
-        // Length of a piece: an equal share of the time. A trend needs about twenty minutes of data.
+        // Length of a piece: each data path gets an equal part of the time. A trend needs about twenty minutes of data.
         let seconds = (options.minutes * 60 / DATAPATHS.len() as u64).clamp(60, 3_600).min(time.max(30));
         eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams remain", left.0, left.1);
         let piece = json!({
@@ -172,7 +172,7 @@ fn read(file: &Path) -> Result<Vec<Slice>, Failure> {
     fs::read_to_string(file)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
-/// Reserve of two CPUs, for slices without a recorded one.
+/// Page reserve of two CPUs, for slices without a recorded reserve.
 const SLACK_PAGES: u64 = 512;
 
 /// Name, divisor for the unit, and value of a figure.
@@ -216,7 +216,7 @@ fn report(slices: &[Slice]) -> (String, bool) {
                 continue;
             };
             let Trend { first, second, slope, interval, .. } = trend;
-            // `first` and `second` are half a run apart, so up to half of the reserve may appear as a difference.
+            // `first` and `second` are means over half a run each, so up to half of the reserve may appear as a difference between them.
             let slack = if what.contains("pages") { slack(slices) / 2.0 } else { 0.0 };
             let leaks = trend.grows(TOLERATED, figures) && second - first > slack;
             grows |= leaks;

@@ -1,6 +1,6 @@
 //! Growth of a figure: a linear trend and its confidence.
 
-/// One figure of several servers, each with its own level.
+/// Values of one figure from several servers, each of which has its own level.
 #[derive(Default)]
 pub(super) struct Series(Vec<Point>);
 
@@ -27,7 +27,7 @@ impl Series {
         self.0.push(Point { life, x, y });
     }
 
-    /// Least squares with a level for each server; `None` if there are too few points.
+    /// Trend by least squares, with a separate level for each server; `None` if there are too few points.
     pub(super) fn trend(&self) -> Option<Trend> {
         let mut lives: Vec<u64> = self.0.iter().map(|point| point.life).collect();
         lives.sort_unstable();
@@ -98,7 +98,6 @@ fn normal(chance: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Points of one server: a level, a slope and noise.
     fn points(series: &mut Series, life: u64, level: f64, slope: f64) {
         for step in 0..20_u32 {
             let x = f64::from(step) / 10.0;
@@ -151,7 +150,7 @@ mod tests {
         }
     }
 
-    /// Noise that looks like growth in one of forty cases must not be reported if there are many figures.
+    /// Among many figures, noise that looks like growth in one of forty cases must not be reported.
     #[test]
     fn many_figures_need_stronger_evidence() {
         let mut series = Series::default();

@@ -1,5 +1,5 @@
-//! Validation of experiments beyond their syntax. Every error is reported at its key, and all errors are
-//! reported together.
+//! Validation of experiments beyond their syntax. Each error is reported with the location of its key, and all errors are reported
+//! together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -78,7 +78,6 @@ impl Experiment {
         }
     }
 
-    /// Paths of services in the file; services of an included part have the path of the include.
     fn placed_services(&self) -> impl Iterator<Item = (String, &ServiceSpec)> {
         fn placed<'a>(list: &str, services: &'a [ServiceSpec]) -> Vec<(String, &'a ServiceSpec)> {
             let (included, own): (Vec<&ServiceSpec>, _) =
@@ -153,7 +152,7 @@ impl Experiment {
         let thresholds =
             self.placed_thresholds().map(|(path, threshold)| (format!("{path}.metric"), &threshold.metric));
         for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]).chain(thresholds) {
-            // Fields of the result are metrics too, and so is the CPU time of each process.
+            // Fields of the result are also metrics, and so is the CPU time of each process.
             let fields = &self.workload.fields;
             let is_known = match metric::is_of_process(name) {
                 true => of_processes.contains(name),

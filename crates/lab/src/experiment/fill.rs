@@ -1,4 +1,4 @@
-//! Commands, and `{name}` variables in commands, results and configuration files.
+//! Commands, and the replacement of `{name}` variables in commands, results and configuration files.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use crate::{certificate, error::LabError};
 /// The only built-in variable that an experiment may redefine.
 pub(crate) const TURNPIKE: &str = "turnpike";
 
-/// Command as one line (split as by a shell, but without running one) or as a list of words.
+/// Command as one line (split into words as a shell would, but no shell is run) or as a list of words.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a command line or a list of words")]
 pub(crate) enum CommandLine {
@@ -45,7 +45,6 @@ pub(crate) fn plain(value: &toml::Value) -> String {
 pub(crate) struct Variables(BTreeMap<String, String>);
 
 impl Variables {
-    /// `experiments` is the directory of the experiment file, and `directory` that of the run.
     pub(super) fn new(
         experiments: &Path,
         addresses: &BTreeMap<String, String>,
@@ -67,7 +66,7 @@ impl Variables {
         Self(names)
     }
 
-    /// Gives the workload one second more than the measured time. `whole_*` are rounded up to whole seconds.
+    /// Sets the variables for the workload's times, with one second more than the measured time. `whole_*` are rounded up to whole seconds.
     pub(crate) fn set_window(&mut self, warmup: f64, duration: f64) {
         let told = duration + 1.0;
         for (name, value) in [
@@ -128,7 +127,7 @@ impl Variables {
         self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }
 
-    /// A value with spaces stays one word, but `{name*}` expands to as many words as the value has.
+    /// Replaces variables in a command. A value with spaces stays one word, but `{name*}` expands to as many words as the value has.
     pub(crate) fn command(&self, command: &CommandLine) -> Result<Vec<String>, LabError> {
         let mut filled = Vec::new();
         for word in command.words()? {

@@ -55,7 +55,7 @@ pub(crate) struct Experiment {
     /// Runs the baseline twice per round, to determine the noise floor.
     #[serde(default = "yes")]
     pub(crate) aa: bool,
-    /// Reads hardware counters with `perf stat`, which costs all subjects the same.
+    /// Reads hardware counters with `perf stat`, which slows down all subjects equally.
     #[serde(default = "yes")]
     pub(crate) counters: bool,
     #[serde(default)]
@@ -112,7 +112,7 @@ pub(crate) struct WorkloadSpec {
     pub(crate) format: ResultFormat,
     #[serde(default = "result_file")]
     pub(crate) result: String,
-    /// Maps metrics to paths of numbers, such as `"end.sum.bits_per_second"`.
+    /// Maps metrics to the paths of numbers in the result, such as `"end.sum.bits_per_second"`.
     #[serde(default)]
     pub(crate) fields: BTreeMap<String, String>,
     /// Namespaces in which arriving datagrams count as delivered; if absent, the workload's own count is used.
@@ -121,8 +121,7 @@ pub(crate) struct WorkloadSpec {
     /// Measures the whole run of a workload whose duration cannot be set.
     #[serde(default)]
     pub(crate) whole: bool,
-    /// Seconds between two runs with the same subject: coturn keeps the 5-tuple of a deleted allocation for
-    /// one second.
+    /// Seconds to wait between two runs with the same subject, because coturn keeps the 5-tuple of a deleted allocation for one second.
     #[serde(default)]
     pub(crate) rest: f64,
     #[serde(default = "thirty")]
@@ -191,7 +190,7 @@ impl Experiment {
         Ok(())
     }
 
-    /// Returns a message for each removed subject.
+    /// Removes subjects whose program is not installed; returns a message for each.
     pub(crate) fn drop_missing_subjects(&mut self, variables: &Variables) -> Vec<String> {
         let base = env::current_dir().unwrap_or_default();
         let mut told = Vec::new();
@@ -222,7 +221,7 @@ impl Experiment {
         self.helper.iter().chain(&self.subject)
     }
 
-    /// Values for each combination of the sweep, in the order of the file.
+    /// Values of the variables for each combination of the sweep, in the order of the file.
     pub(crate) fn points(&self) -> Vec<BTreeMap<String, String>> {
         let mut points = vec![self.vars.iter().map(|(name, value)| (name.clone(), plain(value))).collect()];
         for (name, values) in &self.sweep {

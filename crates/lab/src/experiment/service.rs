@@ -23,14 +23,14 @@ pub(crate) struct ServiceSpec {
     pub(crate) cpus: Option<String>,
     pub(crate) namespace: Option<String>,
     pub(crate) ready: Option<Ready>,
-    /// The variables of the current subject are also available to the workload.
+    /// Variables of this service. Those of the current subject are also available to the workload.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
     #[serde(default)]
     pub(crate) node: Vec<SubjectNode>,
     #[serde(default)]
     pub(crate) files: BTreeMap<String, String>,
-    /// `http://ADDRESS:PORT/PATH` of Prometheus metrics.
+    /// URL of Prometheus metrics, in the form `http://ADDRESS:PORT/PATH`.
     pub(crate) metrics: Option<String>,
     pub(crate) version: Option<CommandLine>,
     #[serde(default)]
@@ -42,16 +42,16 @@ pub(crate) struct ServiceSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ready {
-    /// `ADDRESS:PORT` answers a STUN Binding request over UDP.
+    /// Ready when `ADDRESS:PORT` answers a STUN Binding request over UDP.
     pub(crate) stun: Option<String>,
     pub(crate) tcp: Option<String>,
     pub(crate) http: Option<String>,
     pub(crate) log: Option<String>,
-    /// A UDP socket in its namespace is bound to this port.
+    /// Ready when a UDP socket in the service's namespace is bound to this port.
     pub(crate) udp_port: Option<String>,
-    /// A TCP socket in its namespace listens on this port; unlike `tcp`, this opens no connection.
+    /// Ready when a TCP socket in the service's namespace listens on this port; unlike `tcp`, this opens no connection.
     pub(crate) tcp_port: Option<String>,
-    /// Defaults to the service's own namespace.
+    /// Namespace from which to probe; defaults to the service's own namespace.
     pub(crate) from: Option<String>,
     #[serde(default = "ten")]
     pub(crate) within: f64,
@@ -114,7 +114,7 @@ impl ServiceSpec {
         format!("{}-{}", self.name, node.name)
     }
 
-    /// Returns one service without nodes for each process, with all variables replaced.
+    /// Returns one service (without `nodes`) for each process, with all variables replaced.
     pub(crate) fn processes(&self, variables: &Variables) -> Result<Vec<Self>, LabError> {
         let own = self.scope(variables)?;
         if self.node.is_empty() {
@@ -167,7 +167,6 @@ impl Ready {
         ]
     }
 
-    /// Returns `None` unless exactly one probe is set.
     pub(crate) fn probe(&self) -> Option<(&'static str, String, &'static str)> {
         let mut all = self.clone();
         let mut given =
@@ -281,7 +280,6 @@ command = 'load {both*}'
         let twice = FLEET.replace("'two'", "'one'");
         let told = Experiment::parse(Path::new("x.toml"), &twice).unwrap_err().to_string();
         assert_eq!(told, "x.toml:18:8: \"pair-one\" is used twice");
-        // Variables of a single node are not visible to the workload.
         let text = FLEET.replace("load {both*}", "load {own}");
         let told = Experiment::parse(Path::new("x.toml"), &text).unwrap_err().to_string();
         assert!(told.starts_with("x.toml:22:11: unknown variable {own}"), "{told}");

@@ -8,9 +8,10 @@ use crate::{error::LabError, program};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuTime {
-    /// Busy time, sampled by the kernel; excludes stolen time.
+    /// Busy time in seconds, sampled by the kernel; excludes stolen time.
     pub(crate) busy: f64,
-    /// Idle and iowait. Exact on a tickless kernel, whereas busy time is sampled at each timer tick.
+    /// Idle time including iowait. Exact on a tickless kernel, whereas busy time is sampled at each timer
+    /// tick.
     pub(crate) idle: f64,
     pub(crate) softirq: f64,
     pub(crate) steal: f64,
@@ -28,7 +29,6 @@ impl CpuTime {
         text.lines()
             .filter_map(|line| {
                 let mut words = line.split_whitespace();
-                // The line for all CPUs together has no number.
                 let number = words.next()?.strip_prefix("cpu")?.parse().ok()?;
                 let seconds: Vec<f64> = words
                     .map(|ticks| ticks.parse::<f64>().map(|ticks| ticks / a_second))
@@ -54,7 +54,7 @@ impl CpuTime {
     }
 }
 
-/// Sums over a process group, so that a program that forks is measured as a whole.
+/// Resource use of a process group, so that a program that forks is measured as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct GroupUse {
     pub(crate) user: f64,
@@ -85,7 +85,6 @@ impl GroupUse {
     }
 
     fn add(&mut self, process: &Process) {
-        // The process may have exited.
         let Ok(stat) = process.stat() else { return };
         let seconds = |own: u64, of_children: i64| (own as f64 + of_children as f64) / ticks_a_second();
         self.user += seconds(stat.utime, stat.cutime);
@@ -110,8 +109,8 @@ impl GroupUse {
     }
 }
 
-/// Divides shared pages among the processes that use them, so that memory shared after a fork is counted
-/// once.
+/// Memory of a process group in bytes. Shared pages are divided among the processes that use them, so that memory shared after a fork is
+/// counted once.
 pub(crate) fn memory(group: u32) -> u64 {
     program::members(group)
         .filter_map(|process| process.smaps_rollup().ok())
@@ -182,7 +181,6 @@ fn parse_migrations(sched: &str) -> Option<u64> {
     line.rsplit_once(':')?.1.trim().parse().ok()
 }
 
-/// Parses a CPU list such as `0,2-3`.
 pub(crate) fn cpu_list(list: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in list.split(',') {

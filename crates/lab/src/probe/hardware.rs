@@ -38,7 +38,7 @@ pub(crate) struct Counting {
 impl Counting {
     pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Self, LabError> {
         let result = directory.join("perf-stat.csv");
-        // Prevents reading figures from an earlier run.
+        // Remove the old file, so that figures from an earlier run are not read.
         let _ = std::fs::remove_file(&result);
         let events: Vec<&str> = EVENTS.iter().map(|(perf, _)| *perf).collect();
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();

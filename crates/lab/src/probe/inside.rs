@@ -31,7 +31,7 @@ pub(crate) fn inside<T: Send>(
             let path = format!("/proc/{pid}/ns/net");
             let cannot = |what: &str| LabError::io(format!("cannot {what} {path}"));
             let space = File::open(&path).map_err(cannot("open"))?;
-            // Only this thread enters the namespace, and it ends after the probe.
+            // Only this thread enters the namespace, and it exits after the probe.
             move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
                 .map_err(|error| cannot("enter")(error.into()))?;
             Ok(ask())
@@ -56,7 +56,6 @@ pub(crate) fn accepts_tcp(address: SocketAddr) -> Option<()> {
     TcpStream::connect_timeout(&address, PATIENCE).ok().map(drop)
 }
 
-/// Returns `None` unless the status is 200.
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
     stream.set_read_timeout(Some(10 * PATIENCE)).ok()?;

@@ -1,5 +1,5 @@
-//! Snapshots of all counters of a run, and the figures computed from two snapshots. The counters are those of the kernel; the generator's
-//! figures are not used as results.
+//! Snapshots of all counters of a run, and the figures computed from two snapshots. The counters come from the kernel; the generator's own
+//! figures are not used here.
 
 pub(crate) mod cpu;
 pub(crate) mod hardware;
@@ -80,7 +80,7 @@ impl CounterScope {
         }
     }
 
-    /// Datagrams that arrived, by default at the subject; `None` on the host, which has other traffic too.
+    /// Number of datagrams that have arrived, by default at the subject; `None` on the host, which also has other traffic.
     pub(crate) fn arrived(&self) -> Result<Option<u64>, LabError> {
         let watched = |name: &String| match &self.delivered_at[..] {
             [] => self.subject_spaces.contains(name),
@@ -110,7 +110,6 @@ pub(crate) struct CounterReading {
 }
 
 impl CounterReading {
-    /// `generator` is the workload's process group.
     pub(crate) fn take(scope: &CounterScope, generator: u32) -> Result<Self, LabError> {
         // Metrics are fetched first: this costs the subject CPU time, and the timed counters must be read close together.
         let mut exported = None;
@@ -225,8 +224,9 @@ impl CounterReading {
             put(metric::CORE_BUSY_S, core_busy);
             let receiving = self.network_threads - earlier.network_threads;
             let own = self.subject.total() - earlier.subject.total() + receiving;
-            // Two upper bounds, because entering and leaving idle is not charged to any process, and other
-            // processes may have run on other cores. The smaller is used, minus one tick.
+            // Two upper bounds for the CPU time of other processes on these cores, of which the smaller is used. The first includes time
+            // for entering and leaving idle, which is not charged to any process; the second, reduced by one tick, includes time on other
+            // cores.
             let left = (core_busy - own).max(0.0);
             let foreign = left.min((self.others - earlier.others - TICK_S).max(0.0));
             put("network_threads_s", receiving);
@@ -268,7 +268,7 @@ mod tests {
 
     use super::*;
 
-    /// Window of ten seconds on a machine with two CPUs; the subject is pinned to the first, which is idle for `idle` seconds.
+    /// Window of ten seconds on a machine with two CPUs. The subject is pinned to the first CPU, which is idle for `idle` seconds.
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
         let scope = CounterScope { subject_cpus: vec![0], ..CounterScope::default() };
         let reading = |taken, idle, subject, network_threads, others| CounterReading {
@@ -298,8 +298,7 @@ mod tests {
             assert!((round.metrics[name] - expected).abs() < 1e-9, "{name}: {:?}", round.metrics);
         };
         let foreign = |round, percent| close(metric::FOREIGN_PERCENT, round, percent);
-        // The CPU is busy for 6 s: 4 s in the subject, 1.5 s in network threads, and 0.5 s in neither; other processes ran for 0.2 s or 3
-        // s.
+        // The CPU is busy for 6 s: 4 s in the subject, 1.5 s in network threads, and 0.5 s elsewhere. Other processes ran for 0.2 s or 3 s.
         foreign(window(4.0, 4.0, 1.5, 0.21), 2.0);
         close("idle_transitions_s", window(4.0, 4.0, 1.5, 0.21), 0.3);
         foreign(window(4.0, 4.0, 1.5, 0.01), 0.0);

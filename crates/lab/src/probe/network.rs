@@ -1,8 +1,7 @@
 //! Counters of a network namespace: arrivals, per-interface counts, and drops.
 //!
-//! Datagrams are counted where the segments of a GSO super-packet are counted individually
-//! ([`NetCounters::datagrams`]); divided by the interface's packets, this gives the segments per
-//! super-packet.
+//! Datagrams are counted where the kernel counts each segment of a GSO super-packet ([`NetCounters::datagrams`]). Divided by the number of
+//! packets on the interface, this gives the number of segments per super-packet.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +10,13 @@ use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
 
-/// Average number of datagrams per packet before GRO; 1 on a link that behaves like a physical one.
+/// Metric: average number of datagrams per packet before GRO; 1 on a link that behaves like a physical one.
 pub(crate) const DATAGRAMS_PER_PACKET: &str = "datagrams_per_packet";
 const RECEIVE_BUFFER_ERRORS: &str = "udp_receive_buffer_errors";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Network {
-    /// IP packets received, with each segment of a super-packet counted.
+    /// Number of IP packets received; each segment of a super-packet counts as one.
     pub(crate) datagrams: u64,
     /// Counters by metric name; those of devices start with the device name. Excludes loopback.
     counters: BTreeMap<String, u64>,
@@ -49,7 +48,7 @@ impl Network {
     fn from_counters(counters: &NetCounters) -> Self {
         let of_both = |name: &str| counters.sum(&[&format!("Udp:{name}"), &format!("Udp6{name}")]);
         let named = [
-            // Buffers (skbs); a super-packet counts as one.
+            // Number of packet buffers (skbs); a super-packet counts as one.
             ("buffers_in", counters.buffers()),
             ("udp_in", of_both("InDatagrams")),
             ("udp_out", of_both("OutDatagrams")),

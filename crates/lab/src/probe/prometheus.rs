@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 const BATCHES: &str = "turnpike_rx_batch_datagrams";
 
-/// Adds up the values over all labels.
+/// Adds the values of each metric, summed over all labels, to `sums`.
 pub(crate) fn add(sums: &mut BTreeMap<String, f64>, text: &str) {
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some(name_end) = line.find(['{', ' ']) else { continue };
-        // Labels may contain spaces, values never do.
+        // Labels may contain spaces, but values never do.
         let Some((_, value)) = line.rsplit_once(' ') else { continue };
         if let Ok(value) = value.parse::<f64>() {
             *sums.entry(line[..name_end].to_owned()).or_insert(0.0) += value;

@@ -1,5 +1,5 @@
-//! Syscalls of the subject with counts and durations, from `perf trace -s` or else `strace -c`, in a separate run, because both slow down
-//! the subject.
+//! Syscalls of the subject with counts and durations, from `perf trace -s` or else `strace -c`. They are traced in a separate run, because
+//! both tools slow down the subject.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     tools::{self, words},
 };
 
-/// Time that a tracer needs to attach; perf first loads the kernel's type information.
+/// Maximum time that a tracer needs to attach; perf first loads the kernel's type information.
 pub(crate) const ATTACH: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -34,7 +34,7 @@ enum Tool {
 }
 
 impl Tracing {
-    /// Returns `None` if no tracer is available.
+    /// Attaches a tracer to the processes; returns `None` if none is available.
     pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Option<Self>, LabError> {
         let Some(tool) = tool() else { return Ok(None) };
         let result = directory.join("syscalls.txt");
@@ -65,7 +65,6 @@ impl Tracing {
         Ok(Some(Self { tracer, tool, result }))
     }
 
-    /// Sorts by duration, longest first.
     pub(crate) fn finish(self) -> Vec<Syscall> {
         self.tracer.detach();
         let text = fs::read_to_string(&self.result).unwrap_or_default();
@@ -84,7 +83,7 @@ fn is_traced(pid: u32) -> bool {
     status.is_some_and(|status| status.tracerpid != 0)
 }
 
-/// perf costs less, but needs tracepoints, which containers and user namespaces often lack.
+/// Chooses the tracer. perf slows the subject down less, but needs tracepoints, which containers and user namespaces often lack.
 fn tool() -> Option<Tool> {
     let perf_traces = tools::find("perf").is_some()
         && std::process::Command::new("perf")

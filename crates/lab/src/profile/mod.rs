@@ -22,7 +22,7 @@ use crate::{
     tools::{self, words},
 };
 
-/// Samples per second: a prime, to avoid beating with periodic timers.
+/// Samples per second. A prime, so that sampling does not run in step with periodic timers.
 const FREQUENCY: u32 = 997;
 const ROWS: usize = 20;
 
@@ -102,7 +102,7 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
     };
     let (old, new) = (read(before)?, read(after)?);
     let mut stacks = Vec::new();
-    // Normalised, because the profiles may differ in duration.
+    // Counts are normalised, because the profiles may differ in duration.
     let options = differential::Options { normalize: true, strip_hex: true };
     differential::from_readers(options, old.as_bytes(), new.as_bytes(), &mut stacks)
         .map_err(LabError::io("cannot compare the stacks"))?;
@@ -117,7 +117,7 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
 fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<ChildProgram, LabError> {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     let hardware = crate::probe::hardware::supported();
-    // Samples taken by the kernel's timer miss code that runs with interrupts disabled.
+    // Use hardware cycles if possible, because samples taken by the kernel's timer miss code that runs with interrupts disabled.
     let event = if hardware { "cycles" } else { "cpu-clock" };
     let fixed = format!("perf record -q -F {FREQUENCY} -e {event} --call-graph fp -p {} -o", pids.join(","));
     let mut command = words(fixed.split(' '));
@@ -127,9 +127,8 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Chi
     Ok(perf)
 }
 
-/// Marks kernel frames with `_[k]`.
 fn fold(data: &Path) -> Result<String, LabError> {
-    // Without the period field, every sample counts as one; with it, the samples of software clocks would count nanoseconds.
+    // The period field is left out, so that every sample counts as one. With it, samples of software clocks would count as nanoseconds.
     let fields = "comm,pid,tid,time,event,ip,sym,dso";
     let script = tools::output(["perf", "script", "-F", fields, "-i", &data.display().to_string()])?;
     let mut options = perf::Options::default();

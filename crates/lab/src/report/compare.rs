@@ -1,7 +1,7 @@
-//! Comparison of several records, and whether it is valid.
+//! Comparison of several records, with a check whether they are comparable.
 //!
 //! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the same machine, kernel and
-//! workload. Therefore differences that prevent the comparison are listed first, followed by the ratios.
+//! workload. The page therefore lists differences that prevent the comparison first, followed by the ratios.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -162,9 +162,9 @@ pub(crate) struct RecordDifference {
     pub(crate) forbids: bool,
 }
 
-/// Differences between two records, comparable if none of them [forbids](RecordDifference::forbids) it.
+/// Differences between two records, which are comparable if none of the differences [forbids](RecordDifference::forbids) it.
 ///
-/// The measured programs may differ; machine and workload must be the same.
+/// The measured programs may differ, but machine and workload must be the same.
 fn comparable(a: &RunRecord, b: &RunRecord) -> Vec<RecordDifference> {
     let mut differences = Vec::new();
     let mut compare = |what: &str, first: String, second: String, forbids: bool| {
@@ -219,7 +219,7 @@ fn comparable(a: &RunRecord, b: &RunRecord) -> Vec<RecordDifference> {
     differences
 }
 
-/// Features in which two interfaces differ, as two texts, which are equal if there are no differences.
+/// Offloads that differ between two interfaces, as one string per interface; the strings are equal if no offloads differ.
 fn offload_difference(
     a: Option<&BTreeMap<String, bool>>,
     b: Option<&BTreeMap<String, bool>>,
@@ -330,7 +330,7 @@ mod tests {
         let mut other = base.clone();
         other.experiment.rounds = 20;
         other.environment.tools.remove("perf");
-        // Older records lack this field.
+        // Make the record look like an older one, which lacks this field.
         other.environment.idle.clear();
         let differences = comparable(&base, &other);
         assert_eq!(differences.len(), 2);

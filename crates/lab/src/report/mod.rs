@@ -33,7 +33,6 @@ pub(crate) fn verdicts(record: &RunRecord) -> Vec<MetricVerdict> {
     record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
 }
 
-/// Sorts metrics with a preferred direction first.
 pub(crate) fn other_verdicts(record: &RunRecord, subject: &str) -> Vec<MetricVerdict> {
     let mut names: Vec<&str> =
         record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();

@@ -305,7 +305,7 @@ mod tests {
             .expect("the deciding metric has a row");
         assert!(deciding.starts_with(" class=\"faster\">"), "{deciding}");
         assert!(deciding.contains("<td class=\"verdict\" data-label=\"verdict\">faster</td>"), "{deciding}");
-        // The table header contains the same words, but narrow screens hide it.
+        // The table header also contains these words, but narrow screens hide it.
         assert!(html.contains("<thead><tr><th>metric</th><th>verdict</th>"));
     }
 

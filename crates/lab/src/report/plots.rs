@@ -1,6 +1,6 @@
-//! SVG plots for embedding in a page.
+//! SVG plots to be embedded in a page.
 //!
-//! Empty strings if there is nothing to show or drawing fails.
+//! Each function returns an empty string if there is nothing to show or drawing fails.
 
 use maud::{Markup, html};
 use plotters::coord::Shift;
@@ -40,7 +40,6 @@ pub(super) struct Ratio {
     pub(crate) high: f64,
     /// Half-width of the noise band around 1, as a logarithm.
     pub(crate) floor: Option<f64>,
-    /// `None` if there is no significant difference.
     pub(crate) better: Option<bool>,
 }
 
@@ -123,7 +122,6 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     })
 }
 
-/// Always contains 1.
 fn extent(rows: &[Ratio]) -> (f64, f64) {
     let ends = rows.iter().flat_map(|row| {
         let floor = row.floor.unwrap_or(0.0);
@@ -139,7 +137,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     const ROUND: [f64; 12] = [1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.5, 7.0];
     const ROUND_BELOW: [f64; 12] = [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.3, 0.15, 0.03];
     let apart = (high / low).ln() * 0.09;
-    // A wide range repeats the same figures in each decade.
+    // On a wide range, the ticks have the same leading digits in each decade.
     let figures: &[f64] = match apart {
         0.0..0.69 => &[1.0, 2.0, 5.0],
         0.69..1.09 => &[1.0, 3.0],
@@ -171,12 +169,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
 }
 
 fn tick_label(x: f64) -> String {
-    if (1e-3..1e5).contains(&x) {
-        // Avoids labels such as 0.30000000000000004.
-        format!("{}", (x * 1e6).round() / 1e6)
-    } else {
-        format!("{x:.0e}")
-    }
+    if (1e-3..1e5).contains(&x) { format!("{}", (x * 1e6).round() / 1e6) } else { format!("{x:.0e}") }
 }
 
 fn figure(ratio: f64) -> String {
@@ -202,7 +195,7 @@ pub(super) fn rounds(record: &RunRecord, metric: &str) -> String {
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(80)
-            // Integers, because fractional axes would have ticks between the rounds.
+            // The axis is of integers, because a fractional one would have ticks between the rounds.
             .build_cartesian_2d(0..end, low..high)?;
         let label = |number: &u32| {
             if (1..end).contains(number) { number.to_string() } else { String::new() }
@@ -294,7 +287,6 @@ fn lines<X>(record: &RunRecord, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<P
         .collect()
 }
 
-/// Omits zeros, which a logarithmic scale cannot show.
 fn median_percentiles(record: &RunRecord, subject: &str) -> Vec<(SegmentValue<usize>, f64)> {
     let latencies: Vec<_> = record
         .rounds
@@ -320,7 +312,6 @@ pub(super) enum Curve {
     LatencyP99,
 }
 
-/// Represents repeated trials at a rate by their median.
 pub(super) fn sweeps(record: &RunRecord, curve: Curve) -> String {
     let curves = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
     let points = || curves.iter().flat_map(|line| &line.points);
@@ -379,7 +370,7 @@ fn sweep_points(sweeps: &[Sweep], subject: &str, curve: Curve) -> Vec<(f64, f64)
     rates.into_iter().filter_map(|rate| Some((rate, at(rate)?))).collect()
 }
 
-/// Range that is never empty. `None` if there are no values.
+/// Range of the values, widened if it would be empty. `None` if there are no values.
 fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     let (low, high) = values
         .filter(|value| value.is_finite())

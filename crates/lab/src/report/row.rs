@@ -8,7 +8,7 @@ use crate::verdict::{Conclusion, MetricVerdict};
 
 /// Row without a newline for the first candidate of the record; `None` if there is none.
 ///
-/// The ratio is new over old, **inverted if necessary, so that values above 1 are better**.
+/// The ratio is new over old, **inverted for metrics where lower is better, so that values above 1 are improvements**.
 pub(crate) fn row(record: &RunRecord, asked: &Log) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);
@@ -47,7 +47,7 @@ fn measured(verdict: &MetricVerdict) -> String {
     format!("{gain:.3}, {low:.3} to {high:.3} in {} ({} rounds): {word}", verdict.metric, estimate.rounds)
 }
 
-/// A change without a proven gain is not necessarily wrong, so a person decides.
+/// Suggested verdict for the row. Without a proven gain, a change is not necessarily wrong, so a person must decide.
 fn suggested(outcome: &Conclusion) -> &'static str {
     match outcome {
         Conclusion::Faster => "kept",

@@ -1,4 +1,4 @@
-//! Tables of a page. Tables with long texts turn into cards on narrow screens.
+//! Tables of a page. On narrow screens, tables with long text turn into cards.
 
 use maud::{Markup, html};
 
@@ -112,7 +112,7 @@ pub(super) fn class(outcome: &Conclusion) -> &'static str {
     }
 }
 
-/// Leaves out reasons that more rounds would resolve, because they are shown once at the top.
+/// Verdict without the reasons that more rounds would resolve, because those are shown once at the top of the page.
 fn in_short(outcome: &Conclusion) -> String {
     match outcome {
         Conclusion::CannotTell { rounds: Some(rounds), .. } => {

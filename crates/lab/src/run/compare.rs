@@ -1,5 +1,5 @@
-//! Execution of a comparison: fresh processes for each run, in the order derived from the seed; a second
-//! baseline run per round for the noise floor; and saving the record after every run.
+//! Execution of a comparison. Each run starts fresh processes, in an order derived from the seed; a second baseline run per round
+//! determines the noise floor; and the record is saved after every run.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     stats::Estimate,
 };
 
-/// Expected time in seconds for starting and stopping the programs of a run.
+/// Expected time for starting and stopping the programs of a run, in seconds.
 const OVERHEAD: f64 = 1.5;
 /// Number of failures without any success after which a subject is abandoned.
 const HOPELESS: usize = 2;
@@ -44,7 +44,7 @@ impl RunStage {
         // The baseline's second run is an additional entry of the round.
         let runs = subjects.len() + usize::from(experiment.aa);
         let wanted = experiment.rounds as usize;
-        // Limit on the number of rounds, including those that repeat rounds void for external reasons.
+        // Limit on the number of rounds, including repetitions of rounds that were void for external reasons.
         let most = wanted + wanted.div_ceil(2);
         let mut rounds = wanted;
         let each = experiment.discard
@@ -151,7 +151,7 @@ impl RunStage {
         });
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
-            // If the first start fails, there is an error in the experiment, which ends here.
+            // If the very first start fails, the experiment itself must be wrong, so it ends here.
             Err(halt @ (RunFailure::NotReady(_) | RunFailure::HelperNotReady(_)))
                 if !has_run(record, &service.name) && !service.optional =>
             {

@@ -1,5 +1,4 @@
-//! Behaviour of the links during the rounds, from the kernel's counters: one sentence per subject for the
-//! record.
+//! Behaviour of the links during the rounds, from the kernel's counters, as one sentence per subject for the record.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +9,7 @@ pub(crate) fn describe(record: &RunRecord) -> Vec<String> {
     subjects.filter_map(|subject| of_subject(record, subject)).collect()
 }
 
-/// `None` if no device has dedicated receivers, because there is nothing to check on such links.
+/// Sentence about one subject; `None` if no device receives in dedicated threads, because there is then nothing to check.
 fn of_subject(record: &RunRecord, subject: &str) -> Option<String> {
     let rounds = || record.rounds.iter().filter(|round| round.subject == subject);
     let mut all: BTreeMap<&str, Vec<f64>> = BTreeMap::new();

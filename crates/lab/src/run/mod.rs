@@ -18,7 +18,6 @@ use crate::{
     request::{RunRequest, Task},
 };
 
-/// Removes the record's directory if nothing was measured.
 pub(crate) fn execute(request: &RunRequest, stage: &RunStage) -> Result<RunRecord, LabError> {
     match &request.task {
         Task::Compare => compare(request, stage),

@@ -17,18 +17,16 @@ use crate::{
     search::{RatePlan, Search, SearchEnd, SearchSettings, Trial},
 };
 
-/// Rate variable that is a number of clients, each with the traffic of its profile.
 const CLIENTS: &str = "clients";
 
-/// `find_max_0.1_pps` or `find_max_0.1_clients`.
 fn metric_of(goal: f64, variable: &str) -> String {
-    // 0.001 * 100 is not 0.1 in binary; four digits are enough for any goal.
+    // Rounded to four digits, which suffice for any goal, because 0.001 * 100 is not exactly 0.1 in floating point.
     let percent = (goal * 1e6).round() / 1e4;
     let unit = if variable == CLIENTS { CLIENTS } else { "pps" };
     format!("find_max_{percent}_{unit}")
 }
 
-/// Number of consecutive void trials after which the rate cannot be the cause: by then it is a 32nd of the first one.
+/// Number of consecutive void trials after which a high rate cannot be the cause, because the rate has fallen to a 32nd of the first one.
 const HOPELESS: u32 = 18;
 
 /// Percentages of the highest rate at which latency (the first three), cost (100 %) and overload (200 %) are measured.
@@ -52,7 +50,7 @@ pub(super) fn run(
     let mut record = stage.record(request)?;
     record.experiment.rounds = rounds;
     if let RatePlan::FindMax(settings) = plan {
-        // The middle goal decides: zero loss depends on luck, and the loosest goal is only for orientation.
+        // The middle goal decides, because zero loss depends on luck and the loosest goal is only for orientation.
         record.experiment.metric = settings
             .goals
             .get(1)
@@ -204,7 +202,7 @@ impl RunStage {
                     let counts = |name: &str| void.is_none() || late && metric::survives_lateness(name);
                     round.metrics.extend(one.metrics.into_iter().filter(|(name, _)| counts(name)));
                 }
-                // Only meaningful if the generator reached twice the rate.
+                // The figure is meaningful only if the generator reached twice the highest rate.
                 OVERLOAD if void.is_none() => {
                     let share = delivered_pps.map(|whole| point.delivered_pps / whole);
                     round.metrics.extend(share.map(|share| (metric::OVERLOAD_SHARE.to_owned(), share)));
@@ -277,10 +275,11 @@ fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
     })
 }
 
-/// Datagrams sent and received, scaled to the length of the trial, since the workload ran a little longer; a loss is never rounded to zero.
+/// Number of datagrams sent and received, scaled to the length of the trial, since the workload ran a little longer. A loss is never
+/// rounded to zero.
 #[expect(clippy::cast_possible_truncation, reason = "rates times seconds: positive, far below 2^53")]
 fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
-    // Few clients send many datagrams; rounding by client would count a single lost datagram as a lost client.
+    // A few clients send many datagrams, so rounding to whole clients would count a single lost datagram as a lost client.
     let rate = if variable == CLIENTS { trial.rate_pps as f64 * 1e6 } else { point.offered_pps };
     let sent = (rate * trial.duration_s).round().max(0.0) as u64;
     let lost = (sent as f64 * point.loss_percent / 100.0).ceil() as u64;

@@ -1,4 +1,4 @@
-//! Readiness: polls a program until it answers, exits, or the timeout passes.
+//! Readiness: polls a program until it answers or exits, or until the timeout.
 
 use std::{
     fs,

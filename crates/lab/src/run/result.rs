@@ -24,7 +24,7 @@ pub(crate) struct WorkloadResult {
     pub(crate) notes: Vec<String>,
 }
 
-/// The error is a lower-case fragment, which the caller embeds in a sentence.
+/// Parses a workload's result. The error is a lower-case fragment, which the caller embeds in a sentence.
 pub(crate) fn read(workload: &WorkloadSpec, text: &str) -> Result<WorkloadResult, String> {
     let mut outcome = match workload.format {
         ResultFormat::None => return Ok(WorkloadResult::default()),
@@ -54,7 +54,7 @@ impl WorkloadResult {
         Ok(())
     }
 
-    /// For delivered datagrams, prefers the kernel's counters to the report.
+    /// Adds the result's figures to a round. The kernel's count of delivered datagrams takes precedence over the workload's.
     pub(crate) fn complete(self, elapsed: f64, round: &mut Round) {
         let counted = round.metrics.get(metric::DELIVERED).copied();
         for (name, value) in self.metrics {
@@ -67,7 +67,7 @@ impl WorkloadResult {
         {
             round.metrics.insert(metric::DELIVERED.to_owned(), rate * elapsed);
         }
-        // Payload of the counted datagrams, or the workload's own figure.
+        // Payload bytes of the counted datagrams, or else the workload's own figure.
         let bytes = match (counted, self.size) {
             (Some(datagrams), Some(size)) => Some(datagrams * size),
             _ => round.metrics.get("delivered_bps").map(|rate| rate / 8.0 * elapsed),
@@ -156,7 +156,6 @@ fn iperf3(value: &Value) -> Result<WorkloadResult, String> {
     Ok(outcome)
 }
 
-/// Path such as `end.streams.0.bytes`.
 fn at(value: &Value, path: &str) -> Option<f64> {
     path.split('.')
         .try_fold(value, |value, key| match value {

@@ -1,4 +1,4 @@
-//! Reasons why a run has no figures.
+//! Reasons why a run yields no figures.
 
 use crate::{error::LabError, invalid_rounds::VoidReason};
 
@@ -19,7 +19,6 @@ impl From<LabError> for RunFailure {
 }
 
 impl RunFailure {
-    /// Returns `None` if the whole experiment ends.
     pub(crate) fn void(&self) -> Option<VoidReason> {
         match self {
             Self::NotReady(how) | Self::Subject(how) => Some(VoidReason::SubjectFailed { how: how.clone() }),

@@ -39,7 +39,7 @@ const SATURATED: f64 = 0.97;
 pub(crate) struct SubjectSession<'a> {
     stage: &'a RunStage,
     variables: Variables,
-    // Fields are dropped in order: the subject before its dependencies.
+    // Fields are dropped in order, so the subject is stopped before the programs that it depends on.
     nodes: Vec<ChildProgram>,
     helpers: Vec<ChildProgram>,
     pub(crate) scope: CounterScope,
@@ -54,7 +54,6 @@ impl RunStage {
         let mut helpers = Vec::new();
         for helper in &self.experiment.helper {
             for process in helper.processes(&self.variables)? {
-                // If a helper fails, the subject is not to blame.
                 let launched = self.launch(&process).map_err(|halt| match halt {
                     RunFailure::NotReady(how) => RunFailure::HelperNotReady(how),
                     other => other,
@@ -89,7 +88,7 @@ impl RunStage {
             fs::write(&path, content).map_err(LabError::io(format!("cannot write {}", path.display())))?;
         }
         let log = self.log(&service.name);
-        // Otherwise a line from the previous run could be taken as a sign of readiness.
+        // Remove the old log, in which a line from the previous run could be taken as a sign of readiness.
         let _ = fs::remove_file(&log);
         let mut program = ChildProgram::start(&Launch {
             name: service.name.clone(),
@@ -112,15 +111,14 @@ impl RunStage {
 }
 
 impl SubjectSession<'_> {
-    /// Applies and discards the first load after a start, which fills caches, faults in memory and resolves
-    /// neighbours.
+    /// Runs the first load after a start and discards its result, because it fills caches, faults in memory and resolves neighbours.
     pub(crate) fn discard_first(&mut self) -> Result<(), RunFailure> {
         let seconds = self.stage.experiment.discard;
         if seconds == 0.0 {
             return Ok(());
         }
         let mut variables = self.variables.clone();
-        // The workload runs one second longer than the measurement.
+        // The workload would run one second longer than the window, so the window is one second shorter here.
         variables.set_window(0.0, (seconds - 1.0).max(0.0));
         self.has_worked = true;
         let (mut workload, _) = self.start_workload(&variables)?;
@@ -130,7 +128,6 @@ impl SubjectSession<'_> {
         self.await_end(&mut workload, seconds)
     }
 
-    /// A workload that reports no result need not finish; it is stopped when it is dropped.
     fn is_ended_by_us(&self) -> bool {
         let workload = &self.stage.experiment.workload;
         workload.format == ResultFormat::None && !workload.whole
@@ -192,7 +189,7 @@ impl SubjectSession<'_> {
         };
         let spent = opened.taken.elapsed();
         let attached = attach(&self.pids())?;
-        // The observer stays attached for the full duration, because the workload's time has been extended by the delay.
+        // The tracer stays attached for the full duration, because the workload runs longer to make up for the time that attaching takes.
         if whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
         } else {
@@ -218,7 +215,7 @@ impl SubjectSession<'_> {
         let outcome = read_result(&stage.experiment, &result).map_err(RunFailure::Other)?;
         outcome.clone().complete(elapsed, round);
         round.metrics.insert(metric::MEMORY_BYTES.to_owned(), memory as f64);
-        // After a discarded first run, the memory that it allocated is still in use.
+        // If a first run was discarded, its memory is still in use, so growth per client cannot be measured.
         if let Some(clients) =
             outcome.clients.filter(|clients| *clients > 0 && stage.experiment.discard == 0.0)
         {
@@ -259,7 +256,7 @@ impl SubjectSession<'_> {
         } else {
             PathBuf::from(variables.text(&workload.result)?)
         };
-        // Otherwise the result of an earlier run could be taken for the result of this one.
+        // Remove the old result, which could be taken for the result of this run.
         let _ = fs::remove_file(&result);
         let mut environment = Vec::new();
         for (name, value) in &workload.env {
@@ -287,7 +284,7 @@ impl SubjectSession<'_> {
         let Some(start) = self.scope.arrived()? else { return Ok(()) };
         loop {
             let arrived = self.scope.arrived()?.unwrap_or(start).saturating_sub(start);
-            // Even a trickle counts as traffic at the deadline.
+            // When the deadline has passed, even a trickle counts as traffic.
             if arrived >= FLOWING || (arrived > 0 && Instant::now() > deadline) {
                 return Ok(());
             }
@@ -317,7 +314,7 @@ impl SubjectSession<'_> {
         }
         self.check_alive()?;
         match workload.ended() {
-            // If the subject has exited too, that is the cause, and the workload is not to blame.
+            // If the subject has exited too, that is why the workload ended.
             Some(_) => {
                 thread::sleep(LOOK);
                 self.check_alive()?;
@@ -381,7 +378,7 @@ fn read_result(experiment: &Experiment, path: &Path) -> Result<WorkloadResult, S
 }
 
 fn caveats(round: &mut Round, elapsed: f64) {
-    // Only a note, because a multi-threaded generator might not have reached its limit.
+    // This is only a note, because a multi-threaded generator might not have reached its limit.
     if round.metrics.get("generator_cpu_s").is_some_and(|spent| *spent > SATURATED * elapsed) {
         round.notes.push("the generator used a whole CPU and may have limited the subject".to_owned());
     }

@@ -1,4 +1,4 @@
-//! Stage of an experiment: the state shared by comparisons, sweeps and profiles.
+//! State shared by comparisons, sweeps and profiles: topology, directories, console and machine description.
 
 use std::{
     fs,
@@ -38,7 +38,7 @@ pub(crate) struct MeasuredWindow {
 }
 
 impl RunStage {
-    /// Validates everything before any program is started, then creates the topology, and directories below `base`.
+    /// Validates the request before any program is started, then creates the topology, and directories below `base`.
     pub(crate) fn set(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Self, LabError> {
         let mut experiment = request.experiment()?;
         let spec = experiment.topology()?;
@@ -73,7 +73,7 @@ impl RunStage {
         MeasuredWindow { warmup: self.experiment.warmup, duration: self.experiment.duration }
     }
 
-    /// Saves the record with final observations, or removes it if nothing was measured.
+    /// Saves the record, with notes on links and on files that have changed, or removes its directory if nothing was measured.
     pub(crate) fn keep(&self, record: &mut RunRecord, is_measured: bool) -> Result<(), LabError> {
         if is_measured {
             for told in builds::changes_since(&record.programs) {

@@ -82,7 +82,7 @@ fn noise_and_hiccups_hardly_affect_the_result() {
 
 #[test]
 fn plain_bisection_fails_because_of_hiccups() {
-    // RFC 2544: one trial decides a rate.
+    // RFC 2544 lets a single trial decide a rate.
     let mut far_off = 0;
     for seed in 0..20 {
         let mut device = Device::noisy(200_000.0, seed);
@@ -131,7 +131,7 @@ fn a_device_below_the_lowest_rate_is_reported() {
 
 #[test]
 fn a_device_that_collapses_under_overload_is_still_found() {
-    // Receive livelock: above its limit it delivers a tenth.
+    // A subject in receive livelock: above its limit, it delivers only a tenth.
     let mut search = Search::new(SearchSettings::default());
     while let Some(trial) = search.next() {
         let rate = if trial.rate_pps > 120_000 { 12_000 } else { trial.rate_pps };
@@ -239,7 +239,7 @@ fn the_search_ends_for_arbitrary_results() {
 
 #[test]
 fn late_trials_count_if_lossless_and_are_ignored_if_lossy() {
-    // The generator catches up with bursts in every trial: met goals count, losses do not.
+    // The generator falls behind and catches up with bursts in every trial, so trials that meet a goal count, but losses do not.
     let settings = SearchSettings {
         min_pps: 1_000,
         max_pps: 100_000,

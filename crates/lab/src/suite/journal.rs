@@ -26,7 +26,6 @@ pub(crate) struct SuiteJournal {
     pub(crate) name: String,
     pub(crate) about: String,
     pub(crate) rows: Vec<JournalRow>,
-    /// Directory, which may have been moved.
     #[serde(skip)]
     directory: PathBuf,
 }
@@ -114,7 +113,7 @@ pub(crate) fn run_remaining_rows(journal: &mut SuiteJournal, stop: &StopFlag) ->
                 journal.rows[index].record = Some(name);
                 journal.rows[index].failed = None;
             }
-            // Other rows may not need the missing program.
+            // Continue, because other rows may not need the missing program.
             Err(error) => {
                 screen.note(&format!("row {}: {error}", index + 1));
                 journal.rows[index].failed = Some(error.to_string());

@@ -39,11 +39,11 @@ pub(crate) struct Suite {
 struct SuiteRow {
     title: String,
     experiment: String,
-    /// Must include all swept variables.
+    /// Values of variables; must include all swept ones.
     #[serde(default)]
     set: BTreeMap<String, toml::Value>,
     topology: Option<String>,
-    /// Search to run instead of a comparison at one rate.
+    /// Settings of a search, which replaces the comparison at one rate.
     find_max: Option<SearchOptions>,
     #[serde(default)]
     must: Vec<Threshold>,

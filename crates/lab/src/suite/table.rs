@@ -1,5 +1,4 @@
-//! Table of a suite: one line for each figure with thresholds; for rows without thresholds, one line for the
-//! deciding metric.
+//! Table of a suite: one line for each figure that has thresholds. A row without thresholds has one line, for the deciding metric.
 
 use std::{fmt::Write as _, iter};
 
@@ -86,7 +85,7 @@ impl SuiteTable {
             match self.lines.iter_mut().find(same) {
                 Some(line) => {
                     line.threshold += &format!("; {threshold}");
-                    // If several thresholds are undecided for the same reason, it is given only once.
+                    // If several thresholds are undecided for the same reason, that reason is shown only once.
                     if line.verdict != told
                         || matches!(held.outcome, ThresholdOutcome::Met | ThresholdOutcome::Missed)
                     {
@@ -213,7 +212,7 @@ fn origin(records: &[&RunRecord]) -> Vec<String> {
     )];
     let mut programs = Vec::new();
     for build in records.iter().flat_map(|record| &record.programs).filter(|build| build.word == 0) {
-        // Subjects may have any name, so the version identifies the program.
+        // Names of subjects are arbitrary, so only the version identifies the program.
         let hash = || build.short_hash().map(|hash| format!("SHA-256 {hash}"));
         let version = build.version.clone().or_else(hash).unwrap_or_else(|| "of unknown version".to_owned());
         let told = format!("{} ({version})", build.name);

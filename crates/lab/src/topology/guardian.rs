@@ -9,8 +9,8 @@ use std::{
 
 use crate::{error::LabError, program::MARK};
 
-/// Its arguments are the mark, the state file, and the names of the namespaces. It kills only processes that
-/// the lab started, which have the mark or live in the namespaces.
+/// Script of the guardian; its arguments are the mark, the state file, and the names of the namespaces. It kills only processes that the
+/// lab started, which have the mark or are in the namespaces.
 const SCRIPT: &str = r#"
 mark=$1; state=$2; shift 2
 trap '' INT TERM HUP QUIT

@@ -1,8 +1,8 @@
 //! Network namespaces joined by veth pairs, with reliable cleanup.
 //!
-//! As root, each namespace has a name, `tplab-ID-NAME`, visible in `ip netns` and used to find stale ones.
-//! Otherwise the namespaces live inside a user namespace. In both cases a sleeping anchor process keeps each
-//! namespace alive, and everything else enters through it. Nothing outside the namespaces is modified.
+//! If the lab runs as root, each namespace has a name, `tplab-ID-NAME`, which is visible in `ip netns` and used to find stale namespaces.
+//! Otherwise the namespaces are inside a user namespace. In both cases, a sleeping anchor process keeps each namespace alive, and all other
+//! processes enter the namespace through it. Nothing outside the namespaces is modified.
 
 mod guardian;
 mod napi;
@@ -41,11 +41,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Topology {
     state: TopologyState,
     pub(crate) addresses: BTreeMap<String, String>,
-    /// Offloads by `NAMESPACE/DEVICE`.
     pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
-    /// Receiving kernel threads by `NAMESPACE.DEVICE`.
+    /// IDs of the kernel threads that receive packets, by `NAMESPACE.DEVICE`.
     pub(crate) receivers: BTreeMap<String, Vec<u32>>,
-    /// `None` for a topology of `lab up`.
+    /// Process that cleans up if the lab dies; `None` for a topology of `lab up`.
     guardian: Option<Guardian>,
 }
 
@@ -69,7 +68,6 @@ impl Topology {
         }
     }
 
-    /// Removes the namespaces on drop, and even if this process is killed.
     pub(crate) fn for_run(spec: Option<&Spec>) -> Result<Self, LabError> {
         remove_stale()?;
         // Several runs within one process, as in tests, must not share namespaces.
@@ -127,7 +125,6 @@ impl Topology {
         self.space(name).map(|space| space.anchor.pid)
     }
 
-    /// Prefix command; empty for the host.
     pub(crate) fn entry(&self, name: Option<&str>) -> Result<Vec<String>, LabError> {
         match name {
             Some(name) => Ok(self.entry_of(self.anchor(name)?)),
@@ -137,7 +134,7 @@ impl Topology {
 
     fn entry_of(&self, anchor: u32) -> Vec<String> {
         let mut entry = words(["nsenter", "-t", &anchor.to_string(), "-n"]);
-        // The owner's user namespace must be entered first, unless we are inside already.
+        // The owner's user namespace must be entered first, unless this process is already inside it.
         if self.state.user_namespace && userns::inherited_directory().is_none() {
             entry.extend(words(["-U", "--preserve-credentials"]));
         }
@@ -167,7 +164,7 @@ impl Topology {
         let has_ipv6 = fs::exists("/proc/net/if_inet6").unwrap_or(false);
         for link in &spec.link {
             let [a, b] = &link.ends;
-            // Created in the namespace of one end, because without root this process has no privileges in its own.
+            // The link is created in the namespace of one end, because without root this process has no privileges in its own namespace.
             let (mtu, pid) = (link.mtu, self.anchor(&b.namespace)?);
             let add = format!(
                 "ip link add {} mtu {mtu} type veth peer name {} mtu {mtu} netns {pid}",
@@ -194,8 +191,7 @@ impl Topology {
             let entry = self.entry(Some(&end.namespace))?;
             let held = self.offloads.get(&format!("{}/{}", end.namespace, end.device));
             if held.is_some_and(|held| held.get("gro") == Some(&true)) {
-                // Required for XDP on the other end to redirect packets here: GRO must be turned on while
-                // both ends are up.
+                // XDP on the other end can redirect packets here only if GRO is turned on while both ends are up.
                 for switch in ["off", "on"] {
                     output_in(&entry, &["ethtool", "-K", &end.device, "gro", switch])?;
                 }
@@ -300,7 +296,8 @@ pub(crate) fn down(id: &str) -> Result<usize, LabError> {
 
 /// Removes what crashed runs left behind: states whose owner has exited, and the lab's namespaces that have no state.
 pub(crate) fn remove_stale() -> Result<usize, LabError> {
-    // Names are read before states: another lab saves its state before it creates namespaces, so every name seen here has a state.
+    // Names are read before states. Another running lab saves its state before it creates namespaces, so each of its names seen here has a
+    // state.
     let named = userns::is_root() && tools::find("ip").is_some();
     let names = if named { netns_names()? } else { Vec::new() };
     let (stale, alive): (Vec<TopologyState>, Vec<TopologyState>) =
@@ -322,7 +319,7 @@ pub(crate) fn remove_stale() -> Result<usize, LabError> {
 fn remove(state: &TopologyState) -> Result<(), LabError> {
     program::sweep(&state.id);
     if userns::is_root() && tools::find("ip").is_some() {
-        // Matched by name, because the lab may have died between creating and recording a namespace.
+        // Namespaces are matched by name, because the lab may have died between creating and recording one.
         let family = format!("{FAMILY}{}-", state.id);
         for name in netns_names()?.iter().filter(|name| name.starts_with(&family)) {
             remove_netns(name)?;
@@ -332,7 +329,7 @@ fn remove(state: &TopologyState) -> Result<(), LabError> {
 }
 
 fn remove_netns(name: &str) -> Result<(), LabError> {
-    // A process that has cleared its environment has no mark but still lives in the namespace.
+    // A process that has cleared its environment no longer has the mark, but is still in the namespace.
     let pids = tools::output(["ip", "netns", "pids", name]).unwrap_or_default();
     for pid in pids.split_whitespace().filter_map(|pid| program::to_pid(pid.parse().ok()?)) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);

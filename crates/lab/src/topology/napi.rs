@@ -1,5 +1,5 @@
-//! NAPI threads: a device receives in kernel threads pinned to a chosen CPU, instead of in the context of the sender. Without such threads,
-//! one side of a veth would be charged for the other's work.
+//! NAPI threads: a device receives packets in kernel threads pinned to a chosen CPU, instead of in the sender's context, where the sending
+//! side of a veth would be charged for the receiving side's work.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 
@@ -14,8 +14,8 @@ use crate::{
     tools::{self, output_in},
 };
 
-/// SCHED_FIFO, ahead of all programs: a thread that only has a lower nice value would wait for the end of a time slice, and by then a
-/// veth's ring of 256 packets would have overflowed.
+/// Priority under SCHED_FIFO, ahead of all programs. A thread that only had a lower nice value would wait for the end of a time slice, and
+/// by then a veth's ring of 256 packets would have overflowed.
 const PRIORITY: &str = "1";
 const LOOKS: usize = 200;
 const LOOK: Duration = Duration::from_millis(5);
@@ -39,7 +39,6 @@ pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     }
 }
 
-/// `entry` is the prefix command that enters the namespace. Returns process IDs.
 pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>, LabError> {
     let before = threads(device);
     // /sys shows the devices of the namespace in which it was mounted.
@@ -47,7 +46,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
     output_in(entry, &["unshare", "--mount", "sh", "-c", script, "sh", device])?;
     let mut ours = BTreeSet::new();
     for _ in 0..LOOKS {
-        // Another lab's device may have the same name.
+        // Only new threads belong to this device, because another lab's device may have the same name.
         ours = &threads(device) - &before;
         if !ours.is_empty() {
             break;
@@ -75,7 +74,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
 
 pub(super) fn mitigate(entry: &[String], device: &str, mitigation: &Mitigation) -> Result<(), LabError> {
     let Mitigation { gro_flush_timeout_us, napi_defer_hard_irqs } = mitigation;
-    // Nanoseconds, read back because invalid values are ignored.
+    // The timeout is in nanoseconds. Both values are read back, because the kernel ignores invalid ones.
     let (timeout, looks) = (format!("{gro_flush_timeout_us}000"), napi_defer_hard_irqs.to_string());
     let script = "mount -t sysfs none /sys && cd \"/sys/class/net/$1\" && echo \"$2\" >gro_flush_timeout && \
                   echo \"$3\" >napi_defer_hard_irqs && cat gro_flush_timeout napi_defer_hard_irqs";
@@ -88,7 +87,7 @@ pub(super) fn mitigate(entry: &[String], device: &str, mitigation: &Mitigation) 
     )))
 }
 
-/// The kernel names them `napi/DEVICE-ID`.
+/// IDs of the device's threads, which the kernel names `napi/DEVICE-ID`.
 fn threads(device: &str) -> BTreeSet<i32> {
     let prefix = format!("napi/{device}-");
     let all = all_processes().into_iter().flatten().flatten();

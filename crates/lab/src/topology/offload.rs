@@ -1,5 +1,5 @@
-//! Offloads of the devices: set explicitly, read back and recorded, because they decide whether super-packets
-//! cross a veth unsegmented.
+//! Offloads of the devices. They are set explicitly, read back and recorded, because they decide whether super-packets cross a veth
+//! unsegmented.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,8 @@ const SHOWN: [(&str, &str); 8] = [
 
 pub(crate) const UNKNOWN: &str = "kernel defaults, not read: `ethtool` is missing (apt-get install ethtool)";
 
-/// Returns the resulting features, or nothing without `ethtool`. `entry` is the prefix command that enters the namespace.
+/// Sets offloads and returns the resulting features, or no features if `ethtool` is missing. `entry` is the prefix command that enters the
+/// namespace.
 pub(crate) fn apply(
     entry: &[String],
     device: &str,

@@ -1,4 +1,4 @@
-//! Topology files: namespaces, links between them, and offloads, validated on reading.
+//! Topology files: namespaces, the links between them, and offloads. They are validated when they are read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,14 +12,14 @@ use turnpike_strict::{Document, nearest};
 
 use crate::error::LabError;
 
-/// Built-in topologies; the first is the default. The last column overrides the text.
+/// Built-in topologies: name, text, and changes to the text. The first one is the default.
 const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
-    // Most network cards lack UDP segmentation: the kernel splits super-packets before they reach the device.
+    // Most network cards lack UDP segmentation, so the kernel splits super-packets before they reach the device.
     ("wire-without-uso", WIRE, &[LinkChange::Offload(&["relay"], "tx-udp-segmentation", false)]),
-    // XDP sees only checksums that are in the packet, and a veth leaves them out. With checksums in the packets, the relay's cost is higher
-    // here than with a network card that verifies them.
+    // XDP sees only checksums that are in the packet, and a veth normally leaves them out. If packets contain checksums, the relay's cost
+    // is higher here than with a network card that verifies them.
     ("wire-with-sums", WIRE, &[WITH_SUMS]),
     (
         "wire-mitigated",
@@ -29,9 +29,9 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
             Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 },
         )],
     ),
-    // Interrupt mitigation at the far ends: waking them is not charged to the relay, as on a real link.
+    // Interrupt mitigation at `client` and `peer`, so that waking them is not charged to the relay, as on a real link.
     ("wire-far-mitigated", WIRE, &[FAR_MITIGATED]),
-    // Packets also arrive with complete checksums, as on a real link.
+    // Packets additionally arrive with complete checksums, as on a real link.
     ("wire-far-mitigated-with-sums", WIRE, &[FAR_MITIGATED, WITH_SUMS]),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];
@@ -65,7 +65,6 @@ pub(crate) struct Spec {
     pub(crate) namespace: Vec<Namespace>,
     #[serde(default)]
     pub(crate) link: Vec<VethLink>,
-    /// Offloads by their `ethtool -K` names.
     #[serde(default)]
     pub(crate) offloads: BTreeMap<String, bool>,
 }
@@ -78,7 +77,7 @@ pub(crate) struct Namespace {
     pub(crate) forward: bool,
     #[serde(default)]
     pub(crate) gateways: Vec<IpAddr>,
-    /// Prefixes whose addresses are all local, without a device.
+    /// Prefixes whose addresses are all local to the namespace, without being assigned to a device.
     #[serde(default)]
     pub(crate) local: Vec<String>,
     #[serde(default)]
@@ -118,7 +117,6 @@ pub(crate) struct Mitigation {
 }
 
 impl Spec {
-    /// Prefers the built-in topology.
     pub(crate) fn load(path: &str, base: &Path) -> Result<Self, LabError> {
         let file = base.join(path);
         let (spec, mut document): (Self, _) = match KNOWN.iter().find(|(name, ..)| *name == path) {
@@ -198,8 +196,8 @@ impl Spec {
         self.link.iter().flat_map(|link| &link.ends)
     }
 
-    /// Variables: `client` and `client6` are first addresses, `relay-peer` is `relay`'s address on its link
-    /// to `peer`, and `peer-prefix` is the first local prefix.
+    /// Variables with addresses: `client` and `client6` are the first IPv4 and IPv6 addresses of `client`, `relay-peer` is `relay`'s
+    /// address on its link to `peer`, and `peer-prefix` is the first local prefix of `peer`.
     pub(crate) fn addresses(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         for link in &self.link {

@@ -1,5 +1,5 @@
-//! Registry of topologies: one small file each in a runtime directory, written before anything is created, so
-//! that leftovers of a crash can be found.
+//! Registry of topologies: one small file per topology in a runtime directory, written before anything is created, so that leftovers of a
+//! crash can be found.
 
 use std::{
     fs,
@@ -14,9 +14,9 @@ use crate::{error::LabError, program::start_time, record::write_json};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TopologyState {
     pub(crate) id: String,
-    /// `None` for `lab up`, which stays until `lab down`.
+    /// Process that uses the topology; `None` after `lab up`, whose topology stays until `lab down`.
     pub(crate) owner: Option<ProcessIdentity>,
-    /// Its namespaces belong to a user namespace, which must be entered first.
+    /// True if the namespaces belong to a user namespace, which must be entered first.
     pub(crate) user_namespace: bool,
     pub(crate) spaces: Vec<SpaceState>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct SpaceState {
     pub(crate) netns: Option<String>,
 }
 
-/// Includes the start time, because process IDs are reused.
+/// Identity of a process, with its start time because process IDs are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
@@ -60,7 +60,7 @@ impl TopologyState {
         Ok(())
     }
 
-    /// Returns true if its owner has exited or, if it has no owner, one of its anchors.
+    /// Returns true if the owner has exited or, for a topology without an owner, if one of its anchors has.
     pub(crate) fn is_stale(&self) -> bool {
         match self.owner {
             Some(owner) => !owner.is_alive(),

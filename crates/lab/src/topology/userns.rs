@@ -46,7 +46,7 @@ pub(crate) fn enter_if_needed() -> Result<(), LabError> {
     Err(LabError::failed(format!("cannot start `unshare`: {error}")))
 }
 
-/// Root in a container may not have CAP_SYS_ADMIN.
+/// Fails if this process, even as root in a container, may not create namespaces (CAP_SYS_ADMIN).
 fn can_make_namespaces() -> Result<(), LabError> {
     tools::output(["unshare", "-n", "true"]).map(drop).map_err(|_| {
         LabError::usage(
@@ -73,14 +73,14 @@ pub(crate) fn directory() -> Result<PathBuf, LabError> {
     };
     let cannot = || LabError::io(format!("cannot use {} for the lab's state", directory.display()));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(cannot())?;
-    // Another user may have created it first in a shared /tmp.
+    // Another user may have created the directory first if it is in a shared /tmp.
     if fs::metadata(&directory).map_err(cannot())?.uid() != uid() {
         return Err(LabError::usage(format!("{} belongs to another user: remove it", directory.display())));
     }
     Ok(directory)
 }
 
-/// Excludes root of our own user namespace.
+/// True if this process is root, but not just root of the lab's own user namespace.
 pub(crate) fn is_root() -> bool {
     uid() == 0 && inherited_directory().is_none()
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::metric::{CPU_US_PER_PACKET, PACKETS_PER_CPU_S};
 use crate::record::tests::record;
 
-/// `new` is `ratio` times `old`, with a deterministic fluctuation of plus or minus `noise`.
+/// Record in which `new` is `ratio` times `old`, with a deterministic fluctuation of plus or minus `noise`.
 fn steady(metric: &str, rounds: usize, ratio: f64, noise: f64) -> RunRecord {
     let wobble = |i: usize| 1.0 + noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8][i % 7];
     let values: Vec<_> =

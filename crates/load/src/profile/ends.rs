@@ -1,4 +1,4 @@
-//! Sends due packets and counts arrivals, at both ends of one thread's clients.
+//! Traffic of one thread with a profile: sends due packets and counts arrivals, both for the clients and for their peers.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -71,7 +71,6 @@ pub(crate) struct ProfileEnds<'a> {
 struct EndCounts<'a> {
     profile: &'a Profile,
     seed: u64,
-    /// Number of this thread's clients, and the number of the first one within the run.
     share: (usize, usize),
     flows: Vec<FlowCounters>,
     tallies: Vec<RunTallies>,
@@ -122,14 +121,13 @@ impl<'a> ProfileEnds<'a> {
         self.peer.address
     }
 
-    /// Returns the time until the next packet, or `None` at the end of the run.
     fn send(
         &mut self,
         carrier: &mut impl Carrier,
         bursts: &mut Bursts,
         schedule: Schedule,
     ) -> Option<Duration> {
-        /// Maximum batches before it is time to receive, even if sending is behind schedule.
+        /// Maximum number of batches to send before receiving again, even if sending is behind schedule.
         const BATCHES: usize = 4;
         for _ in 0..BATCHES {
             let now = self.clock.ns();
@@ -164,7 +162,7 @@ impl<'a> ProfileEnds<'a> {
         let flow = &mut counts.flows[burst.client * profile.flows() + burst.flow];
         let to = peer.addresses[burst.client];
         let (mut packets, mut bytes) = (0, 0);
-        // Shifts the phase so that clients send key frames at different times.
+        // Shifts the burst number per flow, so that clients send their key frames at different times.
         let place = burst.number + u64::from(number) * 7_919;
         stream.shape.burst(Draw::new(seed, number, burst.number), place, |len, count| {
             packets += count;
@@ -287,7 +285,7 @@ impl EndCounts<'_> {
         number.checked_sub(first).filter(|client| *client < count)
     }
 
-    /// Packets sent that have neither arrived nor been overtaken by a later packet of their flow.
+    /// Number of packets sent that have neither arrived nor been overtaken by a later packet of their flow.
     fn under_way(&self) -> u64 {
         self.flows.iter().map(FlowCounters::under_way).sum()
     }

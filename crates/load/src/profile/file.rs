@@ -9,13 +9,11 @@ use turnpike_strict::{Document, Mistakes};
 use super::{KeyFrames, Profile, ProfileStream, Range, Shape, Sizes};
 use crate::{payload::HEADER_LEN, udp::MAX_SIZE};
 
-/// Allowed rates, in bursts per second of one flow.
 const RATES: RangeInclusive<f64> = 0.1..=10_000.0;
 const BURSTS: RangeInclusive<u32> = 1..=256;
 const FRAMES: RangeInclusive<u32> = 1..=1_048_576;
 const COPIES: RangeInclusive<u32> = 1..=100;
 const WEIGHTS: RangeInclusive<u32> = 1..=1_000_000;
-/// Allowed intervals between key frames, in frames.
 const EVERY: RangeInclusive<u32> = 1..=1_000_000;
 #[expect(clippy::cast_possible_truncation, reason = "both are short")]
 const PACKETS: RangeInclusive<u32> = HEADER_LEN as u32..=MAX_SIZE as u32;
@@ -76,7 +74,7 @@ struct Weighted {
     weight: u32,
 }
 
-/// Parses a profile. `file` is the location in error messages, `title` the default name.
+/// Parses a profile. `file` is the path shown in error messages, and `title` the profile's name if the file sets none.
 pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mistakes> {
     let (ProfileFile { name, stream }, mut document) = Document::parse(file, text)?;
     let name = name.unwrap_or_else(|| title.to_owned());
@@ -100,7 +98,7 @@ pub(super) fn parse(file: &Path, title: &str, text: &str) -> Result<Profile, Mis
 
 const NO_NAME: &str = "name: expected text in quotes, neither empty nor with control characters";
 
-/// A stream that is being parsed. If a method returns `None`, the error has already been reported.
+/// A table that is being parsed. If a method returns `None`, the error has already been reported.
 struct ProfileTable<'a> {
     document: &'a mut Document,
     path: String,

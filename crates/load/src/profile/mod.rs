@@ -1,5 +1,5 @@
-//! Traffic profiles: each client has streams in both directions with their own rates, bursts and sizes. Peers
-//! send data of their own rather than replies.
+//! Traffic profiles: each client has streams in both directions, each with its own rate, bursts and sizes. Peers do not return the clients'
+//! packets but send their own streams.
 //!
 //! ```text
 //! client ──▶ [server | forwarder] ──▶ peer        to-peer     both ends are in the generator, with one clock: latency
@@ -35,8 +35,7 @@ const BUILT_IN: [(&str, &str); 5] = [
 pub struct Profile {
     name: String,
     streams: Vec<ProfileStream>,
-    /// Index of the stream to which each of a client's flows belongs. Every flow has its own sequence
-    /// numbers.
+    /// For each flow of a client, the index of its stream. Every flow has its own sequence numbers.
     flows: Vec<usize>,
 }
 
@@ -57,8 +56,7 @@ enum Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     range: Range,
-    /// Cumulative weight: a random number between the previous entry's value and this one selects this
-    /// entry's sizes.
+    /// Cumulative weight. This entry is selected by random numbers from the previous entry's value up to this one.
     weights: u32,
 }
 
@@ -106,7 +104,6 @@ impl Profile {
         self.streams.iter().map(|stream| stream.shape.longest() as usize).max().unwrap_or_default()
     }
 
-    /// Packets per second of one client, both directions together.
     pub(crate) fn packets_per_second(&self) -> f64 {
         self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().packets)
     }
@@ -135,7 +132,6 @@ struct Mean {
 }
 
 impl Shape {
-    /// `number` is the index of the burst within its flow, counted from an arbitrary start.
     #[inline]
     fn burst(&self, mut draw: Draw, number: u64, mut packets: impl FnMut(usize, usize)) {
         match self {

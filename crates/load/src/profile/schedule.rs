@@ -1,8 +1,7 @@
 //! Due times of the bursts of all flows.
 //!
-//! All flows of a stream have the same interval, and each has a fixed random offset within it, so their
-//! bursts repeat in the same order every round. So no queue is needed to find the next burst, and due times
-//! do not drift.
+//! All flows of a stream have the same interval, and each has a fixed random offset within it, so their bursts repeat in the same order in
+//! every interval. No queue is therefore needed to find the next burst, and due times do not drift.
 
 use super::{Draw, Profile};
 
@@ -65,7 +64,6 @@ impl Bursts {
         Self { rotations: (0..profile.streams.len()).map(rotation).collect() }
     }
 
-    /// Due time of the next burst; `u64::MAX` if no bursts are left.
     #[inline]
     pub(super) fn due(&self) -> u64 {
         self.rotations.iter().map(|rotation| rotation.due_ns).min().unwrap_or(u64::MAX)

@@ -16,8 +16,8 @@ use crate::{
     pattern,
 };
 
-/// Makes recv(2) count bytes as read without copying them (tcp(7), since Linux 2.4). Has the same value on
-/// all architectures.
+/// Flag for recv(2) that discards the bytes read instead of copying them (tcp(7), since Linux 2.4). The value is the same on all
+/// architectures.
 pub(crate) const MSG_TRUNC: i32 = 0x20;
 const READ: usize = 256 << 10;
 const BUDGET: usize = 1 << 20;
@@ -38,7 +38,7 @@ impl Buffers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextStep {
     Wait,
-    /// There is something to report, so the worker must call [`ReflectedConnection::tell`]; returned once.
+    /// There is something to report, so the worker must call [`ReflectedConnection::tell`]. Not returned again before that call.
     News,
     Close,
 }
@@ -63,7 +63,7 @@ struct SinkState {
     discard: bool,
     record: StreamRecord,
     since: Instant,
-    /// True if the worker has been asked to call `tell`.
+    /// True if the worker has been asked to call `tell` and has not called it yet.
     news: bool,
     told: u64,
     rest: Rest,
@@ -164,7 +164,7 @@ impl ReflectedConnection {
             if self.take(len, buffers, now)? == NextStep::Close || self.write(buffers)? == NextStep::Close {
                 return Ok(NextStep::Close);
             }
-            // A short read means that the socket is empty; the poller will report new data.
+            // A short read means that the socket is empty, so wait until the poller reports new data.
             if len < asked {
                 break;
             }
@@ -182,7 +182,6 @@ impl ReflectedConnection {
     /// connection.
     pub(super) fn tell(&mut self, buffers: &mut Buffers, now: Instant) -> bool {
         let ReflectRole::Sink(sink) = &mut self.role else { return false };
-        // Errors are ignored here, because the next read reports them again.
         if matches!(sink.rest.write(&mut self.stream, buffers), Ok(true)) && sink.record.total != sink.told {
             sink.record.elapsed = now.saturating_duration_since(sink.since);
             sink.rest = Rest::of(sink.record);
@@ -198,7 +197,6 @@ impl ReflectedConnection {
             let len = SockRef::from(&self.stream).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)?;
             return Ok((len, READ));
         }
-        // Bytes after the greeting must not be discarded.
         let room = if let ReflectRole::Greeting { .. } = self.role { MAX_GREETING_READ } else { READ };
         Ok((self.stream.read(&mut buffers.bytes[..room])?, room))
     }
@@ -307,7 +305,7 @@ impl ReflectedConnection {
     }
 }
 
-/// Bytes per read until the greeting is complete: room for it and a small request after it.
+/// Bytes per read until the greeting is complete: enough for the greeting and a small request that follows it.
 const MAX_GREETING_READ: usize = 4 << 10;
 
 impl ReflectRole {

@@ -1,5 +1,5 @@
-//! Reflector, the opposite end of every generator. It returns datagrams to their sender; the first bytes of a
-//! TCP connection choose its workload (see [`crate::greeting`]).
+//! Reflector, the opposite end of every generator. It returns datagrams to their sender, and serves TCP connections, whose first bytes
+//! select the workload (see [`crate::greeting`]).
 
 mod connection;
 mod tcp;
@@ -98,7 +98,7 @@ pub struct ReflectStats {
     pub received: u64,
     pub received_bytes: u64,
     pub sent: u64,
-    /// Part of `sent` that the kernel returned.
+    /// Number of datagrams in `sent` that the kernel returned without passing them to a worker.
     pub in_kernel: u64,
     /// Datagrams that a send call rejected.
     pub refused: u64,
@@ -131,7 +131,6 @@ pub struct Reflector {
     workers: Workers<(), ReflectStats>,
 }
 
-/// Workers take no commands except to stop.
 type ReflectFrame = Frame<(), ReflectStats>;
 
 trait ReflectWorker: Send + 'static {
@@ -144,7 +143,7 @@ impl Reflector {
     /// Binds all sockets and starts the workers.
     ///
     /// # Errors
-    /// If a socket cannot be bound or a thread cannot be started; nothing stays open.
+    /// If a socket cannot be bound or a thread cannot be started. All sockets are closed in that case.
     pub fn start(config: &ReflectConfig) -> Result<Self, LoadError> {
         let (step, workers) = (config.datapath.step(), config.workers());
         let everywhere = config.listen.is_empty() && config.tcp.is_empty();
@@ -190,12 +189,10 @@ impl Reflector {
         &self.tcp_listeners
     }
 
-    /// Names of the interfaces on which the kernel returns datagrams.
     pub fn in_kernel(&self) -> &[String] {
         self.echo.as_ref().map_or(&[], Echo::interfaces)
     }
 
-    /// Sum over all workers and the kernel.
     pub fn stats(&self) -> ReflectStats {
         let mut total = ReflectStats::default();
         if let Some(Echoed { datagrams, bytes }) = self.echo.as_ref().map(Echo::echoed) {
@@ -208,8 +205,7 @@ impl Reflector {
         total
     }
 
-    /// Stops and joins the workers and returns the final counts; the counts of [`Self::stats`] may lag
-    /// behind.
+    /// Stops and joins the workers and returns the final counts, unlike [`Self::stats`], whose counts may lag behind.
     pub fn stop(mut self) -> ReflectStats {
         self.workers.stop();
         self.stats()
@@ -234,8 +230,8 @@ struct PerWorker<S> {
     sockets: Vec<Vec<S>>,
 }
 
-/// Binds each address first without SO_REUSEPORT, then once per worker. Otherwise, a second reflector could
-/// be started unnoticed and would take half of the traffic.
+/// Binds each address once per worker, after a test without SO_REUSEPORT. Without this test, a second reflector could be started on the
+/// same address unnoticed and would take half of the traffic.
 fn per_worker<S>(
     wanted: &[SocketAddr],
     everywhere: bool,
@@ -251,7 +247,6 @@ fn per_worker<S>(
         probes.push(bind((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into(), false)?);
         match bind((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT).into(), false) {
             Ok(socket) => probes.push(socket),
-            // Ignore the error, because many containers have no IPv6.
             Err(LoadError::Listen { source, .. }) if source.kind() != io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(error),
         }

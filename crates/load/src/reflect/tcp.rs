@@ -1,8 +1,8 @@
 //! TCP side of the reflector: accepts connections and drives them; the workloads are in
 //! [`super::connection`].
 //!
-//! Each worker has its own `SO_REUSEPORT` listener per address: the kernel spreads the connections, and each
-//! connection wakes only one worker.
+//! Each worker has its own `SO_REUSEPORT` listener per address. The kernel distributes the connections, and each connection wakes only one
+//! worker.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ const BACKLOG: i32 = 4096;
 const LISTENERS: u64 = 1 << 32;
 /// Interval between the records of a sink.
 const RECORDS: Duration = Duration::from_millis(50);
-/// Pause for a connection whose peer sends without reading, and for listeners when descriptors run out.
+/// Time for which a connection whose peer sends without reading is not polled; also the pause of the listeners when descriptors run out.
 const PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) struct ReflectListener {
@@ -47,7 +47,7 @@ impl AsFd for ReflectListener {
     }
 }
 
-/// Port 0 means any port. `shared` sets SO_REUSEPORT.
+/// Binds a listener; port 0 means any port. `shared` sets SO_REUSEPORT.
 pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<ReflectListener, LoadError> {
     let open = || {
         let socket =
@@ -77,11 +77,11 @@ pub(super) struct TcpReflectWorker {
     connections: Slab<ReflectedConnection>,
     buffers: Buffers,
     ready: Vec<Event>,
-    /// Sinks that have bytes to report; each is listed once.
+    /// Indices of sinks that have bytes to report, each listed once.
     news: Vec<usize>,
-    /// Time at which their next records are due.
+    /// Time at which the next records of the sinks in `news` are due.
     tell: Option<Instant>,
-    /// Connections removed from the poller until `unpark`.
+    /// Indices of connections that are not polled until `unpark`.
     parked: Vec<usize>,
     unpark: Option<Instant>,
     accepted: u64,
@@ -91,7 +91,7 @@ impl TcpReflectWorker {
     pub(super) fn new(listeners: Vec<ReflectListener>) -> io::Result<Self> {
         /// Limit on open files: several times a generator's maximum number of clients.
         const FILES: u64 = 1 << 16;
-        // With a lower limit, accepting pauses whenever descriptors run out.
+        // If the limit stays lower, accepting pauses whenever descriptors run out.
         turnpike_net::rlimit::raise_open_files(FILES);
         let frame = ReflectFrame::new(0, Instant::now())?;
         for (index, listener) in listeners.iter().enumerate() {
@@ -112,7 +112,7 @@ impl TcpReflectWorker {
     }
 
     fn accept(&mut self, number: usize, now: Instant) {
-        /// Maximum connections accepted before existing connections get a turn.
+        /// Maximum number of connections to accept before existing connections get a turn.
         const MOST: usize = 64;
         let Some(listener) = self.listeners.get_mut(number) else { return };
         for _ in 0..MOST {
@@ -136,8 +136,7 @@ impl TcpReflectWorker {
                         error.kind(),
                         io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
                     ) => {}
-                // Descriptors or memory have run out: the queue stays non-empty, so the poller would never
-                // sleep.
+                // Descriptors or memory have run out. Pause, because the accept queue stays non-empty.
                 Err(_) => {
                     listener.paused = self.frame.poller.remove(listener).is_ok();
                     self.unpark.get_or_insert(now + PAUSE);
@@ -163,7 +162,7 @@ impl TcpReflectWorker {
         }
         let blocks = connection.blocked();
         let watched = if blocked && blocks && event.readable {
-            // The peer sends without reading: leave its bytes in the kernel for a while.
+            // The peer sends without reading, so leave its bytes in the kernel for a while.
             self.parked.push(index);
             self.unpark.get_or_insert(now + PAUSE);
             self.frame.poller.remove(connection)
@@ -237,7 +236,6 @@ impl ReflectWorker for TcpReflectWorker {
             let event = self.ready[position];
             let listener = event.token.checked_sub(LISTENERS);
             match (listener, usize::try_from(listener.unwrap_or(event.token))) {
-                // The only command is to stop.
                 _ if event.token == INBOX => _ = self.frame.command(),
                 (Some(_), Ok(number)) => self.accept(number, now),
                 (None, Ok(index)) => self.serve(index, event, now),

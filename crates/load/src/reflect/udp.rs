@@ -11,7 +11,7 @@ use turnpike_worker::INBOX;
 use super::{BUFFER, ReflectFrame, ReflectStats, ReflectWorker};
 use crate::LoadError;
 
-/// `shared` sets SO_REUSEPORT.
+/// Binds a UDP socket; `shared` sets SO_REUSEPORT.
 pub(super) fn bind(address: SocketAddr, step: Datapath, shared: bool) -> Result<UdpSocket, LoadError> {
     let options = UdpOptions {
         reuse_port: shared,
@@ -50,11 +50,11 @@ impl UdpReflectWorker {
     }
 
     fn reflect(&mut self, id: SocketId) {
-        /// Maximum receive calls before other sockets get a turn.
+        /// Maximum number of receive calls before other sockets get a turn.
         const CALLS: usize = 8;
         let Some(socket) = self.sockets.get(id) else { return };
         for _ in 0..CALLS {
-            // An error is an ICMP reply to an earlier send; the next call receives data again.
+            // An error here is an ICMP reply to an earlier send; the next call can receive data again.
             let Ok(received) = self.rx.recv(socket) else { continue };
             for buffer in self.rx.buffers(received) {
                 let route = Route {
@@ -100,7 +100,6 @@ impl ReflectWorker for UdpReflectWorker {
             self.reflect(self.ready[index]);
         }
         if has_command {
-            // The only command is to stop.
             let _ = self.frame.command();
         }
         self.send();

@@ -25,7 +25,6 @@ impl<'a, C> Heartbeat<'a, C> {
         now >= self.next
     }
 
-    /// Publishes counts if due, and returns true in that case. Updates `schedule`.
     #[inline]
     pub(crate) fn beat(
         &mut self,

@@ -1,4 +1,4 @@
-//! Framework of every run: threads that start and end together, a reporter, and the result.
+//! Framework of all load runs: threads that start and end together, a reporter, and the result.
 //!
 //! Each generator passes a function that runs one thread's share of the traffic.
 
@@ -65,7 +65,7 @@ pub(crate) struct RunFrame {
 }
 
 impl RunFrame {
-    /// The number of threads defaults to one per core, but at most `clients`.
+    /// Defaults to one thread per core, but no more threads than `clients`.
     pub(crate) fn new(run: &RunOptions, clients: usize, kind: CountKind) -> Self {
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let threads = run.threads.unwrap_or_else(cores).min(clients);
@@ -111,7 +111,7 @@ pub(crate) fn run<C: Sync>(
         for number in 0..frame.threads {
             let (sender, shared, body) = (sender.clone(), &shared, &body);
             let work = move || {
-                // Best effort: with coarser timers, the pace is less even, which is visible in `late_us`.
+                // Errors are ignored: with coarser timers, sending is only less even, which `late_us` shows.
                 let _ = turnpike_net::rlimit::exact_timers();
                 let result = body(shared, number).map_err(|error| shared.fail(error)).ok();
                 let _ = sender.send(result);
@@ -146,7 +146,7 @@ pub(crate) fn check(
 }
 
 pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
-    /// Number of other files: standard streams, epoll instances, and files of the caller.
+    /// Number of open files besides the clients' sockets: standard streams, epoll instances, and files of the caller.
     const OTHERS: usize = 128;
     let needed = (clients + OTHERS) as u64;
     let limit = turnpike_net::rlimit::raise_open_files(needed);

@@ -23,7 +23,6 @@ pub(crate) struct RunShared<'a, C> {
     ready_threads: AtomicUsize,
     /// Time at which traffic starts, in nanoseconds on the run's clock; 0 during setup.
     start_ns: AtomicU64,
-    /// End of an interrupted run; otherwise `u64::MAX`.
     cut_ns: AtomicU64,
     stopped: AtomicBool,
     failure: Mutex<Option<LoadError>>,
@@ -59,7 +58,7 @@ impl<'a, C> RunShared<'a, C> {
     }
 
     pub(crate) fn thread_is_ready(&self) {
-        /// Long enough for every thread to see the start time before it is reached.
+        /// Time between setting the start time and reaching it; long enough for every thread to see it first.
         const NOTICE_NS: u64 = 20_000_000;
         if self.ready_threads.fetch_add(1, SeqCst) + 1 == self.frame.threads {
             self.start_ns.store(self.clock.ns() + NOTICE_NS, SeqCst);
@@ -75,8 +74,8 @@ impl<'a, C> RunShared<'a, C> {
 
     /// Ends the run early and keeps the results so far. Fails the run if nothing has been measured yet.
     pub(crate) fn interrupt(&self) {
-        /// Longer than the time between any thread's calls of [`Self::check_on`], so that all threads end at
-        /// the same time.
+        /// Time until an interrupted run ends. Longer than the interval at which threads call [`Self::check_on`], so that all of them end
+        /// at the same time.
         const NOTICE_NS: u64 = 300_000_000;
         let cut = self.clock.ns() + NOTICE_NS;
         match self.schedule() {
@@ -132,7 +131,7 @@ impl<'a, C> RunShared<'a, C> {
         if self.stopped.load(SeqCst) { Err(LoadError::Stopped) } else { Ok(()) }
     }
 
-    /// Number of the `total` items that belong to `thread`, and the index of the first.
+    /// Number of items, out of `total`, that belong to `thread`, and the index of the first one.
     pub(crate) fn share(&self, total: usize, thread: usize) -> (usize, usize) {
         let (each, more) = (total / self.frame.threads, total % self.frame.threads);
         (each + usize::from(thread < more), thread * each + thread.min(more))
@@ -163,7 +162,7 @@ mod tests {
         assert!(seen.end > now && seen.end < planned.end, "{now} {seen:?}");
         assert_eq!((seen.start, seen.measure), (planned.start, planned.measure));
         assert_eq!(shared.measured(), (seen.measured(), true));
-        // A second interrupt does not postpone the end.
+        // A second interrupt must not postpone the end.
         let end = seen.end;
         shared.interrupt();
         shared.check_on(&mut seen).unwrap();

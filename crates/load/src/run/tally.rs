@@ -17,8 +17,8 @@ pub(crate) struct RunTally {
     pub(crate) reordered: u64,
     pub(crate) rtt: Latency,
     pub(crate) late: Latency,
-    /// Pending round trips of equal length are recorded together: a batch shares one clock read and often has
-    /// one due time.
+    /// Consecutive equal round-trip times are recorded together. They are common, because a batch shares one clock read and often one due
+    /// time.
     run_us: u64,
     run_length: u32,
 }

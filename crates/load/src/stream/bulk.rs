@@ -1,5 +1,4 @@
-//! Bulk transfer: streams that send as fast as they can until the time is over, and then account for every
-//! byte.
+//! Bulk transfer: streams send as fast as they can for the duration of the run. Afterwards, every byte is accounted for.
 
 use std::{
     collections::BTreeMap,
@@ -277,7 +276,6 @@ impl BulkStream {
     }
 }
 
-/// Upload: the generator sends, and the reflector returns records of the bytes received.
 #[derive(Default)]
 struct Sending {
     sent: u64,
@@ -333,8 +331,8 @@ impl Sending {
         }
     }
 
-    /// Rate by the reflector's clock, so that bytes that only fill buffers are not counted. Without a record,
-    /// uses the bytes sent.
+    /// Rate by the reflector's clock, so that bytes still in buffers are not counted. If no record has arrived, uses the number of bytes
+    /// sent.
     fn rate(&self, duration: Duration) -> f64 {
         let between = self.window.and_then(|(first, last)| {
             let time = last.elapsed.checked_sub(first.elapsed)?;
@@ -345,7 +343,7 @@ impl Sending {
     }
 }
 
-/// Download: the reflector sends, and appends a record of the total.
+/// State of a download: the reflector sends, and finally appends a record of the total.
 #[derive(Default)]
 struct Receiving {
     received: u64,
@@ -429,7 +427,7 @@ impl Receiving {
     }
 }
 
-/// Keeps the end of a stream separate, because it is a record rather than payload.
+/// Last bytes of a stream so far, kept back because they may be the record rather than payload.
 #[derive(Default)]
 struct Tail {
     bytes: [u8; RECORD_LEN],

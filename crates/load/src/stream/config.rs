@@ -18,7 +18,7 @@ use crate::{
 pub struct StreamLoadConfig {
     pub target: StreamTarget,
     pub workload: Workload,
-    /// Timeout of the connect, of the greeting and, for bulk transfers, of the next byte: 5 s.
+    /// Timeout for connecting, for the greeting and, in bulk transfers, for the next byte: 5 s.
     pub timeout: Duration,
 }
 
@@ -126,7 +126,7 @@ pub enum Close {
     #[default]
     Server,
     Client,
-    /// The client closes with a reset (SO_LINGER 0), which leaves no TIME_WAIT.
+    /// The client closes with a reset (SO_LINGER 0), so neither side enters TIME_WAIT.
     Reset,
 }
 
@@ -171,8 +171,8 @@ impl StreamLoadConfig {
         if both { self.clients() * 2 } else { self.clients() }
     }
 
-    /// A request that is due is never lost: it only waits for a free client, which adds to its latency. Bulk
-    /// transfers have neither a rate nor losses.
+    /// Offered rate, and limits on the result. A due request is never lost, because it waits for a free client, which adds to its latency.
+    /// Bulk transfers have neither a rate nor losses.
     pub(crate) fn rate_and_limits(&self) -> (OfferedRate, ResultLimits) {
         match self.workload {
             Workload::Bulk(_) => (OfferedRate::Max, ResultLimits::default()),

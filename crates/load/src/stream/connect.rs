@@ -1,4 +1,4 @@
-//! Short connections: each is opened for one request and one response, then closed.
+//! Short connections: each is opened, carries one request and one response, and is closed.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -20,7 +20,7 @@ use crate::{
 
 pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
 
-/// Pause after a client's connection has failed, because the failure would otherwise repeat immediately.
+/// Pause of a client whose connection has failed, because its next attempt would probably fail too.
 const REST_NS: u64 = 10_000_000;
 const GONE_NS: u64 = 1_500_000_000;
 const READ: usize = 64 << 10;
@@ -226,7 +226,7 @@ impl Connect<'_> {
         Ok(())
     }
 
-    /// Counts a failed connection; fails the run once no connection succeeds any more.
+    /// Counts a failed connection. Fails the run if connections no longer succeed at all.
     fn fail(&mut self, index: usize, error: &io::Error) -> Result<(), LoadError> {
         let what = match error.kind() {
             io::ErrorKind::ConnectionRefused => "refused",

@@ -24,7 +24,6 @@ pub(super) fn finish(stream: &TcpStream) -> io::Result<()> {
     stream.take_error()?.map_or(Ok(()), Err)
 }
 
-/// Opens all connections; their poller tokens are indices into the result.
 pub(super) fn all(
     shared: &StreamShared<'_>,
     poller: &mut Poller,
@@ -102,7 +101,6 @@ impl Dial {
                 poller
                     .set(&self.stream, index as u64, Interest::Level { read: true, write: false })
                     .map_err(LoadError::system("cannot watch a connection"))?;
-                // An empty send buffer always accepts a greeting.
                 self.stream.write_all(&mode.to_bytes()).map_err(|_| refused("closed it immediately"))?;
                 self.state = DialState::Greeted { ack: [0; ACK_LEN], len: 0 };
                 Ok(false)
@@ -127,7 +125,7 @@ impl Dial {
                     "does not respond like a reflector"
                 }))
             }
-            // The server sends only on request, so the connection has ended.
+            // The server sends nothing unasked, so a readable connection has been closed.
             DialState::Ready => Err(refused("closed it before the run began")),
         }
     }

@@ -1,4 +1,4 @@
-//! Requests and responses on open connections, one outstanding per connection.
+//! Requests and responses on connections that stay open, with one outstanding request per connection.
 
 use std::{
     io::{self, Read as _, Write as _},

@@ -6,8 +6,8 @@
 //! connect  connect, request, response, close      several at once
 //! ```
 //!
-//! [`crate::greeting`] documents the protocol. A run starts once the reflector has responded on every
-//! connection. A forwarder without a reachable target thus causes an error rather than a misleading result.
+//! [`crate::greeting`] documents the protocol. A run starts once the reflector has responded on every connection. If a forwarder cannot
+//! reach its target, the run thus fails instead of giving a misleading result.
 
 mod bulk;
 mod config;
@@ -33,8 +33,7 @@ type StreamShared<'a> = run::RunShared<'a, StreamLoadConfig>;
 
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
-/// Calls `progress` about once a second. For bulk transfers, the counts are bytes, and `recv_bps` is the
-/// receiver's rate.
+/// Runs the load and calls `progress` about once a second. In bulk transfers, the counts are bytes, and `recv_bps` is the receiver's rate.
 pub fn run(
     config: &StreamLoadConfig,
     stop: &StopHandle,

@@ -19,7 +19,7 @@ pub(super) struct Starts {
     pub(super) schedule: Schedule,
     pacer: Option<Pacer>,
     clients: usize,
-    /// Idle clients and the time from which they may start, longest idle first.
+    /// Idle clients, longest idle first, each with the time from which it may start.
     free: VecDeque<(usize, u64)>,
 }
 
@@ -51,7 +51,7 @@ impl Starts {
         self.free.push_back((index, from));
     }
 
-    /// Frees a client, or returns the due time of its next request if no other client has waited longer.
+    /// Marks a client as idle, or, if no other client has been idle longer, returns the due time of its next request.
     pub(super) fn go_on(&mut self, index: usize, now: u64, tallies: &mut RunTallies) -> Option<u64> {
         let due = if self.free.is_empty() { self.take(now, now, tallies) } else { None };
         if due.is_none() {
@@ -69,8 +69,8 @@ impl Starts {
         now >= end && (self.busy() == 0 || now - end > LONGEST_DRAIN_NS)
     }
 
-    /// The generator is late only by the delay after both `free_since` and the due time; waiting for a free
-    /// client is part of the round trip.
+    /// Takes the next due request and returns its due time. Only the delay after both `free_since` and the due time counts as lateness of
+    /// the generator; waiting for a free client is part of the round trip.
     #[inline]
     fn take(&mut self, now: u64, free_since: u64, tallies: &mut RunTallies) -> Option<u64> {
         if now < self.schedule.start || now >= self.schedule.end {

@@ -1,9 +1,9 @@
 //! Echo traffic: payloads sent at a fixed rate, or as fast as possible, to a reflector that returns each of
 //! them.
 //!
-//! One thread alternates between sending and receiving. Payloads are written in place, consecutive ones of a
-//! client are sent as one super-packet, and replies are read from GRO buffers, so a datagram costs the
-//! generator far less CPU time than the relay.
+//! Each thread alternates between sending and receiving. Payloads are written directly into the send buffer, consecutive payloads of a
+//! client are sent as one super-packet, and replies are read from GRO buffers. A datagram therefore costs the generator far less CPU time
+//! than it costs the relay.
 
 use std::time::Duration;
 
@@ -144,7 +144,7 @@ struct EchoSender {
 
 enum EchoPace {
     Open(Pacer),
-    /// `stuck_since` is the time since which no replies have arrived.
+    /// Closed loop. `stuck_since` is the time at which every window was first found full, or 0.
     Flood {
         window: u64,
         stuck_since: u64,
@@ -167,7 +167,6 @@ impl EchoSender {
         Self { plan, schedule, pace, flows, turn: 0 }
     }
 
-    /// Returns the time until the next burst, or `None` at the end of the run.
     fn send<C>(
         &mut self,
         carrier: &mut impl Carrier,
@@ -175,7 +174,7 @@ impl EchoSender {
         shared: &RunShared<'_, C>,
         now: u64,
     ) -> Option<Duration> {
-        /// Maximum batches before it is time to receive, even if sending is behind schedule.
+        /// Maximum number of batches to send before receiving again, even if sending is behind schedule.
         const BATCHES: usize = 4;
         let mut now = now;
         for _ in 0..BATCHES {
@@ -226,10 +225,10 @@ impl EchoSender {
 
     /// Queues one batch, round robin over the clients; returns how long to wait for replies.
     fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) -> Duration {
-        /// If every window is full and no replies arrive for this long, the packets in flight count as lost.
+        /// Time after which the packets in flight count as lost if every window is full and no replies arrive.
         const STUCK_NS: u64 = 100_000_000;
-        /// Maximum number of bursts of one client gathered for one call. Without a window, bursts are not
-        /// gathered, because gathering would never end.
+        /// Maximum number of bursts queued before they are sent. Without a window, bursts are not gathered, because gathering would never
+        /// end.
         const GATHERED: usize = 32;
         const GATHERED_BYTES: usize = 256 << 10;
         let EchoPlan { burst, size, .. } = self.plan;
@@ -263,7 +262,7 @@ impl EchoSender {
         }
         *stuck_since = 0;
         let dropped = flush(carrier, echo, &self.plan, now >= self.schedule.measure);
-        // The kernel's buffers are full: leave CPU time to the kernel and to other processes on the core.
+        // If the kernel's buffers are full, leave CPU time to the kernel and to other processes on the core.
         if dropped == queued { Duration::from_micros(50) } else { Duration::ZERO }
     }
 }

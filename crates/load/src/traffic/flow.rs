@@ -8,7 +8,7 @@ use crate::{payload::PayloadStamp, run::RunTally};
 pub(crate) struct FlowCounters {
     pub(crate) next_sequence: u64,
     pub(crate) jitter: Jitter,
-    /// Sequence numbers below this are no longer in flight.
+    /// Packets with sequence numbers below this one are no longer in flight.
     pub(crate) settled: u64,
     pub(crate) sent: u64,
     received: u64,
@@ -47,7 +47,6 @@ impl FlowCounters {
         true
     }
 
-    /// Number of payloads sent that have neither arrived nor been overtaken by a later one.
     pub(crate) fn under_way(&self) -> u64 {
         self.next_sequence - self.seen.next().max(self.settled)
     }

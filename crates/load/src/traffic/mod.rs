@@ -15,8 +15,8 @@ use crate::{
 };
 
 pub(crate) const BATCH: usize = 256;
-/// Waking up for every burst cost 38 % of the generator's CPU time at 25,000 bursts/s. At 20,000/s, the rate
-/// used to measure latency, each burst still has its own wake-up.
+/// Minimum time to sleep. Waking up for every burst cost 38 % of the generator's CPU time at 25,000 bursts/s. At 20,000/s, the rate used to
+/// measure latency, the generator still wakes up for each burst.
 pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// Time without arrivals after which missing packets count as lost.
@@ -29,39 +29,38 @@ pub(crate) const PEER: u64 = 1 << 32;
 pub(crate) trait Carrier {
     fn push(&mut self, client: usize, count: usize, len: usize, fill: impl FnMut(&mut [u8]));
     fn queued(&self) -> usize;
-    /// Sends the queue; returns the number of messages that were not accepted.
+    /// Sends the queued messages; returns the number that the kernel did not accept.
     fn flush(&mut self) -> u64;
     fn can_send(&self, _client: usize) -> bool {
         true
     }
     /// Waits for at most `timeout`, then passes received messages to `sink`. Returns their number.
     fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError>;
-    /// Source address of a client's payloads as its peer sees it; `None` if only the peer can know.
+    /// Source address of a client's payloads as its peer sees it; `None` if the carrier does not know it.
     fn seen_as(&self, _client: usize) -> Option<SocketAddr> {
         None
     }
     fn poller(&self) -> &Poller;
     fn errors(&mut self) -> &mut ErrorCounts;
 
-    // The following methods are for clients that change their socket during the run; bursts that are due in
-    // the meantime have to wait.
+    // The following methods are for clients that change their socket during the run. Bursts that become due while a client has no usable
+    // socket have to wait.
 
     fn plan(&mut self, _schedule: Schedule) {}
     /// True if [`Carrier::tend`] has work to do.
     fn is_due(&self, _now_ns: u64) -> bool {
         false
     }
-    /// Does work other than the traffic. The queue must be empty.
+    /// Does work besides sending and receiving payloads, such as moving a client to a new socket. The queue must be empty.
     fn tend(&mut self) {}
     /// Holds back a burst of a client that cannot send. Returns false if the client can send.
     fn hold(&mut self, _client: usize, _due_ns: u64) -> bool {
         false
     }
-    /// True if [`Carrier::release`] would return a burst.
     fn is_releasing(&self) -> bool {
         false
     }
-    /// Next held burst that can be sent, with its due time.
+    /// Returns the next held burst that can be sent: its client and due time.
     fn release(&mut self) -> Option<(usize, u64)> {
         None
     }

@@ -1,5 +1,5 @@
 //! Modes `allocate` and `bind`: authenticated allocations. Each is deleted once it has been granted
-//! (`allocate`) or has enough channels (`bind`).  Up to `clients` are in progress at a time, each from a
+//! (`allocate`) or has enough channels (`bind`). Up to `clients` are in progress at a time, each from a
 //! fresh source port where possible: a server may remember the 5-tuple of a deleted allocation (coturn 4.6
 //! does so for one second and responds with 437). The latency covers the whole Allocate exchange, including
 //! the challenge; over TCP, TLS and DTLS it also covers opening the connection. Mode `bind` counts and times
@@ -23,11 +23,11 @@ use crate::{
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
-/// Source ports. They end below 49152, because a server on the same machine has its relay ports above (RFC
+/// Source ports of the clients. All are below 49152, because a server on the same machine uses the ports from there on as relay ports (RFC
 /// 8656 section 7.2).
 const PORTS: std::ops::Range<u16> = 20_000..49_152;
 
-/// Channels per allocation in mode `bind`: fewer than servers allow by default.
+/// Number of channels per allocation in mode `bind`; fewer than servers allow by default.
 const CHANNELS: u16 = 60;
 
 pub(super) fn run(
@@ -112,8 +112,7 @@ impl Churn<'_> {
         if let Some(pacer) = pacer.as_mut()
             && now >= self.schedule.measure
         {
-            // If the server has fallen behind during the warm-up, it would otherwise spend the whole run
-            // catching up.
+            // Drop requests still due from the warm-up. Otherwise, a server that fell behind then would spend the whole run catching up.
             pacer.skip_to(self.schedule.measure);
         }
         while self.under_way < self.limit {
@@ -185,7 +184,6 @@ impl Churn<'_> {
         self.tallies.of(now >= self.schedule.measure).sent += 1;
         let endpoint = &mut self.engine.endpoints[index];
         let peer = SocketAddr::new(endpoint.peer.ip(), 1024 + bound);
-        // Cannot fail: the allocation exists and has free channel numbers.
         let _ = endpoint.client.bind_channel(now / 1_000_000, peer);
         self.engine.pump(index);
     }
@@ -229,7 +227,7 @@ impl Churn<'_> {
         Err(LoadError::Socket { server: self.engine.endpoints[index].history.server, source })
     }
 
-    /// Fails if the server has granted no allocations or channels for a while.
+    /// Fails if the server has granted nothing (no allocation or channel, depending on the mode) for a while.
     fn check_answers(&self, now: u64) -> Result<(), LoadError> {
         if self.granted > 0 {
             return Ok(());
@@ -253,7 +251,7 @@ struct UserRotation {
 }
 
 impl UserRotation {
-    /// Threads start with different users, so that every user gets one of each `count` allocations.
+    /// Each thread starts with a different user, so that the threads together rotate through all users.
     fn of_thread(thread: usize, shared: &TurnShared<'_>) -> Self {
         let config = shared.config;
         let settings = client_settings(config);

@@ -117,7 +117,7 @@ pub struct TurnLoadConfig {
     #[command(flatten)]
     pub bursts: BurstOptions,
 
-    /// Profile, with peers inside the generator that listen on `peer`; for thread n, the port is n higher.
+    /// Traffic profile. The peers are inside the generator and listen on `peer`; those of thread n use a port that is n higher.
     #[command(flatten)]
     pub profile: Option<ProfileOptions>,
 
@@ -158,12 +158,12 @@ pub struct TurnLoadConfig {
     #[command(flatten)]
     pub limits: ResultLimits,
 
-    /// Timeout of each server response during setup: 10 s.
+    /// Timeout for each server response during setup: 10 s.
     #[arg(skip = Duration::from_secs(10))]
     pub setup_timeout: Duration,
 
-    /// Resolved addresses of `servers`. The clients of a server have adjacent numbers, and at a fixed rate
-    /// clients send in order, so each thread sends to one server after the other.
+    /// Resolved addresses of `servers`. All clients of one server have adjacent numbers. Clients send in the order of their numbers at a
+    /// fixed rate, so each thread sends to one server after the other.
     #[arg(skip)]
     pub addresses: Vec<SocketAddr>,
 }
@@ -177,7 +177,6 @@ macro_rules! refuse_if {
 }
 
 const USERS: RangeInclusive<usize> = 1..=1_000_000;
-/// Allowed intervals between moves. A lost Refresh is retransmitted after half a second.
 const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
@@ -204,7 +203,7 @@ impl TurnLoadConfig {
         self.transport.or_else(|| Some(self.servers.first()?.transport())).unwrap_or(ClientTransport::Udp)
     }
 
-    /// Certificate name of the server; `None` if it was given as an address.
+    /// Name that the server's certificate must contain; `None` if the server was given as an address.
     pub(super) fn host(&self) -> Option<&str> {
         self.servers.first()?.name()
     }
@@ -459,7 +458,6 @@ impl TurnLoadConfig {
         Ok(())
     }
 
-    /// REQUESTED-ADDRESS-FAMILY of an allocation; omitted for IPv4, the default.
     pub(super) fn address_family(&self) -> Option<Family> {
         self.family.or_else(|| self.peer().is_ipv6().then_some(Family::V6))
     }
@@ -512,7 +510,6 @@ fn family(text: &str) -> Result<Family, &'static str> {
     }
 }
 
-/// Encapsulation of data to the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum DataVia {
@@ -521,15 +518,14 @@ pub enum DataVia {
     Send,
 }
 
-/// Kind of load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Mode {
     #[default]
     Packet,
-    /// Authenticated allocations from rotating source ports, deleted once granted.
+    /// Authenticated allocations from rotating source ports; each is deleted once it has been granted.
     Allocate,
-    /// Channels, bound one after the other per client; a client with enough of them starts over.
+    /// Channels, which each client binds one after the other. A client with enough channels starts over with a new allocation.
     Bind,
     Invalid,
 }

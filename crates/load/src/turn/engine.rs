@@ -1,4 +1,4 @@
-//! Clients of one thread with their sockets or connections: sending, receiving and retransmission. The modes
+//! Clients of one thread with their sockets or connections: sends, receives and retransmits. The modes (`packet`, `allocate`, `bind`)
 //! decide what to send.
 
 use std::{io, mem, net::SocketAddr, sync::Arc, time::Duration};
@@ -36,7 +36,7 @@ pub(super) struct TurnEndpoint {
     header: DataHeader,
 }
 
-/// Header for a client's payloads of one length, ready to be copied.
+/// ChannelData or Send header for payloads of one length, kept so that it need not be encoded for each payload.
 struct DataHeader {
     bytes: [u8; indication::MAX_HEADER_LEN],
     len: usize,
@@ -54,12 +54,10 @@ impl TurnEndpoint {
         }
     }
 
-    /// Discards the header, because the channel has changed or is gone.
     pub(super) fn forget_header(&mut self) {
         self.header.payload = 0;
     }
 
-    /// Payload of ChannelData on the client's own channel, bypassing the client state machine.
     #[inline]
     fn channel_data<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
         let [a, b, c, d, rest @ ..] = message else { return None };
@@ -99,7 +97,7 @@ enum EngineSockets {
 }
 
 impl TurnEngine {
-    /// Datagram sockets are opened immediately, connections on first use.
+    /// Opens datagram sockets immediately; connections are opened on first use.
     pub(super) fn new(
         config: &TurnLoadConfig,
         security: Option<&Security>,
@@ -168,8 +166,7 @@ impl TurnEngine {
         })
     }
 
-    /// Opens a new socket on `port`, or any port if it is 0. The queue must contain nothing for the old
-    /// socket.
+    /// Replaces a client's socket with a new one on `port` (0 means any port). No messages may be queued for the old socket.
     pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
             EngineSockets::Datagrams(datagrams) => {
@@ -186,8 +183,8 @@ impl TurnEngine {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.peer = peer);
     }
 
-    /// Closes the peer connections (RFC 6062), so that deleting their allocations is not counted as a loss of
-    /// data.
+    /// Closes the peer connections (RFC 6062) before their allocations are deleted, because the server would otherwise close them and this
+    /// would count as data loss.
     pub(super) fn close_peer_connections(&mut self) {
         if let EngineSockets::Links(links) = &mut self.wire {
             links.close_from(self.endpoints.len());
@@ -247,7 +244,6 @@ impl TurnEngine {
         endpoint.client = Client::new(Arc::clone(&settings), Seed(rand::random()));
         endpoint.settings = settings;
         endpoint.forget_header();
-        // Cannot fail on a new client.
         let _ = endpoint.client.allocate(now);
         self.pump(index);
     }
@@ -360,7 +356,7 @@ impl TurnEngine {
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
         let (mut messages, mut unexpected, mut control, mut data, mut now_ns) = (0, 0, false, false, 0);
         let unreachable = datagrams.receive(index, errors, |datagram| match datagram {
-            // One clock read per batch: all its datagrams had arrived when the call returned.
+            // The clock is read once per batch, because all its datagrams had arrived when the receive call returned.
             None => now_ns = clock.ns(),
             Some((datagram, _)) => {
                 messages += 1;
@@ -430,7 +426,6 @@ impl TurnEngine {
         messages
     }
 
-    /// Reads from a peer connection: first the response to ConnectionBind, then the peer's bytes.
     fn drain_peer_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
         let Self {
             wire: EngineSockets::Links(links), endpoints, errors, clock, poller, bound, piece, ..
@@ -522,7 +517,7 @@ impl Carrier for TurnEngine {
         }
     }
 
-    /// Always true for UDP: a socket does not report in advance that its buffer is full.
+    /// Always true for UDP, because a socket does not report in advance that its buffer is full.
     fn can_send(&self, client: usize) -> bool {
         let has_room = match &self.wire {
             EngineSockets::Datagrams(_) => true,
@@ -534,7 +529,6 @@ impl Carrier for TurnEngine {
         has_room && !self.moves.is_moving(client)
     }
 
-    /// Also runs timers and handles client events.
     fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
         self.sweep();
         self.flush();
@@ -645,7 +639,7 @@ fn deliver(
     }
 }
 
-/// Settings of user `number`, which is appended to the name if there are several users.
+/// Settings with the name of user `number`: if there are several users, the number is appended to the name.
 pub(super) fn as_user(settings: &Arc<client::Config>, users: usize, number: usize) -> Arc<client::Config> {
     if users == 1 {
         return Arc::clone(settings);

@@ -1,5 +1,5 @@
 //! Mode `invalid`: background noise of the open internet. Unauthenticated requests, malformed and truncated
-//! messages, ChannelData without an allocation, random bytes.  The result is how little the server sends
+//! messages, ChannelData without an allocation, random bytes. The result is how little the server sends
 //! back: replies, and reply bytes per byte sent (both UDP payload).
 
 use std::{collections::BTreeMap, time::Duration};
@@ -18,9 +18,9 @@ use crate::{
 
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 const DRAIN_NS: u64 = 300_000_000;
-/// Number of prepared messages; a multiple of the number of kinds.
+/// Number of prepared messages; a multiple of ten, the number of kinds.
 const PREPARED: usize = 10 * 32;
-/// Position of a STUN message's transaction ID; ours consists of a mark, the message length and the due time.
+/// Position of the transaction ID in a STUN message. The generator writes a mark, the message length and the due time into it.
 const TRANSACTION: std::ops::Range<usize> = 8..20;
 const MARK: [u8; 2] = *b"TP";
 
@@ -28,7 +28,7 @@ pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<ThreadResult
     let (count, first) = shared.share(shared.config.clients, thread);
     let TurnLoadConfig { datapath, clients, .. } = *shared.config;
     let sockets = UdpClients::new(shared.config.server_of(0), datapath, clients, count, shared.clock)?;
-    // Seeded with the thread's first client, so every run sends the same flood.
+    // Seeded with the number of the thread's first client, so that every run sends the same messages.
     let mut random = SmallRng::seed_from_u64(first as u64);
     let messages: Vec<_> = (0..PREPARED).map(|kind| message(kind, &mut random)).collect();
     shared.ready_clients.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
@@ -169,7 +169,7 @@ fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
     match kind % 10 {
         // Valid but unauthenticated: the response is 401.
         0 => allocate(&|_| ()),
-        // Unknown credentials and a random MAC.
+        // Unknown user and a random MAC.
         1 => {
             let noise =
                 [(kind::USERNAME, 12), (kind::REALM, 8), (kind::NONCE, 32), (kind::MESSAGE_INTEGRITY, 20)]

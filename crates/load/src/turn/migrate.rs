@@ -4,17 +4,16 @@
 //! measured time ─▶ │  0  1  2  3  0  1  2  3  0  1  2  3 │      moves of four clients, one interval apart for each client
 //! ```
 //!
-//! This models a phone that changes networks: the old socket is closed immediately, and a Refresh with the
-//! ticket is sent from the new one. Bursts that are due before the server responds have to wait, because it
-//! does not know the new address yet; round trips include this wait. Packets that the server still sends to
-//! the old socket count as lost.
+//! This models a phone that changes networks: the old socket is closed immediately, and a Refresh with the ticket is sent from the new one.
+//! Bursts that become due before the server responds have to wait, because the server does not know the new address yet; their round-trip
+//! times include this wait. Packets that the server still sends to the old socket count as lost.
 
 use super::{engine::TurnEngine, moves::MoveState};
 
 const AT_A_TIME: usize = 32;
 
 impl TurnEngine {
-    /// Starts moves that are due. The queue must contain nothing for the old sockets.
+    /// Starts moves that are due. No messages may be queued for the old sockets.
     pub(super) fn start_moves(&mut self) {
         let now_ns = self.now_ns();
         for _ in 0..AT_A_TIME {

@@ -42,7 +42,8 @@ use engine::TurnEngine;
 
 type TurnShared<'a> = run::RunShared<'a, TurnLoadConfig>;
 
-/// Calls `progress` about once a second. Failures after the setup are counted in the report.
+/// Runs the load and calls `progress` about once a second. Failures after the setup are counted in the
+/// report.
 pub fn run(
     config: &TurnLoadConfig,
     stop: &StopHandle,
@@ -150,7 +151,7 @@ fn relay(
     let taken_down = set_up::take_down(&mut engine, shared);
     let relayed = relayed?;
     taken_down?;
-    // A relayed stream that has lost or gained a byte is misaligned from that byte on.
+    // A relayed stream that has lost or gained a byte cannot be parsed from that byte on.
     if relayed.garbled > 0 && shared.config.relayed == Relayed::Tcp {
         engine.errors.insert("garbled", relayed.garbled);
     }

@@ -8,8 +8,8 @@ use turnpike_turn::client::Failure;
 use super::TurnLoadConfig;
 use crate::{clock::nanos, run::Schedule};
 
-/// Maximum number of bursts held back per thread; additional bursts are sent, and are lost if the server is
-/// not ready.
+/// Maximum number of bursts held back per thread. Additional bursts are sent immediately, and are lost if the server does not know the
+/// client's new address yet.
 const MOST_HELD: usize = 4096;
 
 pub(super) struct ClientMoves {
@@ -42,13 +42,11 @@ pub(super) enum MoveState {
 pub(super) struct MoveFigures {
     done: u64,
     failed: u64,
-    /// Time from opening the new socket to the server's response.
     took: Latency,
     why: Option<String>,
 }
 
 impl ClientMoves {
-    /// No client moves until [`ClientMoves::plan`] has been called.
     pub(super) fn new(config: &TurnLoadConfig, count: usize, first: usize) -> Self {
         let plan = config.migrate.map(|interval| MovePlan {
             begin_ns: 0,
@@ -108,7 +106,7 @@ impl ClientMoves {
         self.releasing
     }
 
-    /// Next held burst that can be sent, with its due time, in order.
+    /// Returns the next held burst that can be sent: its client and due time.
     pub(super) fn release(&mut self) -> Option<(usize, u64)> {
         let clients = &self.clients;
         let ready = self.held.iter().position(|(index, _)| !matches!(clients[*index], MoveState::Moving(_)));
@@ -142,7 +140,7 @@ impl ClientMoves {
 
     pub(super) fn refused(&mut self, index: usize, failure: &Failure) {
         match failure {
-            // The allocation may still exist (RFC 8016 section 3.2.1); the next move tries again.
+            // The allocation may still exist (RFC 8016 section 3.2.1), so the client stays and tries again at its next move.
             Failure::Timeout { .. } => self.failed(index, || failure.to_string()),
             _ => self.stranded(index, || failure.to_string()),
         }
@@ -180,8 +178,7 @@ impl ClientMoves {
 }
 
 impl MovePlan {
-    /// Time of the next move of `count` clients. The moves of all clients in the run are spread over the
-    /// interval.
+    /// Time of the next move among this thread's `count` clients. The moves of all clients in the run are spread evenly over the interval.
     fn next(&self, count: usize) -> u64 {
         let (round, index) = (self.turn / count as u64, self.turn % count as u64);
         let place = u128::from(self.interval_ns) * (2 * (self.first as u128 + u128::from(index)) + 1);

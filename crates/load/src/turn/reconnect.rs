@@ -4,7 +4,7 @@
 //! This models a call whose path has failed: ICE notices that no packets arrive and gathers candidates again
 //! (RFC 8445 section 2.4). Packets due while a client has no allocation count as lost. The report contains
 //! the number of lost allocations, the time until they are replaced, and each client's longest time without
-//! packets: the duration of a fault as users see it.
+//! packets: the duration of the fault as its user sees it.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl TurnEngine {
         let mut from = 0;
         while let Some(index) = self.reconnects.next_due(from, now_ns) {
             from = index + 1;
-            // The queue must contain nothing for a socket that is closed.
+            // No messages may be queued for a socket that is closed.
             if self.queued() > 0 {
                 self.flush();
             }
@@ -64,7 +64,6 @@ impl TurnEngine {
         true
     }
 
-    /// Leaves the client without an allocation; it tries again after its timeout.
     fn stay_away(&mut self, request: Request, failure: &Failure) {
         allocate::count(&mut self.errors, request, failure);
         self.reconnects.failed(|| failure.to_string());

@@ -1,4 +1,4 @@
-//! State of reconnecting clients (`--reconnect`): last arrivals and timeouts.
+//! State of clients that reconnect (`--reconnect`): time of the last packet received, and timeout.
 
 use std::{mem, sync::Mutex, time::Duration};
 
@@ -12,10 +12,10 @@ const SPREAD: Duration = Duration::from_secs(1);
 pub(super) struct Reconnects {
     clients: Vec<ReconnectingClient>,
     patience_ns: u64,
-    /// Times without packets are counted only within this schedule.
+    /// Schedule of the run; times without packets count only within its measured time.
     measured: Option<Schedule>,
     looked_ns: u64,
-    /// A lack of packets before this time proves nothing, because the thread itself was stalled.
+    /// End of this thread's last stall. A lack of packets before it proves nothing, because the thread was not reading.
     awake_ns: u64,
     found: ReconnectFigures,
 }
@@ -101,16 +101,16 @@ impl Reconnects {
         }
     }
 
-    /// Call this before each check. If the last one was long ago, packets that arrived in the meantime have
-    /// not been read yet.
+    /// Must be called before each check of the timeouts. If the last call was long ago, packets that arrived in the meantime have not been
+    /// read yet.
     pub(super) fn look(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(mem::replace(&mut self.looked_ns, now_ns)) > self.patience_ns / 2 {
             self.awake_ns = now_ns;
         }
     }
 
-    /// Next client, starting with `from`, that has received nothing for too long. Returns `None` outside the
-    /// measured time.
+    /// Returns the next client, starting with `from`, that has received nothing for longer than its timeout; `None` outside the measured
+    /// time.
     pub(super) fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
         let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
         let is_due = |client: &ReconnectingClient| {
@@ -192,7 +192,7 @@ impl ReconnectFigures {
         let lost_within_us = self.lost_ns.map_or(0, |(first, last)| (last - first) / 1_000);
         report.add_figures([
             ("allocations_lost", self.lost as f64),
-            // The previous version used this name for the figure.
+            // Previous name of `allocations_lost`, for programs that read the old JSON.
             ("sessions_lost", self.lost as f64),
             ("lost_within_ms", ms(lost_within_us)),
             ("lost_of_others", self.lost_of_others as f64),

@@ -1,6 +1,5 @@
-//! Redirects and taken ports. After 300 (Try Alternate, RFC 8489 section 10) a client switches to another
-//! server, a limited number of times and never twice to the same one. After 437 (Allocation Mismatch, RFC
-//! 8656 section 5) it tries other ports, again a limited number of times.
+//! Redirects and ports that are taken. After a 300 (Try Alternate, RFC 8489 section 10), a client switches to another server, up to a limit
+//! and never twice to the same one. After a 437 (Allocation Mismatch, RFC 8656 section 5), it tries other ports, also up to a limit.
 
 use std::{net::SocketAddr, sync::Arc};
 

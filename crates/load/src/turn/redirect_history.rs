@@ -8,7 +8,7 @@ use crate::LoadError;
 
 const MAX_HOPS: usize = 5;
 
-/// Returns true if the server still has an allocation for the client's port (437).
+/// Returns true if the server refused an Allocate request because it still has an allocation for the client's port (437).
 pub(super) fn is_taken_port(request: Request, failure: &Failure) -> bool {
     request == Request::Allocate && matches!(failure, Failure::Refused { code: 437, .. })
 }
@@ -30,8 +30,7 @@ impl RedirectHistory {
         if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
             return refused("which is not a server address");
         }
-        // RFC 8489 section 10: if a redirect leads to a server that has already got this request, the request
-        // fails.
+        // If a redirect leads to a server that has already got this request, the request fails (RFC 8489 section 10).
         if to == from || self.left.contains(&to) {
             return refused("where it had already been: the servers redirect in a loop");
         }

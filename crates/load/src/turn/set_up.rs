@@ -57,7 +57,6 @@ pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result
                 }
                 Event::Permitted(_) if config.relayed == Relayed::Tcp => {
                     let now = engine.now_ms();
-                    // Cannot fail: the allocation exists.
                     let endpoint = &mut engine.endpoints[index];
                     let _ = endpoint.client.connect(now, endpoint.peer);
                     engine.pump(index);
@@ -97,7 +96,6 @@ pub(super) fn begin(engine: &mut TurnEngine, index: usize) {
     let now = engine.now_ms();
     let TurnEndpoint { peer, client, .. } = &mut engine.endpoints[index];
     let peer = *peer;
-    // Cannot fail on a fresh allocation.
     match engine.binds {
         true => _ = client.bind_channel(now, peer),
         false => _ = client.permit(now, peer.ip()),
@@ -105,7 +103,7 @@ pub(super) fn begin(engine: &mut TurnEngine, index: usize) {
     engine.pump(index);
 }
 
-/// Deletes all allocations, so that the next run finds the same server state; gives up after 3 s.
+/// Deletes all allocations, so that the next run finds the server in the same state. Gives up after 3 s.
 pub(super) fn take_down(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result<(), LoadError> {
     const LONGEST_NS: u64 = 3_000_000_000;
     engine.close_peer_connections();

@@ -16,7 +16,7 @@ pub struct PrintedToken {
 }
 
 impl FromStr for PrintedToken {
-    /// Errors never quote the text, because it is secret.
+    /// Error message. It never quotes the text, because that is secret.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {

@@ -21,7 +21,7 @@ pub(crate) struct UdpClients {
 }
 
 impl UdpClients {
-    /// Opens `count` sockets; `clients` is the total of the run.
+    /// Opens `count` sockets; `clients` is the number of clients in the whole run.
     pub(crate) fn new(
         server: SocketAddr,
         datapath: Datapath,
@@ -73,7 +73,7 @@ impl Carrier for UdpClients {
             let Ok(client) = usize::try_from(event.token) else { continue };
             let (clock, mut now_ns) = (self.clock, 0);
             self.unreachable |= self.datagrams.receive(client, &mut self.errors, |datagram| match datagram {
-                // One clock read per batch: all its datagrams had arrived when the call returned.
+                // The clock is read once per batch, because all its datagrams had arrived when the receive call returned.
                 None => now_ns = clock.ns(),
                 Some((payload, _)) => {
                     received += 1;

@@ -29,7 +29,7 @@ use crate::{
 
 type UdpShared<'a> = run::RunShared<'a, UdpLoadConfig>;
 
-/// Maximum burst: the kernel's original UDP_MAX_SEGMENTS.
+/// Maximum datagrams per burst: the limit of the first kernels with UDP GSO (UDP_MAX_SEGMENTS).
 pub(crate) const MAX_BURST: usize = 64;
 pub(crate) const MAX_CLIENTS: usize = 10_000;
 /// Maximum payload: a UDP datagram minus the header of an IPv6 Send indication.
@@ -61,7 +61,7 @@ pub struct UdpLoadConfig {
     #[command(flatten)]
     pub bursts: BurstOptions,
 
-    /// Profile of each client; limits the run to one thread.
+    /// Traffic profile of each client; limits the run to one thread.
     #[command(flatten)]
     pub profile: Option<ProfileOptions>,
 
@@ -77,7 +77,7 @@ pub struct UdpLoadConfig {
     #[command(flatten)]
     pub limits: ResultLimits,
 
-    /// Timeout of a flow's first reply: 5 s.
+    /// Timeout for the first reply to a flow: 5 s.
     #[arg(skip = Duration::from_secs(5))]
     pub setup_timeout: Duration,
 }
@@ -98,7 +98,7 @@ impl UdpLoadConfig {
     }
 }
 
-/// Calls `progress` about once a second. Losses after the setup are counted.
+/// Runs the load and calls `progress` about once a second. Losses after the setup are counted in the report.
 pub fn run(
     config: &UdpLoadConfig,
     stop: &StopHandle,

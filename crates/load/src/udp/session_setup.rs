@@ -11,16 +11,15 @@ use crate::{
     traffic::{Carrier as _, Sink},
 };
 
-/// Sequence number that no client reaches, so a late reply is never mistaken for traffic.
+/// Sequence number of setup datagrams. No client reaches it, so a late reply is never mistaken for traffic.
 pub(crate) const PROBE: u64 = u64::MAX;
 const OUTSTANDING: usize = 256;
-/// First retry interval. It doubles each time, because socat accepts only one flow at a time and loses the
-/// other flows' datagrams.
+/// First retry interval, which doubles each time. Retries are needed because socat, for example, accepts only one flow at a time and loses
+/// the other flows' datagrams.
 const FIRST_RETRY_NS: u64 = 50_000_000;
 const LONGEST_RETRY_NS: u64 = 200_000_000;
 
-/// `first` is the number of this thread's first client. Calls `peer_is_ready` when the peers' socket is
-/// readable.
+/// Sets up the flows of one thread; `first` is the number of its first client. Calls `peer_is_ready` when the peers' socket is readable.
 pub(super) fn set_up(
     clients: &mut UdpClients,
     shared: &UdpShared<'_>,

@@ -55,7 +55,7 @@ pub enum AttackOutcome {
     Refused,
     /// The data was sent and got no reply. It may have reached a peer that does not respond.
     Silent,
-    /// Granted for an address some of whose ports may be legitimate peers; the test with data decides.
+    /// Granted for an address some of whose ports may be legitimate peers; only the test that sends data can tell.
     AddressOnly,
     Unknown,
     Open,

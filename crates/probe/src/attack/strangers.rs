@@ -34,7 +34,7 @@ pub(super) fn ask(
     for (index, (message, bytes)) in messages.into_iter().enumerate() {
         let socket = udp(server)?;
         socket.set_nonblocking(true)?;
-        // An error here was caused by an earlier datagram.
+        // Errors are ignored, because an error here was caused by an earlier datagram.
         let _ = socket.send(&bytes);
         waiting.push((socket, message, bytes.len()));
         if index % AT_ONCE == AT_ONCE - 1 {
@@ -159,7 +159,7 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let half = hello[..hello.len() / 2].to_vec();
     let twice = [&hello[..], hello].concat();
     let mut again = hello.clone();
-    // Changes the record sequence number, so that this looks like a later record.
+    // Changes the record sequence number, so that the copy looks like a later record.
     if let Some(byte) = again.get_mut(10) {
         *byte = 7;
     }
@@ -194,7 +194,8 @@ const NEW_SUITE: [u8; 2] = [0x13, 0x01];
 /// Extensions: P-256, uncompressed points, ECDSA with SHA-256, extended_master_secret.
 const OLD: [u8; 26] = [0, 10, 0, 4, 0, 2, 0, 23, 0, 11, 0, 2, 1, 0, 0, 13, 0, 4, 0, 2, 4, 3, 0, 23, 0, 0];
 
-/// `padding` is the total length of a padding extension (RFC 7685), if its header fits.
+/// Extensions of a TLS 1.3 ClientHello. `padding` is the total length of a padding extension (RFC 7685), which is left out if its header
+/// does not fit.
 fn extensions_of_13(share: u8, padding: u8) -> Vec<u8> {
     let mut all = match padding.checked_sub(4) {
         Some(rest) => [&[0, 21, 0, rest][..], &vec![0; rest.into()]].concat(),
@@ -223,7 +224,6 @@ fn body(version: [u8; 2], cookie: &[u8], suites: &[u8], extensions: &[u8]) -> Ve
     body
 }
 
-/// Wraps a body in one record (RFC 6347 sections 4.1 and 4.2.2).
 fn record(body: &[u8]) -> Vec<u8> {
     of_message(body, body.len())
 }

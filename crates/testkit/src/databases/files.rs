@@ -32,7 +32,7 @@ pub(super) fn command_in(dir: &Path, program: &Path) -> Command {
         .current_dir(dir)
         .env_clear()
         .env("LC_ALL", "C")
-        // MariaDB removes all temporary tables there when it starts, including those of other servers.
+        // MariaDB removes all temporary tables in this directory when it starts, including those of other servers.
         .env("TMPDIR", dir)
         .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
     if is_root() {

@@ -9,7 +9,7 @@ use super::files::{command_in, make_dir, run};
 
 pub(super) struct Template {
     dir: PathBuf,
-    /// Shell that removes the directory when its standard input ends, as it does when this process exits for any reason.
+    /// Shell that removes the directory when its standard input is closed, which happens when this process exits for any reason.
     _remover: Child,
 }
 

@@ -41,12 +41,12 @@ impl Client {
     }
 
     pub fn is_answered(&self) -> bool {
-        // A closed port causes an ICMP error, which send() may report.
+        // Errors are ignored, because send() may report the ICMP error of a closed port.
         let _ = self.socket.send(&plain_message(BINDING, &[]));
         self.waiting(PATIENCE / 100, || self.receive().is_some())
     }
 
-    /// Length of an Allocate request without credentials, and the 401 response with its challenge.
+    /// Sends an Allocate request without credentials. Returns its length, and the 401 response with its challenge.
     pub fn challenge(&self) -> (usize, Message, Challenge) {
         let request = plain_message(ALLOCATE, &[(REQUESTED_TRANSPORT, &UDP)]);
         self.send_raw(&request);

@@ -16,7 +16,7 @@ use super::{
     length, message,
 };
 
-/// Realm and nonce of a 401 or 438.
+/// Realm and nonce from a 401 or 438 response.
 #[derive(Clone, Debug)]
 pub struct Challenge {
     pub realm: Vec<u8>,
@@ -72,14 +72,12 @@ pub fn signed_request(
 pub struct Message(pub Vec<u8>);
 
 impl Message {
-    /// Checks that the bytes are one complete STUN message.
     pub fn stun(bytes: &[u8]) -> Self {
         assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "not a STUN message: {bytes:?}");
         assert_eq!(bytes[2..4], length(&bytes[20..]).to_be_bytes(), "the length of a STUN message");
         Self(bytes.to_vec())
     }
 
-    /// Message type, or channel number.
     pub fn kind(&self) -> u16 {
         u16::from_be_bytes([self.0[0], self.0[1]])
     }
@@ -106,7 +104,7 @@ impl Message {
         Challenge { realm: self.attribute(REALM), nonce: self.attribute(NONCE) }
     }
 
-    /// IPv4 address in the ALTERNATE-SERVER of a 300 (RFC 8489 section 14.15).
+    /// IPv4 address in the ALTERNATE-SERVER attribute of a 300 response (RFC 8489 section 14.15).
     pub fn alternate(&self) -> SocketAddr {
         let value = self.attribute(ALTERNATE_SERVER);
         let [0, 1, high, low, a, b, c, d] = value[..] else { panic!("not an IPv4 address: {value:?}") };

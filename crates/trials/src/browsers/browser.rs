@@ -12,7 +12,7 @@ pub trait Browser: Sized {
     /// True if the browser rejects IP addresses as the host in a `turns:` URI.
     const TLS_WANTS_NAME: bool;
 
-    /// Returns the reason if the browser cannot run here; `tls` requires trust in a test certificate.
+    /// Returns the reason if the browser cannot run here. If `tls` is set, the browser must be able to trust a test certificate.
     fn available(tls: bool) -> Result<(), String>;
 
     fn open(url: &str, certificate: &Certificate) -> Self;
@@ -57,8 +57,8 @@ impl Browser for Chromium {
 pub(super) fn chromium(home: &Dir) -> Command {
     let mut command = at_home("chromium", home);
     command.args(["--headless=new", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]);
-    // The browser's sandbox works neither for root nor without user namespaces, which many containers lack. The browser opens only the
-    // test's page, so it can do without.
+    // The browser's sandbox works neither for root nor without user namespaces, which many containers lack. It is not needed, because the
+    // browser opens only the test's page.
     command.arg("--no-sandbox");
     command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
     command.arg(format!("--user-data-dir={}", home.path().join("profile").display()));

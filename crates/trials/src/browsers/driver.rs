@@ -92,7 +92,7 @@ impl Driver for Devtools {
             };
         }
         let program = Program::start(&mut command);
-        // Opening a FIFO blocks until the other end is open.
+        // Opening a FIFO blocks until its other end has been opened too.
         let commands = OpenOptions::new().write(true).open(&pipes[0]).expect("a pipe");
         let mut output = File::open(&pipes[1]).expect("a pipe");
         let (sender, answers) = mpsc::channel();
@@ -199,7 +199,7 @@ impl Marionette {
     }
 }
 
-/// Reads one message: length, colon, JSON.
+/// Reads one message, which consists of a length, a colon and JSON.
 fn hear(stream: &mut TcpStream) -> Value {
     let mut length = 0;
     loop {
@@ -226,7 +226,7 @@ impl Driver for Marionette {
         let home = Dir::new();
         // Port 0: Firefox picks a free port and writes it to its profile.
         let mut command = firefox(&home, &[("marionette.port", "0")]);
-        // The colour scheme is a preference that newer versions do not let a test change unless the second preference is set.
+        // Newer versions let a test change the colour scheme, the first preference, only if the second one is set.
         let program =
             Program::start(command.args(["--marionette", "--remote-allow-system-access", "about:blank"]));
         let port: u16 = eventually("Firefox has written its port", || {
@@ -251,7 +251,6 @@ impl Driver for Marionette {
 
     fn show(&mut self, width: u32, height: u32, dark: bool) {
         self.ask("WebDriver:SetWindowRect", json!({ "width": width, "height": height }));
-        // 0 is dark, 1 light.
         let value = i32::from(!dark);
         self.ask("Marionette:SetContext", json!({ "value": "chrome" }));
         let name = "layout.css.prefers-color-scheme.content-override";

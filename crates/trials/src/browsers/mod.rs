@@ -20,7 +20,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// URI of the server (RFC 7065), which does not contain `localhost`, because the ports of the two address families differ.
+    /// URI of the server (RFC 7065). Contains an address rather than `localhost`, because the server's ports differ between IPv4 and IPv6.
     pub fn uri<B: Browser>(self, serve: &Serve, family: IpAddr) -> String {
         let server = serve.address(family);
         match self {
@@ -31,7 +31,7 @@ impl Over {
         }
     }
 
-    /// `relayProtocol` of W3C webrtc-stats.
+    /// Name of the transport in `relayProtocol` (W3C webrtc-stats).
     pub fn name(self) -> &'static str {
         match self {
             Self::Udp => "udp",

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::SOON;
 
 const HTML: &str = include_str!("../../../../tests/interop/browser/page.html");
-/// Contains the documented script that requests credentials.
+/// Document that contains the script that requests credentials.
 const DOCUMENT: &str = include_str!("../../../../docs/credentials.md");
 
 const LONGEST: usize = 1 << 20;
@@ -37,8 +37,7 @@ impl Page {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (settings, report) = (Arc::clone(&settings), Arc::clone(&report));
-                // Browsers open connections that they never use; with a thread for each, these do not block
-                // others.
+                // Each connection gets its own thread, because browsers open connections that they never use, which would block the others.
                 thread::spawn(move || {
                     let _ = answer(stream, &settings, &report);
                 });
@@ -47,7 +46,7 @@ impl Page {
         page
     }
 
-    /// Loopback URL, which browsers treat as secure, so they allow the use of the camera without TLS.
+    /// Loopback URL. Browsers treat it as secure and therefore allow the use of the camera without TLS.
     pub fn url(&self) -> String {
         format!("http://{}/", self.address)
     }

@@ -83,7 +83,7 @@ fn ratios_are_placed_by_their_logarithm() {
     for end in [0.029, 0.033, 1.1, 1.3, 38.0, 55.0, 1.0] {
         assert!(ends.iter().any(|x| (x - expected(end)).abs() <= 1.5), "no end at {end}: {ends:?}");
     }
-    // Ticks are at their values, on both sides of 1.
+    // Each tick is at the position of its value, and there are ticks on both sides of 1.
     let ticks: Vec<(f64, f64)> = texts(&svg)
         .into_iter()
         .filter(|(_, _, y)| *y > bottom)
