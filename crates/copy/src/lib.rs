@@ -33,23 +33,23 @@ use crate::splice::Pipe;
 
 /// Read buffer. Larger sizes gain nothing (a receive queue holds 256 KiB at full speed) and exceed the cache.
 const BUFFER: usize = 256 << 10;
-/// Bytes per read that count as bulk.
+/// Number of bytes above which a read counts as bulk.
 const BULK: usize = 64 << 10;
 /// Consecutive bulk reads before a pipe takes over.
 const BULK_READS: u8 = 4;
-/// Bytes per splice that count as interactive; after `CHATTER_READS` of them in a row the buffer takes over
-/// again. With only 8 of them, full-speed streams switched back and forth a hundred times a second: a core
-/// that keeps up also sees small pieces.
+/// Number of bytes below which a splice counts as interactive. After `CHATTER_READS` of these in a row, the
+/// buffer takes over again. With a limit of 8, full-speed streams switched back and forth a hundred times a
+/// second, because a core that keeps up also sees small pieces.
 const CHATTER: usize = 16 << 10;
 const CHATTER_READS: u8 = 64;
 /// Reads per direction in one turn, for fairness.
 const TURN: usize = 8;
 /// Maximum number of pipes per mover, two descriptors each. Additional bulk flows use the buffer.
 const PIPES: usize = 256;
-/// Bytes below which a splice counts as lean. At full speed, a splice moves far more.
+/// Number of bytes below which a splice is lean. At full speed, a splice moves far more.
 const LEAN: usize = 256 << 10;
 const IDLE_PIPES: usize = 64;
-/// Idle buffers kept for unsent data.
+/// Maximum number of idle buffers to keep for unsent data.
 const SPARE: usize = 16;
 /// Maximum size of a first write that Nagle's algorithm never delays, because it fits in one segment on any
 /// path.
@@ -58,7 +58,7 @@ const ONE_SEGMENT: usize = 500;
 /// One direction of a connection.
 #[derive(Debug, Default)]
 pub struct Flow {
-    /// Bytes read from the source. The owner may add bytes that it read itself.
+    /// Number of bytes read from the source. The owner may add bytes that it has read itself.
     pub bytes: u64,
     held: Held,
     /// The source may have unread data. Set on an event, cleared by [`Mover::pump`].
@@ -70,16 +70,17 @@ pub struct Flow {
     /// End of stream was passed to the sink.
     shut: bool,
     bulk: bool,
-    /// Consecutive reads that contradict `bulk`.
+    /// Number of consecutive reads that contradict `bulk`.
     streak: u8,
-    /// splice(2) is off: urgent byte, kernel refusal, or data that splice(2) cannot see.
+    /// True if splice(2) must not be used, because of an urgent byte, a kernel refusal, or data that
+    /// splice(2) cannot see.
     pub plain: bool,
-    /// Read until the source would block, because a short read does not mean that the queue is empty: after
-    /// an urgent byte or an error, and on Unix sockets, where passed descriptors and urgent bytes cut reads
-    /// short (unix(7)).
+    /// Read until the source would block, because a short read does not mean that the queue is empty. This is
+    /// the case after an urgent byte or an error, and on Unix sockets, where passed descriptors and urgent
+    /// bytes cut reads short (unix(7)).
     pub thorough: bool,
     /// TCP_NODELAY must still be set on the sink before the first write that Nagle's algorithm could delay. A
-    /// connection with a single short request never makes that call.
+    /// connection with a single short request never needs that call.
     pub nodelay_due: bool,
     /// Bytes that may still be read; `None` is unlimited. [`Mover::pump`] counts down and returns
     /// [`Pumped::Spent`] at zero, after passing on the bytes it has read.
@@ -88,7 +89,7 @@ pub struct Flow {
     /// [`Mover::pump`] then sets [`Flow::end_read`] and returns [`Pumped::Idle`] until [`Flow::believe_end`]
     /// confirms the end.
     pub doubts_end: bool,
-    /// See [`Flow::doubts_end`]; cleared by the owner.
+    /// End of stream was read but is in doubt; see [`Flow::doubts_end`]. The owner clears this.
     pub end_read: bool,
 }
 
@@ -97,7 +98,7 @@ pub struct Flow {
 enum Held {
     #[default]
     Nothing,
-    /// Unsent bytes, starting at the offset; never empty.
+    /// Buffer with unsent bytes that start at the offset; there is at least one.
     Bytes(Vec<u8>, usize),
     Pipe(Pipe),
 }
@@ -124,7 +125,7 @@ impl Flow {
         Self { nodelay_due, ..Self::default() }
     }
 
-    /// True if bytes wait for the sink.
+    /// True if bytes wait until the sink accepts them.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         match &self.held {
@@ -138,13 +139,11 @@ impl Flow {
         self.bulk
     }
 
-    /// True if end of stream was read.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// True if end of stream was passed on.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.shut
@@ -219,7 +218,7 @@ pub struct Mover {
     moved: CopyCounts,
 }
 
-/// Work done by a [`Mover`], for counters and for pacing of wake-ups.
+/// Work done by a [`Mover`]. It is used for metrics and to pace wake-ups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyCounts {
     pub spliced: u64,
@@ -296,7 +295,8 @@ impl Mover {
             }
             turn += 1;
             let moved = if splice.unwrap_or(flow.bulk) && !flow.plain && self.lend(flow) {
-                // Little data has arrived in the meantime; let it accumulate while others have their turn.
+                // Little data has arrived since the last splice. Let it accumulate while other flows have
+                // their turn.
                 turn = TURN;
                 self.splice(flow, from)
             } else {
@@ -314,8 +314,8 @@ impl Mover {
         }
     }
 
-    /// Recovers the pipe or buffer of an ended connection. A pipe that still contains data is closed.
-    /// Dropping the flow instead leaves the pool one pipe short.
+    /// Recovers the pipe or buffer of an ended connection. A pipe that still contains data is closed. If the
+    /// flow is dropped instead, the pool loses a pipe.
     pub fn reclaim(&mut self, flow: &mut Flow) {
         match mem::take(&mut flow.held) {
             Held::Nothing => {}
@@ -362,7 +362,7 @@ impl Mover {
         let most = flow.within_budget(usize::MAX);
         let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
         match pipe.fill(from, most) {
-            // 0 also means an urgent byte followed by FIN; its event may come later.
+            // 0 may also mean that an urgent byte precedes FIN, even if its event has not arrived yet.
             Ok(0) if from.is_at_urgent_byte() => {
                 flow.on_urgent(from);
                 self.reclaim(flow);
@@ -373,7 +373,7 @@ impl Mover {
                 self.moved.lean += u32::from(moved < LEAN);
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                // The socket does not support splice(2) (kTLS, an unusual protocol).
+                // The socket does not support splice(2), for example because of kTLS or an unusual protocol.
                 flow.plain = true;
                 self.reclaim(flow);
             }

@@ -1,4 +1,4 @@
-//! Moves stream data inside the kernel: socket, pipe, socket (splice(2)).
+//! Moves stream data inside the kernel, from a socket through a pipe to another socket (splice(2)).
 
 use std::{
     io,
@@ -27,15 +27,15 @@ impl Pipe {
     pub(crate) fn new() -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let (read, write) = (rlimit::unreserved(read)?, rlimit::unreserved(write)?);
-        // After EPERM the pipe keeps its size.
+        // If this fails with EPERM, the pipe keeps its size.
         let _ = fcntl_setpipe_size(&write, SIZE);
         let capacity = fcntl_getpipe_size(&write)?;
         Ok(Self { read, write, capacity, held: 0 })
     }
 
     /// Fills an empty pipe from a socket, up to its capacity and `most` bytes (not 0). `Ok(0)` means end of
-    /// stream, `WouldBlock` an empty socket; with bytes in the pipe, `WouldBlock` could also mean that the
-    /// pipe is full.
+    /// stream, and `WouldBlock` means that the socket is empty. If there were bytes in the pipe, `WouldBlock`
+    /// could also mean that the pipe is full.
     pub(crate) fn fill(&mut self, from: &impl AsFd, most: usize) -> io::Result<usize> {
         let moved = splice(from, &self.write, self.capacity.min(most))?;
         self.held += moved;

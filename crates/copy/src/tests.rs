@@ -18,10 +18,11 @@ const SPLICED: Option<bool> = Some(true);
 const BUFFERED: Option<bool> = Some(false);
 const MODES: [Option<bool>; 3] = [BY_TRAFFIC, SPLICED, BUFFERED];
 
-/// The end that the mover uses, and the far end.
+/// Two ends of a connection: the mover uses the first, the test the second.
 fn pair() -> (TcpSocket, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    // Room for a whole unread message: older kernels open a window of at most 64 KiB before the first read.
+    // Make room for a whole unread message, because older kernels open a window of at most 64 KiB before the
+    // first read.
     socket2::SockRef::from(&listener).set_recv_buffer_size(256 << 10).unwrap();
     let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (near, _) = listener.accept().unwrap();
@@ -131,7 +132,7 @@ fn transfer(copy: Option<bool>, total: usize, appetite: usize) {
     let (mut mover, mut flow) = (Mover::default(), Flow::default());
     let (mut heard, mut buffer, mut blocked) = (0, vec![0; appetite], 0);
     until(|| {
-        // Treats each turn as an event; a read of an empty socket is harmless.
+        // Treat each turn as an event, because reading an empty socket is harmless.
         flow.readable = true;
         match mover.pump(&mut flow, &from, &to, copy, false) {
             Pumped::Idle | Pumped::Again => assert!(!flow.is_blocked()),
@@ -184,7 +185,6 @@ fn end_of_stream_leaves_the_other_direction_open() {
             (mover.pump(&mut there, &ends.from, &ends.to, copy, false) == Pumped::Done).then_some(())
         });
         assert_eq!(ends.sink.read(&mut [0]).unwrap(), 0);
-        // Opposite direction.
         let Ends { source, from, to, sink } = ends;
         let mut turned = Ends { source: sink, from: to, to: from, sink: source };
         message(&mut mover, &mut back, &mut turned, copy, 20_000);
@@ -333,7 +333,7 @@ fn unannounced_urgent_byte_does_not_end_the_stream() {
 
 #[test]
 fn mover_limits_open_and_idle_pipes() {
-    // Two descriptors each.
+    // Each pipe needs two descriptors.
     let needed = 2 * PIPES as u64 + 256;
     assert!(rlimit::raise_open_files(needed) >= needed, "raise the limit on open files (ulimit -n)");
     let (mut mover, mut ends) = (Mover::default(), Ends::new());
@@ -347,7 +347,7 @@ fn mover_limits_open_and_idle_pipes() {
                 flow.readable = true;
                 match mover.pump(&mut flow, &ends.from, &ends.to, SPLICED, false) {
                     Pumped::Blocked => Some(()),
-                    // A window probe has made room.
+                    // A window probe has made room in the sink.
                     _ => {
                         waiting += 32 + fill_up(&ends.to);
                         None

@@ -21,11 +21,11 @@ pub(crate) const GOOD_FOR_S: u64 = 120;
 /// Seconds for which an ended ban is remembered: by another node's clock it may still be in effect.
 const REMEMBERED_S: u64 = GOOD_FOR_S;
 
-/// Subject of a ban. Written as `user NAME@REALM` or `client 192.0.2.0/24`.
+/// Subject of a ban. It is written as `user NAME@REALM` or `client 192.0.2.0/24`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Subject {
-    /// A user, by the full name or by the name that quotas use.
+    /// A user, identified by the full name or by the name that quotas use.
     User { realm: String, name: String },
     /// All clients in a prefix.
     Client(Cidr),
@@ -77,7 +77,8 @@ impl From<Subject> for String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ban {
     pub subject: Subject,
-    /// Unix seconds. 0 for a lifted ban, so that versions without the `lifted` field ignore it.
+    /// End of the ban in Unix seconds; 0 for a lifted ban, so that versions without the `lifted` field ignore
+    /// it.
     pub until: u64,
     /// Free text; may be empty.
     #[serde(default)]
@@ -202,8 +203,8 @@ impl Bans {
         self.unannounced.iter()
     }
 
-    /// Ban to send to the other nodes and the store; `None` if there is none. `kept` is the store's content:
-    /// if a ban was lifted here before this node knew of it, it is lifted now.
+    /// Ban or lift to send to the other nodes and the store; `None` if there is none. `kept` is the store's
+    /// content: if a lift was ordered here before this node knew of the ban, the ban is lifted now.
     pub fn to_announce(&mut self, unix: u64, subject: &Subject, kept: &[Ban]) -> Option<Ban> {
         if self.get(subject).is_none() {
             let ban = kept.iter().find(|ban| ban.subject == *subject && ban.is_in_force(unix))?;
@@ -241,7 +242,7 @@ impl Bans {
         }
     }
 
-    /// Lifts a ban in effect and returns the record for all nodes.
+    /// Lifts a ban in effect, and returns the record that all nodes need.
     pub fn lift(&mut self, unix: u64, subject: &Subject) -> Option<Ban> {
         let ban = self.get(subject).filter(|ban| ban.is_in_force(unix))?;
         let lifted = Ban { until: 0, lifted: ban.until, ..ban.clone() };
@@ -314,7 +315,7 @@ impl Bans {
             || self.clients.iter().any(|(prefix, ban)| prefix.contains(client) && counts(ban))
     }
 
-    /// Returns true if [`Self::expire`] would remove a ban.
+    /// True if [`Self::expire`] would remove a ban.
     #[must_use]
     pub fn has_old(&self, unix: u64) -> bool {
         self.iter().any(|ban| ban.is_over(unix))

@@ -6,9 +6,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
 
-/// Seconds between distribution and first use: several heartbeats of the largest fleet.
+/// Seconds between distribution and first use, which are several heartbeats even in the largest fleet.
 const AHEAD_S: u64 = 60;
-/// Seconds for which a key is kept after its last use, for mobility tickets of long allocations.
+/// Seconds for which a key is kept after its last use, because mobility tickets of long allocations may still
+/// need it.
 const KEPT_S: u64 = 7 * 86_400;
 const MOST: usize = 64;
 
@@ -33,7 +34,7 @@ impl fmt::Debug for Key {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyRing {
-    /// 1 for the first; increases with each change.
+    /// Version of the key ring: 1 for the first, incremented with each change.
     pub version: u64,
     keys: Vec<Key>,
 }
@@ -50,7 +51,7 @@ impl KeyRing {
         &self.keys
     }
 
-    /// Returns true if a new key is due; `rotation_s` is the lifetime of a key in seconds.
+    /// True if a new key is due; `rotation_s` is the lifetime of a key in seconds.
     #[must_use]
     pub fn is_due(&self, unix: u64, rotation_s: u64) -> bool {
         self.keys.last().is_none_or(|newest| newest.from + rotation_s <= unix + AHEAD_S)
@@ -113,7 +114,7 @@ mod tests {
             assert!(ring.is_due(now, DAY), "day {day}");
             ring = ring.rotated(now, [7; 32]);
         }
-        // The newest key is used from day 29. The key of day 21 was used until day 22, just over a week ago.
+        // The newest key is used from day 29 on. The key of day 21 is kept, because it was used until day 22.
         assert_eq!(froms(&ring), (21..30).map(|day| day * DAY).collect::<Vec<_>>());
     }
 

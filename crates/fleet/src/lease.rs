@@ -1,6 +1,6 @@
-//! Quotas of a fleet: the part of a limit that a node may use without asking the store. Nodes exchange data
-//! with the store in the background, for many buckets at a time; no client's request waits for the store's
-//! response.
+//! Quotas of a fleet. A node's quota is the part of a limit that the node may use without asking the store.
+//! Nodes exchange data with the store in the background, for many buckets at a time; no client's request
+//! waits for the store's response.
 //!
 //! ```text
 //!            limit ┬───────────────────────────── Full: the node's own quota
@@ -10,19 +10,19 @@
 //!                0 ┴─────────────────────────────
 //! ```
 //!
-//! The equal shares of all nodes add up to the limit. Once half of the limit is held, the store grants
-//! quotas, never more than is left; reserves shrink with the rest. Possible excess: one allocation per node
-//! at the same moment, the unreported 1/40 of the limit, and up to half of the limit if nodes that do not
-//! know of a bucket get a burst while others hold nearly half. With small limits, a user may open a few
-//! allocations on each node that does not know of any others. A user is refused early only while other nodes
-//! hold the rest in reserve, which they return if unused. Requests of a burst beyond the share are undecided
-//! until the store has responded.
+//! The equal shares of all nodes add up to the limit. Once nodes hold half of the limit, the store grants
+//! quotas, never more than is left, and reserves shrink with the remainder. The limit can be exceeded by one
+//! allocation per node at the same moment, by the unreported 1/40, and by up to half of the limit if nodes
+//! that do not know of the bucket get a burst while others hold nearly half. With small limits, a user may
+//! open a few allocations on each node that does not know of any others. A user is refused before the limit
+//! is reached only while other nodes hold the rest in reserve, which they return if they do not use it.
+//! Requests beyond a node's share are undecided until the store has responded.
 //!
 //! A node reports absolute numbers, never differences, so each report makes up for lost ones.
 //!
-//! A node keeps its quota if the store forgets it. Until the store knows again what all nodes hold
-//! ([`Books`]), it grants nothing: each node claims its quota ([`reclaim`]) and grants its equal share of
-//! each limit. A short excess is better than a refused call.
+//! A node keeps its quota if the store forgets it. Until it knows again what all nodes hold ([`Books`]), the
+//! store grants nothing. In the meantime, each node claims its quota ([`reclaim`]) and grants its equal share
+//! of each limit. A short excess is better than a refused call.
 
 use foldhash::quality::RandomState;
 use hashbrown::{HashMap, HashSet};
@@ -32,15 +32,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Bucket(pub [u8; 16]);
 
-/// Level to which all nodes together fill a bucket, as last reported by the store.
+/// Extent to which all nodes together use a limit, as last reported by the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Less than half.
+    /// Less than half of the limit is held.
     #[default]
     Calm,
-    /// Half or more.
+    /// Half of the limit or more is held.
     Heavy,
-    /// All of it.
+    /// The whole limit is held.
     Full,
 }
 
@@ -62,8 +62,8 @@ impl Level {
 }
 
 /// The store's grant for a node that uses `used` and wants `want`. All nodes hold `sum`, of which this one
-/// held `old`. Returns the new quotas of the node and of all nodes. Reported use is always accepted, even above the
-/// limit. The store's script does the same.
+/// held `old`. Returns the new quota of the node, the new sum, and the level. Reported use is always
+/// accepted, even above the limit. The store's script does the same.
 #[must_use]
 pub fn grant(limit: u32, nodes: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, Level) {
     let others = sum.saturating_sub(old);
@@ -88,14 +88,14 @@ pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u3
 pub enum Books {
     /// Complete; the store can grant.
     Whole,
-    /// Incomplete. Incomplete, but this node remembers its grants and how much was left.
+    /// Incomplete, but this node remembers its grants and how much was left.
     Recovering,
     /// Incomplete or not yet queried; this node has just started and does not know the others' quotas.
     #[default]
     Unknown,
 }
 
-/// Conditions for all buckets.
+/// Conditions that apply to all buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// Nodes that share the limits.
@@ -140,21 +140,23 @@ pub enum Denial {
     Undecided,
 }
 
-/// Number of allocations that a client with several interfaces may open at the same time. A node takes this
-/// many from a calm bucket without asking the store, unless the other nodes could hold more than the rest.
+/// Number of allocations that a client with several interfaces may open at the same time. A node may use this
+/// many from a calm bucket without asking the store, unless that could exceed the limit together with what
+/// other nodes hold.
 const BURST: u32 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     used: u32,
     held: u32,
-    /// Use according to the last report to the store; 0 if not reported.
+    /// Use that was last reported to the store; 0 if none was.
     told: u32,
     /// A request is in flight; the store may have processed it.
     asked: bool,
     /// Smallest amount requested since the last response.
     wanted: u32,
-    /// The store had nothing left at the last request; new allocations are denied until this exchange.
+    /// Number of the exchange until which new allocations are denied, because the store had nothing left at
+    /// the last request.
     denied_until: u64,
     /// The store has lost this bucket, and it has not been reported again yet.
     is_lost: bool,
@@ -165,7 +167,7 @@ struct Share {
 }
 
 impl Share {
-    /// Returns true if one more allocation is allowed.
+    /// True if one more allocation is allowed.
     fn allows(&self, level: Level, Terms { nodes, books, .. }: Terms) -> bool {
         let few = BURST.min(self.limit / 2 + 1);
         let unasked = match (books, level) {
@@ -182,12 +184,12 @@ impl Share {
         if self.is_known() { self.room.max(self.limit / 2) } else { self.limit }
     }
 
-    /// Returns true if the store may know of this share, and must be informed when it ends.
+    /// True if the store may know of this share, so that it must be informed when the share ends.
     fn is_known(&self) -> bool {
         self.held > 0 || self.told > 0 || self.asked
     }
 
-    /// Returns true if this share is too small to be reported.
+    /// True if this share is too small to be reported.
     fn is_small(&self, nodes: u32) -> bool {
         self.held == 0 && self.used <= untold(self.limit, nodes)
     }
@@ -202,14 +204,14 @@ impl Share {
         }
     }
 
-    /// Amount to keep for future use. A calm bucket needs no reserve, and the quota of a full one is needed
-    /// elsewhere.
+    /// Amount to keep for future use. A calm bucket needs no reserve, and in a full one other nodes need the
+    /// quota.
     fn reserve(&self, level: Level, nodes: u32) -> u32 {
         if level == Level::Heavy && self.used > 0 { self.room / (8 * nodes.max(1)) } else { 0 }
     }
 }
 
-/// Part of a limit that a node never reports.
+/// Use that a node need not report.
 fn untold(limit: u32, nodes: u32) -> u32 {
     limit / (40 * nodes.max(1))
 }
@@ -266,8 +268,8 @@ pub struct Ledger {
     exchanges: u64,
 }
 
-/// Number of exchanges for which a denial by the store is valid: long enough for the client's retransmissions
-/// (ten seconds in a small fleet). After that, other nodes may have returned some of their quota.
+/// Number of exchanges for which a denial by the store remains valid: ten seconds in a small fleet, which
+/// covers the client's retransmissions. By then, other nodes may have returned some of their quota.
 const DENIED_FOR: u64 = 100;
 
 impl Ledger {
@@ -280,7 +282,7 @@ impl Ledger {
             if is_unused {
                 self.forget(&bucket);
             } else if level != Level::Full {
-                // The quota was too small for the demand, so more is requested.
+                // The quota was too small, so request more.
                 share.recent = share.recent.saturating_add(1);
                 self.dirty.insert(bucket);
             }
@@ -344,7 +346,7 @@ impl Ledger {
         (share.told, share.room) = (told, share.limit.saturating_sub(sum));
         let is_denied = held <= told && share.wanted > told;
         share.denied_until = if is_denied { self.exchanges + DENIED_FOR } else { 0 };
-        // If nothing was used since the request, the amount beyond the reserve is returned in another
+        // If no allocation was opened since the request, return the part beyond the reserve in another
         // exchange.
         let idle = if share.recent == 0 { held.saturating_sub(share.used) } else { 0 };
         let reserve = share.reserve(levels.get(&bucket), terms.nodes);
@@ -359,23 +361,23 @@ impl Ledger {
             .extend(asks.iter().map(|ask| ask.bucket).filter(|bucket| self.shares.contains_key(bucket)));
     }
 
-    /// Applies a change of level: a node with a reserve in a full bucket checks whether it still needs it.
+    /// Applies a change of level: a node checks whether it still needs its reserve in a full bucket.
     pub fn level_changed(&mut self, bucket: Bucket, level: Level) {
         if level == Level::Full && self.shares.get(&bucket).is_some_and(|share| share.held > share.used) {
             self.dirty.insert(bucket);
         }
     }
 
-    /// Reports everything again after the store has lost it. If something was granted in the meantime, the
-    /// quota may already belong to another node.
+    /// Reports everything again after the store has lost it. If the store has granted quotas in the meantime,
+    /// it may already have granted this node's to another.
     pub fn tell_all(&mut self, terms: Terms) {
         self.lost = 0;
         for (bucket, share) in &mut self.shares {
             if terms.books == Books::Whole {
                 (share.held, share.told) = (0, 0);
             } else {
-                // The part that this node wanted to return may belong to another node, even though the
-                // response was lost.
+                // The part that this node wanted to return may already belong to another node, even though
+                // the response was lost.
                 if share.asked {
                     share.held = share.held.min(share.wanted.max(share.used));
                 }

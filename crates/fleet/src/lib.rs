@@ -1,5 +1,5 @@
-//! Rules of a fleet: many servers that act as one service. Uses no sockets, clocks or threads; time and
-//! random numbers are arguments. `stores` keeps the shared state, and `serve` connects the two.
+//! Rules of a fleet, many servers that act as one service. This crate uses no sockets, clocks or threads;
+//! time and random numbers are arguments. `stores` keeps the shared state, and `serve` connects the two.
 //!
 //! ```text
 //!  records of all nodes ──▶ Members ──▶ FleetView ──▶ where a client goes               (placement)

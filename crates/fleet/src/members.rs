@@ -1,8 +1,8 @@
-//! Nodes of a fleet, as one node sees them. A node is a member once its card has been read; only nodes with
-//! the fleet's secret can write cards. A node is gone when its record has not changed for a long time. Only
-//! time during which the store responded to us is counted, so that a store outage removes no node, and clocks
-//! of different machines are never compared. Redirects to a node stop much sooner: when its record is old by
-//! the store's clock, or another node has reported the record as overdue.
+//! The nodes of a fleet, as seen by one of them. A node is a member once its card has been read; only nodes
+//! with the fleet's secret can write cards. A node is gone when its record has not changed for a long time.
+//! Only time during which the store responded to us is counted, so that a store outage removes no node, and
+//! clocks of different machines are never compared. Redirects to a node stop much sooner: when its record is
+//! old by the store's clock, or another node has reported the record as overdue.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -69,7 +69,7 @@ impl FleetMembers {
             member.silent_ms += passed;
         }
         for Record { name, stamp_ms, beat } in records {
-            // The age of a new record is known only by the store's clock.
+            // The age of a new record can only be determined with the store's clock.
             let age_ms = store_ms.saturating_sub(stamp_ms);
             let known = self.nodes.get_mut(&name);
             match known.filter(|known| known.beat.incarnation == beat.incarnation) {
@@ -124,7 +124,8 @@ impl FleetMembers {
         joined
     }
 
-    /// Another node has reported this one's record as overdue. Returns true if that was not known yet.
+    /// Handles another node's report that this node's record is overdue. Returns true if that was not known
+    /// yet.
     pub fn doubt(&mut self, name: &NodeName, incarnation: u64) -> bool {
         let Some(member) = self.nodes.get_mut(name) else { return false };
         let is_news = member.beat.incarnation == incarnation && member.is_heard();
@@ -132,7 +133,7 @@ impl FleetMembers {
         is_news
     }
 
-    /// A node has announced that it is leaving.
+    /// Handles a node's announcement that it is leaving.
     pub fn left(&mut self, name: &NodeName, incarnation: u64) -> Option<Change> {
         let member = self.nodes.get(name).filter(|member| member.beat.incarnation == incarnation)?;
         let (number, was_known) = (member.beat.number, member.card.is_some());
@@ -161,14 +162,14 @@ impl FleetMembers {
 }
 
 impl Member {
-    /// Returns true if clients may be redirected to this node.
+    /// True if clients may be redirected to this node.
     #[must_use]
     pub fn is_heard(&self) -> bool {
         self.is_heard_but_for(0)
     }
 
-    /// Returns true if it has missed no heartbeat. Clients that could be served here are not redirected to a
-    /// late node: a failed one would look idle, because the other nodes get its clients.
+    /// True if it has missed no heartbeat. Clients that could be served here are not redirected to a
+    /// node that is late. If it has failed, it only looks idle, because the other nodes get its clients.
     #[must_use]
     pub fn is_on_time(&self) -> bool {
         self.is_heard() && self.age_ms <= LATE_MS
@@ -246,7 +247,7 @@ mod tests {
         }
     }
 
-    /// Our clock, and that of a store one hour ahead. All cards are read.
+    /// Applies records with our clock and that of a store one hour ahead, and reads all cards.
     fn look(members: &mut FleetMembers, now_ms: u64, records: Vec<Record>) -> Vec<Change> {
         look_at(members, (now_ms, now_ms + 3_600_000, u64::MAX), records)
     }
@@ -263,7 +264,7 @@ mod tests {
         changes
     }
 
-    /// The node's secret is wrong, or the node was refused.
+    /// A node has no card if its secret is wrong or the store refused it.
     #[test]
     fn node_without_a_card_is_not_a_member() {
         let mut members = FleetMembers::default();

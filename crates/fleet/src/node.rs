@@ -54,7 +54,7 @@ impl From<NodeName> for String {
     }
 }
 
-/// Address for clients that use one transport, such as `tls://203.0.113.5:5349`.
+/// Public address and transport at which clients reach a node, such as `tls://203.0.113.5:5349`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Entrance {
@@ -102,14 +102,14 @@ impl From<Entrance> for String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     pub name: NodeName,
-    /// Random; distinguishes processes with the same name.
+    /// Random number that distinguishes processes with the same name.
     pub incarnation: u64,
-    /// Nodes in one zone are near each other; may be empty.
+    /// Name of the zone, may be empty. Nodes in one zone are near each other.
     #[serde(default)]
     pub zone: String,
     pub version: String,
     pub entrances: Vec<Entrance>,
-    /// Name in its certificate, sent to TLS and DTLS clients in redirects.
+    /// Name in the node's certificate. Redirects include it for TLS and DTLS clients.
     #[serde(default)]
     pub domain: Option<String>,
 }
@@ -119,7 +119,7 @@ pub struct Load {
     pub allocations: u32,
     /// Maximum allocations.
     pub most_allocations: u32,
-    /// Payload in bits per second, both directions.
+    /// Relayed payload in bits per second, both directions together.
     pub bits_per_second: u64,
     /// Configured capacity in bits per second; 0 if not configured.
     pub most_bits_per_second: u64,
@@ -130,7 +130,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// The largest of the four shares: 0 is idle, 1 is full.
+    /// The highest utilization among allocations, traffic, relay ports and CPU: 0 is idle, 1 is full.
     #[must_use]
     pub fn busy(&self) -> f64 {
         let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
@@ -155,7 +155,7 @@ impl Load {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beat {
-    /// Assigned by the store, for CONNECTION-IDs and tickets. 1 to [`MOST_NODES`].
+    /// Number from 1 to [`MOST_NODES`] that the store assigns, for CONNECTION-IDs and tickets.
     pub number: u16,
     /// Same as in the node's card.
     pub incarnation: u64,
@@ -164,7 +164,7 @@ pub struct Beat {
 }
 
 impl Beat {
-    /// Fields after the number, which the store inserts itself.
+    /// Rest of the record. The store prepends number and incarnation, because it assigns the number.
     #[must_use]
     pub fn rest(draining: bool, load: &Load) -> String {
         let Load {
@@ -183,7 +183,7 @@ impl Beat {
     }
 }
 
-/// The store's format: number, incarnation, [`Beat::rest`]. Additional fields from newer versions are
+/// Parses the store's format: number, incarnation, [`Beat::rest`]. Additional fields from newer versions are
 /// ignored.
 impl FromStr for Beat {
     type Err = ();

@@ -1,6 +1,6 @@
-//! Messages between nodes through the store: broadcasts, and requests to one node. They are sealed, so that
-//! only nodes with the fleet's secret can give commands; dated, so that old commands are not repeated; and
-//! each is executed only once, even if it is replayed.
+//! Messages that nodes send each other through the store: broadcasts, and requests to one node. They are
+//! sealed, so that only nodes with the fleet's secret can give commands. They contain the time, so that old
+//! commands are ignored. Each is executed only once, even if replayed.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -49,13 +49,13 @@ pub enum Notice {
     Unban {
         subject: Subject,
     },
-    /// Drops a user from caches: the credential was changed or removed.
+    /// Removes a user from caches, because the credential was changed or deleted.
     Revoked {
         realm: String,
         name: String,
     },
     RulesChanged,
-    /// A certificate was ordered, a challenge is pending, or an order failed.
+    /// The state of a certificate order has changed, for example because a challenge is pending.
     OrdersChanged,
     Question(Question),
 }
@@ -65,11 +65,11 @@ pub struct Question {
     pub id: u64,
     pub to: NodeName,
     pub method: String,
-    /// Includes the query.
+    /// Request path, including the query.
     pub path: String,
     /// Access level of the requester on the node that asks.
     pub rights: Rights,
-    /// Requester, for the log.
+    /// User who made the request, for the log.
     pub by: String,
 }
 
@@ -108,8 +108,8 @@ impl Message {
     }
 }
 
-/// Messages that have been opened, so that none is executed twice. When full, the oldest are forgotten, and
-/// refused if they arrive again.
+/// Remembers opened messages, so that none is executed twice. If full, it forgets the oldest and refuses
+/// messages of that age.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Remembered", into = "Remembered")]
 pub struct Opened {
@@ -144,7 +144,7 @@ impl From<Remembered> for Opened {
 pub enum Refused {
     /// Sealed with another secret, too old or too new, or of an unknown kind.
     Unreadable,
-    /// Executed before, possibly by a previous process.
+    /// The message was executed before, possibly by a previous process.
     Repeated,
 }
 
@@ -159,7 +159,8 @@ impl Opened {
         Self { forgotten: unix.checked_sub(Self::BEFORE_START_S + 1), ..Self::default() }
     }
 
-    /// Maximum number of remembered messages, 48 bytes each: allows 273 per second over their validity.
+    /// Maximum number of remembered messages, 48 bytes each. This allows 273 messages per second for as long
+    /// as they are valid.
     pub const MOST: usize = 1 << 16;
 
     /// Opens a recent message, but only once.
@@ -167,7 +168,7 @@ impl Opened {
         let message = Message::open(sealer, unix, sealed).ok_or(Refused::Unreadable)?;
         let (_, tag) = sealed.split_last_chunk().ok_or(Refused::Unreadable)?;
         self.forget(unix);
-        // The clock may have been ahead, and corrected since then.
+        // Our clock may have been ahead and have been corrected since then.
         self.forgotten = self.forgotten.map(|forgotten| forgotten.min(unix + GOOD_FOR_S));
         let is_old = self.forgotten.is_some_and(|forgotten| message.at <= forgotten);
         if is_old || !self.tags.insert(*tag) {
@@ -284,7 +285,6 @@ mod tests {
             let said = opened.open(&sealer, 1000, &sealed(&sealer, at, 1));
             assert_eq!(said.is_ok(), is_heard, "{at}");
         }
-        // The clock was an hour ahead.
         let mut opened = Opened::since(5000);
         let mut hears = |unix| opened.open(&sealer, unix, &sealed(&sealer, unix, 2)).is_ok();
         assert_eq!([hears(1400), hears(1520), hears(1521)], [false, false, true]);
@@ -303,14 +303,13 @@ mod tests {
         for sealed in all.iter().step_by(97) {
             assert_eq!(opened.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }
-        // The process that takes over does not execute them again either.
+        // The process that takes over does not execute the messages again either.
         let text = serde_json::to_string(&opened).unwrap();
         let mut taken: Opened = serde_json::from_str(&text).unwrap();
         for sealed in all.iter().step_by(97) {
             assert_eq!(taken.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }
         assert!(opened.open(&sealer, 1060, &sealed(&sealer, 1060, most + 100)).is_ok());
-        // All messages have expired.
         assert!(opened.open(&sealer, 2000, &sealed(&sealer, 2000, 1)).is_ok());
         assert_eq!((opened.tags.len(), opened.by_time.len()), (1, 1));
     }

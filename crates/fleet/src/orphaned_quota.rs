@@ -1,6 +1,6 @@
 //! Detects records of dead nodes, whose quotas another node then returns. A live node must never be affected,
-//! so a record must be old by the store's clock and unchanged by ours, because the store's clock may be
-//! changed.
+//! so a record must be old by the store's clock and must not have changed for some time by ours, because the
+//! store's clock may be set.
 
 use std::collections::HashMap;
 
@@ -9,8 +9,8 @@ use crate::{
     node::NodeName,
 };
 
-/// Age at which a record counts as orphaned. Nodes that lost their connection to the store have reconnected
-/// by then.
+/// Age at which a record counts as orphaned. By then, nodes that lost their connection to the store have
+/// reconnected.
 const ABANDONED_MS: u64 = 2 * GONE_MS;
 
 /// Observed records of all nodes.
@@ -21,9 +21,9 @@ pub struct OrphanedQuota {
 }
 
 impl OrphanedQuota {
-    /// Applies the records, read at `now_ms` by our clock and `store_ms` by the store's. The store has
-    /// responded to every request for `steady_ms`. Returns names and numbers of nodes that are dead, or whose
-    /// quotas were only partly returned.
+    /// Examines the records, which were read at `now_ms` by our clock and at `store_ms` by the store's. The
+    /// store has responded to every request for `steady_ms`. Returns names and numbers of nodes that are
+    /// dead, or whose quotas were only partly returned.
     pub fn look(
         &mut self,
         now_ms: u64,

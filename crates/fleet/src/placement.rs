@@ -1,5 +1,5 @@
-//! Choice of the node for a new allocation. All loads, including our own, are those of the last heartbeat: no
-//! node considers itself busy only because the others' figures are older.
+//! Choice of the node for a new allocation. All loads, including our own, are those of the last heartbeat:
+//! otherwise, a node would consider itself busy only because the others' figures are older.
 //!
 //! ```text
 //!  share of new clients that is redirected
@@ -31,7 +31,7 @@ use crate::{
     node::Card,
 };
 
-/// Excess over the mean at which redirects begin, and at which all clients are redirected.
+/// Excess over the mean load at which redirects begin, and excess at which all clients are redirected.
 const BEGIN: f64 = 0.01;
 const END: f64 = 0.04;
 /// Load below which a node keeps its clients, because a redirect costs them time.
@@ -39,7 +39,8 @@ const WORTH: f64 = 0.2;
 /// Load below which a zone keeps its clients.
 const ZONE_WORTH: f64 = 0.5;
 
-/// Maximum load of a node that takes clients from nodes in their reserve, which prevents redirect loops.
+/// Maximum load at which a node takes clients from nodes that are down to their reserve, to prevent redirect
+/// loops.
 const ROOMY: f64 = 0.95;
 
 const TRANSPORTS: usize = 4;
@@ -68,7 +69,7 @@ pub struct RedirectTarget {
 pub struct FleetView {
     nodes: Vec<Seen>,
     by_number: HashMap<u16, u32>,
-    /// Mean load of nodes that accept redirects: in the zone, and in all zones.
+    /// Mean load of the nodes that accept redirects, in this zone and in all zones.
     near_mean: f64,
     mean: f64,
     /// Number of nodes that redirect within the zone, and number of nodes that redirect to other zones.
@@ -141,7 +142,7 @@ impl FleetView {
         Charges(self.nodes.iter().map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// Adds the redirects since the heartbeats of the view `before`.
+    /// Converts `charges`, which are indexed by the nodes of the view `before`, to the indexes of this view.
     #[must_use]
     pub fn charges_after(&self, before: &Self, charges: &Charges) -> Charges {
         let sent = |seen: &Seen| {
@@ -151,8 +152,8 @@ impl FleetView {
         Charges(self.nodes.iter().map(sent).collect())
     }
 
-    /// Target for a client of node `own` with this transport and family; `None` if it should stay, or no node
-    /// can take it. `dice` are random numbers.
+    /// Target for a client of node `own` with this transport and family; `None` if the client should stay, or
+    /// if no node can take it. `dice` are random numbers.
     #[must_use]
     pub fn choose(
         &self,
@@ -188,7 +189,7 @@ impl FleetView {
                     return None;
                 };
                 let (place, estimate) = pair(places, senders.max(1))?;
-                // The redirects since the last heartbeat already bring the target to the mean.
+                // The redirects since the last heartbeat have already brought the target up to the mean.
                 if estimate > mean * (1.0 + BEGIN) {
                     return None;
                 }
@@ -398,7 +399,6 @@ mod tests {
         FleetView::new(zone, &members)
     }
 
-    /// Pseudo-random numbers.
     fn dice(seed: &mut u64) -> [u64; 3] {
         [0; 3].map(|_| {
             *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -463,7 +463,7 @@ mod tests {
         let went = |allocations| {
             let view = with(allocations);
             let mut seed = 1;
-            // Fresh charges for each client, to measure the share rather than the room.
+            // New charges for each client, so that earlier redirects do not count.
             let goes = |_: &u32| {
                 view.choose(number("a"), &view.charges(), Need::None, UDP, dice(&mut seed)).is_some()
             };

@@ -1,6 +1,6 @@
 //! Intervals of requests to the store, chosen so that many nodes neither overload it nor synchronize.
 
-/// Interval at which all nodes are read, shortest and longest.
+/// Shortest and longest interval at which a node reads the records of all nodes, in milliseconds.
 const SHORTEST_MS: u64 = 1000;
 const LONGEST_MS: u64 = 5000;
 /// Reads per second by the whole fleet. A read returns all records, so at a fixed interval per node the cost
@@ -8,7 +8,7 @@ const LONGEST_MS: u64 = 5000;
 /// per second.
 const LOOKS_A_SECOND: u64 = 200;
 
-/// Interval in milliseconds at which all nodes are read.
+/// Interval in milliseconds at which a node reads the records of all nodes.
 #[must_use]
 pub fn look_period_ms(nodes: usize) -> u64 {
     (nodes as u64 * 1000 / LOOKS_A_SECOND).clamp(SHORTEST_MS, LONGEST_MS)
@@ -20,8 +20,8 @@ pub fn exchange_period_ms(nodes: usize) -> u64 {
     look_period_ms(nodes) / 10
 }
 
-/// Reconnect back-off: a random part of a doubling time, so that nodes that lost the store at the same time
-/// reconnect one after the other.
+/// Delay before reconnecting, doubled after each failure and randomized, so that nodes do not all reconnect
+/// at the same time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     tried: u32,
@@ -35,7 +35,7 @@ impl Backoff {
     pub fn next_ms(&mut self, dice: u64) -> u64 {
         let most = (Self::FIRST_MS << self.tried.min(10)).min(Self::LONGEST_MS);
         self.tried = self.tried.saturating_add(1);
-        // Never zero: a store that refuses immediately must not be retried in a busy loop.
+        // The delay is never zero, so that a store that refuses immediately is not retried in a busy loop.
         most / 10 + dice % (most - most / 10)
     }
 

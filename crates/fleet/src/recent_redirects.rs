@@ -1,10 +1,10 @@
 //! Clients that were redirected recently. A client that ignores a 300 retries here and is then served. The
 //! table has a fixed size and stores hashes; a client whose entry was overwritten is redirected once more.
 
-/// Seconds.
+/// Seconds for which a redirect is remembered.
 const REMEMBERED_S: u32 = 60;
-/// 192 KiB. At 10,000 redirects per second, each is remembered for about as long as a client waits for a
-/// response.
+/// Number of entries, 192 KiB in total. At 10,000 redirects per second, each is remembered for about as long
+/// as a client waits for a response.
 const PLACES: usize = 1 << 14;
 
 #[derive(Clone, Copy, Default)]
@@ -24,7 +24,8 @@ impl Default for RecentRedirects {
 }
 
 impl RecentRedirects {
-    /// Returns true for the client's first request or its retransmission. Both arguments are hashes.
+    /// True if the client may be redirected: this is its first request or a retransmission of it.
+    /// `who` and `request` are hashes.
     #[must_use]
     pub fn may_go(&self, unix: u64, who: u64, request: u64) -> bool {
         let (place, who, request) = parts(who, request);

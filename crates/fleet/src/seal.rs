@@ -1,4 +1,4 @@
-//! Encryption of data in the store with a key derived from the fleet's secret, and opaque bucket names.
+//! Encrypts data in the store with a key derived from the fleet's secret, and derives opaque bucket names.
 //!
 //! ```text
 //!  0             12                                   +16
@@ -20,7 +20,7 @@ use zeroize::{Zeroize as _, Zeroizing};
 use crate::lease::Bucket;
 
 const NONCE_LEN: usize = 12;
-/// The tag authenticates nonce and text, and is unique to each sealed text.
+/// Length of the tag, which authenticates nonce and text and is different for each sealed text.
 pub(crate) const TAG_LEN: usize = 16;
 
 /// Keys derived from the fleet's secret; never printed, and overwritten on drop.
@@ -37,8 +37,8 @@ impl Sealer {
         Self { sealing: key(b"turnpike fleet seal"), naming: key(b"turnpike fleet bucket") }
     }
 
-    /// Encrypts with the purpose as associated data, so it opens for no other purpose. `nonce` is random;
-    /// even among 2^32 texts of a fleet, two are unlikely to have the same nonce.
+    /// Encrypts a text with the purpose as associated data, so that it cannot be opened for another purpose.
+    /// `nonce` must be random; even among 2^32 texts, two are unlikely to have the same nonce.
     #[must_use]
     pub fn seal(&self, purpose: &str, text: &[u8], nonce: [u8; NONCE_LEN]) -> Vec<u8> {
         let mut sealed = Vec::with_capacity(NONCE_LEN + text.len() + TAG_LEN);
@@ -84,13 +84,13 @@ impl Sealer {
         self.bucket(&[b"realm\0", realm.as_bytes()])
     }
 
-    /// Bucket of a user. Realm names have no control characters.
+    /// Bucket of a user. Buckets never collide, because realm names contain no control characters.
     #[must_use]
     pub fn user(&self, realm: &str, identity: &str) -> Bucket {
         self.bucket(&[b"user\0", realm.as_bytes(), b"\0", identity.as_bytes()])
     }
 
-    /// Opaque name of a field of certificate orders.
+    /// Opaque name for a field of the record of certificate orders.
     #[must_use]
     pub fn order(&self, field: &str) -> Bucket {
         self.bucket(&[b"order\0", field.as_bytes()])

@@ -18,14 +18,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{lease::Books, members::BEAT_MS};
 
-/// Nodes that lost the store for less than 3 s have reconnected by then; after that, a node uses its own
-/// limits.
+/// Duration of the recovery, unless a node is still reporting. By then, nodes that lost the store for less
+/// than 3 s have reconnected; a node that lost it for longer uses its own limits.
 pub const SETTLE_MS: u64 = 5 * BEAT_MS;
-/// Minimum duration even if all known nodes have reported, because nodes may not know each other yet.
+/// Minimum duration of the recovery, even if all known nodes have reported, because nodes may not know each
+/// other yet.
 pub const SHORTEST_MS: u64 = BEAT_MS;
 /// Maximum wait for a node that is reporting, counted from its last heartbeat.
 pub const TELLING_MS: u64 = 3 * BEAT_MS;
-/// Maximum duration.
+/// Maximum duration of the recovery.
 pub const LONGEST_MS: u64 = 120 * BEAT_MS;
 
 /// A period in which the store has lost nothing.
@@ -40,7 +41,7 @@ pub struct StoreEpoch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochState {
     pub era: StoreEpoch,
-    /// All nodes that can be expected to report have reported their quotas.
+    /// All nodes expected to report their quotas have done so.
     pub is_whole: bool,
 }
 
@@ -121,7 +122,7 @@ pub enum EpochChange {
     Nothing,
     /// The store has lost data: remove the remaining records of this node and report everything again.
     Begins,
-    /// The store grants, again or for the first time.
+    /// The store grants quotas, again or for the first time.
     Ends,
 }
 
@@ -130,7 +131,7 @@ pub enum EpochChange {
 pub struct Recovery {
     era: StoreEpoch,
     books: Books,
-    /// Number of nodes that it knew when the store was last complete.
+    /// Number of nodes that this node knew when the store was last complete.
     members: u32,
     /// Number of nodes at the last read.
     seen: u32,
@@ -178,7 +179,7 @@ impl Recovery {
         self.is_to_clear &= self.era != era;
     }
 
-    /// Returns true until the old records are removed. Reports before that would be removed too.
+    /// Returns true until the old records are removed. Reports sent earlier would be removed with them.
     #[must_use]
     pub fn is_to_clear(&self) -> bool {
         self.is_to_clear
@@ -201,7 +202,7 @@ impl Recovery {
         self.era
     }
 
-    /// Number of nodes that it knew when the store was last complete; 0 if the store never was.
+    /// Number of nodes known when the store was last complete; 0 if it never was.
     #[must_use]
     pub fn members(&self) -> u32 {
         self.members

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{UdpOptions, UdpSocket, sys};
 
-/// Ordered by speed. `--datapath auto` uses [`Datapath::best`].
+/// Data paths, slowest first. `--datapath auto` uses [`Datapath::best`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Datapath {
     /// recvmsg, sendmsg: one datagram per call.
@@ -21,7 +21,7 @@ pub enum Datapath {
 }
 
 impl Datapath {
-    /// Fastest data path of this kernel, and the reason in one sentence.
+    /// Fastest data path that this kernel supports, and the reason in one sentence.
     pub fn best() -> (Self, String) {
         match probe_segmentation() {
             Ok(()) => (Self::Gso, "the kernel has UDP_GRO and UDP_SEGMENT".to_owned()),

@@ -8,11 +8,11 @@
 //! Tx::flush                          UDP_SEGMENT super-packets, sendmmsg or sendmsg, depending on the Datapath
 //! ```
 //!
-//! This page is the whole API, except for limits of the process ([`rlimit`]) and its system call filter
+//! This page lists the whole API, except for the process's limits ([`rlimit`]) and its system call filter
 //! ([`system_calls`]).
 //!
-//! This crate knows nothing about TURN, forwarding or threads. Together with `offload` it contains all
-//! `unsafe` kernel calls.
+//! This crate knows nothing about TURN, forwarding or threads. All `unsafe` kernel calls are here or in
+//! `offload`.
 
 mod datapath;
 mod error_queue;

@@ -112,8 +112,8 @@ impl PassedSockets {
         }
     }
 
-    /// Socket of worker `worker` on this address: a passed one, or a newly bound one if too few were passed.
-    /// `InvalidInput` if BindIPv6Only= of a wildcard address does not match `options`.
+    /// Returns the socket of worker `worker` on this address: a passed one, or a newly bound one if too few
+    /// were passed. `InvalidInput` if BindIPv6Only= of a wildcard address does not match `options`.
     pub fn udp(&self, worker: usize, address: SocketAddr, options: &UdpOptions) -> io::Result<UdpSocket> {
         match self.claim(Transport::Udp, address, worker)? {
             Some(passed) => UdpSocket::adopt(passed, options),
@@ -161,7 +161,8 @@ impl PassedSockets {
     }
 }
 
-/// Compares IPV6_V6ONLY, which is fixed at bind(2) and matters only for the wildcard address.
+/// Checks that IPV6_V6ONLY is as required. It cannot change after bind(2), and matters only for the wildcard
+/// address.
 pub(crate) fn check_families(socket: &SockRef<'_>, local: SocketAddr, dual_stack: bool) -> io::Result<()> {
     if !local.is_ipv6() || !local.ip().is_unspecified() || socket.only_v6()? != dual_stack {
         return Ok(());

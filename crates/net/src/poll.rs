@@ -22,12 +22,12 @@ pub struct Event {
     pub token: u64,
     pub readable: bool,
     pub writable: bool,
-    /// EPOLLERR: read the error queue of UDP sockets with `errors`, otherwise receive. The event repeats
-    /// until the error is read.
+    /// EPOLLERR: read the error queue of a UDP socket with `errors`; on other sockets, receive. The event
+    /// repeats until the error is read.
     pub error: bool,
     /// EPOLLRDHUP, edge-triggered only: the peer has sent FIN or the connection is broken.
     pub closed: bool,
-    /// EPOLLPRI, edge-triggered only: an urgent byte is queued; reads stop short at it.
+    /// EPOLLPRI, edge-triggered only: an urgent byte is queued, before which reads stop.
     pub priority: bool,
 }
 
@@ -82,7 +82,7 @@ const TIMER: u64 = u64::MAX - 1;
 pub struct Poller {
     fd: OwnedFd,
     events: Vec<Event>,
-    /// The kernel has epoll_pwait2(2).
+    /// True if the kernel has epoll_pwait2(2).
     fine: bool,
     /// timerfd(2) of [`Poller::wait_until`] and its expiry in the caller's milliseconds.
     timer: OwnedFd,
@@ -95,7 +95,7 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// If a wait returns this many events, more may be ready. The poller's own timer may take one place.
+    /// If a wait returns this many events, more may be ready. One event may be the poller's own timer.
     pub const FULL: usize = BATCH - 1;
 
     pub fn new() -> io::Result<Self> {
@@ -138,8 +138,8 @@ impl Poller {
     /// May return early without events. `at_most` also limits the wait and may be finer than a millisecond;
     /// zero does not wait.
     ///
-    /// A deadline that rarely changes costs nothing: it is a timer that stays set, while each epoll_wait(2)
-    /// that sleeps would set up and remove a timeout.
+    /// A deadline that rarely changes costs nothing, because it is a timer that stays set. A timeout of
+    /// epoll_wait(2) would be set up and removed in each call that sleeps.
     pub fn wait_until(
         &mut self,
         now: u64,
@@ -226,7 +226,7 @@ impl Poller {
                 done => return done.map(|count| unsafe { room[..count].assume_init_ref() }),
             }
         }
-        // Whole milliseconds, rounded up, limited to an i32.
+        // Limit the timeout to what an i32 can hold in milliseconds.
         let timeout = timeout.map(|time| timespec(time.min(Duration::from_millis(i32::MAX as u64))));
         let (ready, _) = epoll::wait(&self.fd, &mut room[..], timeout.as_ref())?;
         Ok(ready)
@@ -268,7 +268,7 @@ impl fmt::Debug for Poller {
     }
 }
 
-/// Used for EPIOCSPARAMS (Linux 6.9), and by a poller that watches this one.
+/// The descriptor is needed for EPIOCSPARAMS (Linux 6.9), and by a poller that watches this one.
 impl AsFd for Poller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

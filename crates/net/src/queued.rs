@@ -24,7 +24,7 @@ pub struct Route {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxStats {
     pub calls: u64,
-    /// Messages accepted by the kernel (a super-packet is one).
+    /// Messages accepted by the kernel; a super-packet is one message.
     pub messages: u64,
     /// Messages with two or more segments.
     pub super_packets: u64,

@@ -17,7 +17,7 @@ use rustix::{
 /// the soft limit in effect, which may be below `needed`.
 pub fn raise_open_files(needed: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
-    // `None` is unlimited.
+    // `None` means unlimited.
     let (current, maximum) = (limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX));
     if current >= needed {
         return current;
@@ -39,14 +39,14 @@ pub fn make_room(most: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// First reserved descriptor; this crate's sockets and pipes stay below.
+/// First reserved descriptor. This crate's sockets and pipes use only lower numbers.
 static FIRST_SET_APART: AtomicI32 = AtomicI32::new(RawFd::MAX);
-/// True if the last request hit the reserve.
+/// True if the last request for a descriptor got a reserved one.
 static FULL: AtomicBool = AtomicBool::new(false);
 
-/// Reserves the `wanted` highest descriptors below RLIMIT_NOFILE, at most an eighth, process-wide and
-/// permanently. The kernel always returns the lowest free number; if this crate gets a reserved one, the call
-/// fails with EMFILE. Returns the number reserved.
+/// Reserves the `wanted` highest descriptors below RLIMIT_NOFILE, but at most an eighth of them, permanently
+/// for the whole process. The kernel always returns the lowest free number; if this crate gets a reserved
+/// one, the call fails with EMFILE. Returns the number of reserved descriptors.
 pub fn set_apart(wanted: u64) -> u64 {
     // Reads the limit without raising it.
     let limit = raise_open_files(0);
@@ -55,8 +55,8 @@ pub fn set_apart(wanted: u64) -> u64 {
     apart
 }
 
-/// Closes a reserved descriptor and returns EMFILE. Every socket and pipe of a client goes through this
-/// function.
+/// Returns the descriptor, but closes a reserved one and returns EMFILE. Every socket and pipe for a client
+/// goes through this function.
 pub fn unreserved<T: AsFd>(descriptor: T) -> io::Result<T> {
     let full = descriptor.as_fd().as_raw_fd() >= FIRST_SET_APART.load(Ordering::Relaxed);
     if full || FULL.load(Ordering::Relaxed) {

@@ -23,7 +23,8 @@ use crate::{
 
 /// Length of the longest datagram or GRO super-packet.
 const SLOT: usize = 1 << 16;
-/// Bytes per tick, larger than any cache. A flood is limited by the batch size, not by the arena.
+/// Size of the arena, which holds everything received in a tick. The batch size limits a flood before the
+/// arena does.
 const ARENA: usize = 4 << 20;
 const ALIGN: usize = 64;
 
@@ -52,7 +53,7 @@ pub struct Buffer<'a> {
 }
 
 impl<'a> Buffer<'a> {
-    /// Splits the buffer into datagrams. An empty datagram counts as one.
+    /// Splits the buffer into datagrams. An empty buffer yields one empty datagram.
     pub fn datagrams(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut rest = Some(self.bytes);
         let size = self.segment_size.max(1);
@@ -77,15 +78,15 @@ impl<'a> Buffer<'a> {
 /// Result of one [`Rx::recv`], for [`Rx::buffers`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Index of the first buffer.
+    /// Index of the first buffer received.
     pub first: usize,
-    /// Number of buffers; 0 means would-block.
+    /// Number of buffers received; 0 means that the call would have blocked.
     pub count: usize,
-    /// The batch was full, so another call is likely to return more. After a call for one datagram it is
-    /// false (except with [`Datapath::Basic`]); level-triggered epoll reports the rest.
+    /// The batch was full, so another call is likely to return more. After a call for one datagram this is
+    /// false (except with [`Datapath::Basic`]), because level-triggered epoll reports any others.
     pub more: bool,
-    /// The batch was not full, so the socket's queue was empty. Not reliable with IP_RECVERR, because an ICMP
-    /// error also ends a call.
+    /// The batch was not full, so the socket's queue was empty. With IP_RECVERR this is not reliable, because
+    /// an ICMP error also ends a call.
     pub emptied: bool,
 }
 
@@ -95,7 +96,7 @@ pub struct RxStats {
     pub calls: u64,
     /// Calls that returned no datagram.
     pub would_block: u64,
-    /// Buffers (a super-packet is one).
+    /// Buffers received; a super-packet is one buffer.
     pub buffers: u64,
     pub datagrams: u64,
     pub bytes: u64,
@@ -168,21 +169,21 @@ impl Rx {
         self.buffers.clear();
     }
 
-    /// True if another [`Rx::recv`] fits. If false, flush [`crate::Tx`], then reset.
+    /// True if the arena has room for another [`Rx::recv`]. If false, flush [`crate::Tx`], then reset.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.used + SLOT <= self.arena.len()
     }
 
-    /// Free bytes.
+    /// Number of free bytes in the arena.
     #[inline]
     pub fn room(&self) -> usize {
         self.arena.len() - self.used
     }
 
     /// Lets `fill` write up to 64 KiB into the arena, after a `gap` for [`Rx::join`], and return the number
-    /// of bytes. For data that does not come from a UDP socket. The slice is empty if the arena is full.
-    /// After an error, nothing is kept.
+    /// of bytes written. This is for data that does not come from a UDP socket. The slice is empty if the
+    /// arena is full. After an error, nothing is kept.
     pub fn fill(
         &mut self,
         gap: usize,
@@ -208,9 +209,9 @@ impl Rx {
         Span { offset: span.offset - len, len: span.len + len }
     }
 
-    /// Receives once. The number of requested buffers adapts to the socket: a thin flow uses recvmsg(2), a
-    /// flood full batches. A pending ICMP error of the socket is returned once; the next call receives.
-    /// EAGAIN and EINTR are not errors.
+    /// Receives once. The number of requested buffers adapts to the socket: a thin flow is read with
+    /// recvmsg(2), a flood in full batches. A pending ICMP error of the socket is returned once; the next
+    /// call receives. EAGAIN and EINTR are not errors.
     pub fn recv(&mut self, socket: &UdpSocket) -> io::Result<Received> {
         let first = self.buffers.len();
         let room = (self.arena.len() - self.used) / SLOT;
@@ -267,7 +268,7 @@ impl Rx {
         self.buffers.get(range).unwrap_or(&[]).iter().map(|meta| self.view(meta))
     }
 
-    /// Buffer with this index, counted since the last reset.
+    /// Buffer with this index, counting from the last reset.
     #[inline]
     pub fn buffer(&self, index: usize) -> Option<Buffer<'_>> {
         self.buffers.get(index).map(|meta| self.view(meta))
@@ -286,7 +287,8 @@ impl Rx {
 
     /// Span of these bytes, which must be part of the arena.
     ///
-    /// # Panics If they are not.
+    /// # Panics
+    /// If the bytes are not part of the arena.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
     pub fn span(&self, bytes: &[u8]) -> Span {

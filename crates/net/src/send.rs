@@ -1,5 +1,5 @@
-//! Builds kernel messages from queued datagrams: super-packets, control messages, batched calls, and the
-//! step-down when the kernel refuses a super-packet.
+//! Builds kernel messages from queued datagrams: super-packets, control messages and batched calls. Steps
+//! down if the kernel refuses a super-packet.
 
 use std::{
     io, mem,
@@ -18,16 +18,16 @@ use crate::{
 };
 
 /// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT was added (4.18), 128 since Linux 6.9.
-/// Stable kernels have backported the latter, so the version proves nothing.
+/// Stable kernels have backported the higher limit, so it cannot be derived from the kernel version.
 const FEWEST_SEGMENTS: usize = 64;
 const MOST_SEGMENTS: usize = 128;
 /// Maximum UDP payload over IPv4: 65535 - 20 - 8.
 const MAX_BYTES: usize = 65_507;
 const MAX_IOVECS: usize = 1024;
-/// Messages per call, and iovecs for all of them.
+/// Maximum number of messages per call, and number of iovecs for all of them.
 const MESSAGES: usize = 128;
 const IOVECS: usize = 4096;
-/// Bytes for packet information (IPv6: 40), TOS, TTL and segment size (24 each).
+/// Size of a control buffer in bytes: packet information (40 for IPv6), TOS, TTL and segment size (24 each).
 const CONTROL: usize = 112;
 
 static ZEROS: [u8; 4] = [0; 4];
@@ -37,7 +37,8 @@ pub(crate) fn max_segments() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
     *LIMIT.get_or_init(|| match probe_segments(MOST_SEGMENTS) {
         Ok(()) => MOST_SEGMENTS,
-        // EINVAL means the lower limit. Other errors are inconclusive, and every kernel accepts 64.
+        // EINVAL means that the lower limit applies. Other errors are inconclusive, but every kernel accepts
+        // 64.
         Err(_) => FEWEST_SEGMENTS,
     })
 }
@@ -162,7 +163,7 @@ pub(crate) struct Sender<'a, K> {
     batch: &'a mut Batch,
     route: Option<Route>,
     name_len: u32,
-    /// The newest message accepts another segment.
+    /// True if the newest message accepts another segment.
     joinable: bool,
     dont_fragment: bool,
 }
@@ -234,7 +235,7 @@ impl<K: SendCalls> Sender<'_, K> {
         }
     }
 
-    /// Sends the rest and restores the socket's DF default.
+    /// Sends the remaining messages and restores the socket's default for DF.
     pub(crate) fn finish(mut self) {
         self.send();
         if self.gso_limit < usize::from(u16::MAX) && self.batch.max_segments > 1 {
@@ -379,7 +380,7 @@ impl<K: SendCalls> Sender<'_, K> {
                 Err(error) => match error.raw_os_error().unwrap_or(0) {
                     libc::EINTR => {}
                     libc::EAGAIN => {
-                        // The send buffer is full; the rest would fail too.
+                        // The send buffer is full, so the remaining messages would fail too.
                         let rest = &self.batch.messages[done..count];
                         self.stats.would_block += rest.iter().map(|m| m.segments as u64).sum::<u64>();
                         done = count;
@@ -417,7 +418,7 @@ impl<K: SendCalls> Sender<'_, K> {
                 message.total_control += append_segment_size(control, message.control, message.segment);
             }
         }
-        // Only these pointers access the three arrays from here to the call.
+        // The three arrays are accessed only through these pointers until the system call.
         let (iovecs, names, controls) = (iovecs.as_mut_ptr(), names.as_mut_ptr(), controls.as_mut_ptr());
         for (at, message) in messages.iter().enumerate() {
             let header = &mut headers[at].msg_hdr;
@@ -458,7 +459,7 @@ impl<K: SendCalls> Sender<'_, K> {
         let mut taken = 0;
         while left > 0 {
             let want = message.segment.min(left);
-            // Cut the pieces at the segment's end.
+            // Cut the message's pieces at the end of the segment.
             let (mut have, mut last) = (0, first);
             while have + pieces[last].iov_len < want {
                 have += pieces[last].iov_len;

@@ -16,9 +16,9 @@ use crate::{IcmpError, error_queue, passed, rlimit, sys, tcp};
 pub struct UdpOptions {
     /// SO_REUSEPORT, for several workers on one port.
     pub reuse_port: bool,
-    /// Bytes; SO_RCVBUFFORCE is tried first.
+    /// Size of the receive buffer in bytes; SO_RCVBUFFORCE is tried first.
     pub recv_buffer: Option<usize>,
-    /// Bytes; SO_SNDBUFFORCE is tried first.
+    /// Size of the send buffer in bytes; SO_SNDBUFFORCE is tried first.
     pub send_buffer: Option<usize>,
     /// UDP_GRO: receive super-packets. Only for [`crate::Datapath::Gso`].
     pub gro: bool,
@@ -81,21 +81,22 @@ struct GsoHabit {
 
 impl GsoHabit {
     const NO_LIMIT: Self = Self { limit: u16::MAX, flushes: 0, pause: 0 };
-    /// A failed retry costs as much as two or three flushes.
+    /// First pause in flushes. A failed retry costs as much as two or three flushes.
     const FIRST_PAUSE: u32 = 1 << 10;
-    /// A few seconds at rates where GSO matters.
+    /// Longest pause in flushes: a few seconds at rates where GSO matters.
     const LONGEST_PAUSE: u32 = 1 << 16;
 }
 
-/// Default TTL of a socket. Datagrams of a relay socket come from one client and mostly have the same TTL; a
-/// control message in each costs 2 % of a thin flow, so a frequent TTL becomes the socket option.
+/// Tracks the TTLs that a socket sends. A relay socket sends the datagrams of one client, most of which have
+/// the same TTL. Setting it by a control message in each costs 2 % of the time for a thin flow, so a frequent
+/// TTL becomes the socket option.
 #[derive(Clone, Copy, Debug, Default)]
 struct TtlHabit {
-    /// Socket option set here; 0 is the kernel's default.
+    /// TTL set as the socket option; 0 means the kernel's default.
     set: u8,
     /// The kernel's default, known once `set` is not 0.
     default: u8,
-    /// Last TTL sent as a control message, and the number of consecutive messages that carried it.
+    /// Last TTL sent as a control message, and the number of consecutive messages with it.
     named: u8,
     times: u8,
 }
@@ -121,8 +122,8 @@ impl UdpSocket {
         Self::of(socket.into(), 0)
     }
 
-    /// Takes a socket bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after bind(2),
-    /// so they stay as they are.
+    /// Takes over a socket bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after
+    /// bind(2), so they stay as they are.
     pub(crate) fn adopt(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
         let socket = Self::of(descriptor, 0)?;
         let adopted = SockRef::from(&socket);
@@ -147,7 +148,7 @@ impl UdpSocket {
     pub fn lend(&self) -> u32 {
         if self.ttl.get().set != 0 {
             let (level, name) = self.ttl_option();
-            // If this fails, datagrams without a TTL keep using the frequent one.
+            // If this fails, datagrams sent without an explicit TTL keep using the last frequent TTL.
             let _ = sys::set_option(self.as_fd(), level, name, -1);
             self.ttl.set(TtlHabit::default());
         }
@@ -177,7 +178,7 @@ impl UdpSocket {
 
     /// Receive queue in bytes of kernel memory (SO_MEMINFO, Linux 4.12); 0 if unknown.
     pub fn backlog(&self) -> usize {
-        // Only SK_MEMINFO_RMEM_ALLOC, the first number.
+        // Read only the first number, SK_MEMINFO_RMEM_ALLOC.
         let bytes = sys::get_option(self.as_fd(), libc::SOL_SOCKET, libc::SO_MEMINFO);
         bytes.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
     }
@@ -186,14 +187,14 @@ impl UdpSocket {
         sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, on.into())
     }
 
-    /// True if UDP_GRO is on. ENOPROTOOPT before Linux 5.13.
+    /// True if UDP_GRO is on. Fails with ENOPROTOOPT before Linux 5.13.
     pub fn gathers(&self) -> io::Result<bool> {
         Ok(sys::get_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO)? != 0)
     }
 
     /// Turns UDP_GRO on or off. Returns false if turning it off has to wait until the socket is empty: the
-    /// kernel reports the segment size of a queued super-packet only while the option is on. ENOPROTOOPT
-    /// before Linux 5.0.
+    /// kernel reports the segment size of a queued super-packet only while the option is on. Fails with
+    /// ENOPROTOOPT before Linux 5.0.
     pub fn set_gro(&self, on: bool) -> io::Result<bool> {
         if on {
             return self.set_option_gro(true).map(|()| true);
@@ -267,8 +268,8 @@ impl UdpSocket {
     /// Adapts to a call that asked for `ask` of at most `most` buffers and got `got`.
     ///
     /// A call for two buffers costs a third more than a call for one if there is no second datagram (815 ns
-    /// against 616), so thin flows try it only now and then. In a flood, the number then doubles with each
-    /// full call.
+    /// against 616), so thin flows try it only occasionally. In a flood, the number of buffers then doubles
+    /// with each full call.
     pub(crate) fn digest(&self, ask: u8, got: u8, most: u8) {
         const PATIENCE: u8 = 8;
         let appetite = self.appetite.get();
@@ -280,7 +281,8 @@ impl UdpSocket {
                 }
                 self.singles.set(0);
             }
-            // Never lowered: the call may have been short because of the end of the arena.
+            // The number is not lowered here, because the call may have been short only because the arena
+            // ended.
             self.appetite.set(ask.saturating_mul(2).min(most).max(appetite));
         } else if got < 2 || got.saturating_mul(4) <= ask {
             self.appetite.set((ask / 2).max(1));
@@ -292,11 +294,11 @@ impl UdpSocket {
         counter.wrapping_sub(self.drops_seen.replace(counter))
     }
 
-    /// TTL for the control message so that a datagram leaves with `wanted` (0 is the kernel's default); 0 for
-    /// no control message. With `may_set`, which requires that all gathered messages have been sent, a
-    /// frequent TTL becomes the socket option.
+    /// Returns the TTL for the control message that makes a datagram leave with `wanted` (0 is the kernel's
+    /// default), or 0 if none is needed. If `may_set` is true, which requires that all gathered messages have
+    /// been sent, a frequent TTL becomes the socket option.
     pub(crate) fn ttl_to_name(&self, wanted: u8, may_set: bool) -> u8 {
-        /// A setsockopt(2) costs about as much as this many control messages.
+        /// Number of control messages that together cost about as much as one setsockopt(2).
         const USUAL: u8 = 16;
         let mut habit = self.ttl.get();
         if wanted == habit.set {
@@ -398,7 +400,8 @@ fn set_options(fd: BorrowedFd<'_>, is_v6: bool, options: &UdpOptions) -> io::Res
     Ok(())
 }
 
-/// SO_RCVBUFFORCE needs CAP_NET_ADMIN and exceeds net.core.rmem_max; the fallback is capped by it.
+/// Sets a buffer size. SO_RCVBUFFORCE needs CAP_NET_ADMIN and may exceed net.core.rmem_max, which caps the
+/// fallback.
 pub(crate) fn set_buffer(fd: BorrowedFd<'_>, bytes: Option<usize>, force: i32, plain: i32) -> io::Result<()> {
     let Some(bytes) = bytes else { return Ok(()) };
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
@@ -406,7 +409,7 @@ pub(crate) fn set_buffer(fd: BorrowedFd<'_>, bytes: Option<usize>, force: i32, p
         .or_else(|_| sys::set_option(fd, libc::SOL_SOCKET, plain, bytes))
 }
 
-/// Key of a socket in [`Sockets`]; dense and reused.
+/// Key of a socket in [`Sockets`]. Keys are dense and reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SocketId(pub u32);
 
@@ -427,7 +430,8 @@ impl Sockets {
         SocketId(self.slots.insert(socket) as u32)
     }
 
-    /// Removes a socket. Call [`crate::Tx::flush`] first: its queued datagrams are dropped.
+    /// Removes a socket. Call [`crate::Tx::flush`] first, because queued datagrams of a removed socket are
+    /// dropped.
     pub fn remove(&mut self, id: SocketId) -> Option<UdpSocket> {
         self.slots.try_remove(id.index())
     }

@@ -1,7 +1,7 @@
 //! Kernel interfaces that no library wraps: socket addresses, options, control messages.
 //!
-//! In musl, lengths in `msghdr` differ in type from those in glibc and are followed by padding that must be
-//! zero because the kernel reads both as one number. Hence `as _` for these lengths.
+//! Lengths in musl's `msghdr` have a different type from those in glibc, hence the `as _`. The padding after
+//! them must be zero, because the kernel reads length and padding as one number.
 
 use std::{
     io, mem,
@@ -42,7 +42,7 @@ impl RawAddress {
             SocketAddr::V4(a) => {
                 let [f0, f1] = (libc::AF_INET as libc::sa_family_t).to_ne_bytes();
                 let [a, b, c, d] = a.ip().octets();
-                // Copies everything at once: several small writes take three times as long.
+                // Copy everything at once, because several small writes take three times as long.
                 self.0[..16].copy_from_slice(&[f0, f1, p0, p1, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0]);
                 16
             }
@@ -96,7 +96,7 @@ pub(crate) fn address(any: SocketAddrAny, with_zone: bool) -> io::Result<SocketA
     })
 }
 
-/// Bound address with its zone, which may be needed to bind other sockets there.
+/// Bound address, including the zone, which may be needed to bind other sockets to that address.
 pub(crate) fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     address(getsockname(fd)?, true)
 }
@@ -110,8 +110,8 @@ pub(crate) fn empty_message() -> libc::mmsghdr {
     unsafe { mem::zeroed() }
 }
 
-/// sendmmsg(2) with MSG_DONTWAIT. musl's wrapper calls sendmsg(2) per message, because it does not rely on
-/// zeroed padding of lengths; ours is zero.
+/// sendmmsg(2) with MSG_DONTWAIT. musl's wrapper calls sendmsg(2) for each message instead, because it cannot
+/// rely on the padding of lengths being zero. Ours is.
 ///
 /// # Safety
 /// `messages` must point at `count` headers that describe live memory and have zeroed padding.

@@ -5,8 +5,8 @@ use std::io;
 /// Instruction of a classic BPF program (linux/filter.h): code, jump offsets if true and if false, constant.
 pub type Instruction = (u16, u8, u8, u32);
 
-/// Installs a filter for all threads, permanently. Sets no_new_privs, which unprivileged processes need for
-/// this. `InvalidInput` for an empty program or one beyond the kernel's limit.
+/// Installs a filter for all threads, permanently. Also sets no_new_privs, without which unprivileged
+/// processes may not install filters. `InvalidInput` if the program is empty or exceeds the kernel's limit.
 pub fn filter(program: &[Instruction]) -> io::Result<()> {
     let mut instructions: Vec<libc::sock_filter> =
         program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
@@ -26,11 +26,11 @@ pub fn filter(program: &[Instruction]) -> io::Result<()> {
 
 fn seccomp(program: &libc::sock_fprog, flags: libc::c_ulong) -> io::Result<()> {
     let mode = libc::SECCOMP_SET_MODE_FILTER;
-    // SAFETY: the program and its instructions live; the kernel copies them.
+    // SAFETY: the program and its instructions live until the call returns, and the kernel copies them.
     let result = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, std::ptr::from_ref(program)) };
     match result {
         0 => Ok(()),
-        // A positive result with TSYNC is the ID of a thread whose own filter differs.
+        // A positive result with TSYNC is the ID of a thread that has a different filter.
         1.. => Err(io::Error::other("a thread has a different filter")),
         _ => Err(io::Error::last_os_error()),
     }

@@ -1,4 +1,4 @@
-//! Non-blocking TCP sockets with few system calls: accepted sockets inherit TCP_NODELAY, SO_KEEPALIVE and
+//! Non-blocking TCP sockets. To save system calls, accepted sockets inherit TCP_NODELAY, SO_KEEPALIVE and
 //! timers from the listener.
 
 use std::{
@@ -37,12 +37,12 @@ pub struct ListenOptions {
     pub nodelay: bool,
     /// SO_KEEPALIVE of accepted sockets.
     pub keepalive: bool,
-    /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: a write fails while this much is unsent. The kernel's
-    /// own buffer grows to megabytes, which is seconds of stale datagrams behind a slow link.
+    /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: a write fails while this much is unsent. Otherwise the
+    /// send buffer grows to megabytes, so that a slow link delivers datagrams that are seconds old.
     pub unsent_limit: Option<u32>,
     /// TCP_DEFER_ACCEPT in seconds: connections become acceptable with their first bytes, or after about this
-    /// time. Until then they occupy the SYN queue; when it is full, SYN cookies take over and accept
-    /// immediately.
+    /// time. Until then they occupy the SYN queue. When it is full, SYN cookies take over and connections are
+    /// acceptable immediately.
     pub defer_accept: Option<u32>,
     /// IPV6_V6ONLY off: an IPv6 listener also accepts IPv4 and reports IPv4 addresses (ipv6(7)).
     pub dual_stack: bool,
@@ -111,7 +111,7 @@ impl TcpListener {
         Self::listen(socket.into(), options)
     }
 
-    /// Takes a listener bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after
+    /// Takes over a listener bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after
     /// bind(2), so they stay as they are.
     pub(crate) fn adopt(descriptor: OwnedFd, options: &ListenOptions) -> io::Result<Self> {
         let local = sys::local_address(descriptor.as_fd())?;
@@ -189,7 +189,7 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<(OwnedFd, Op
     rlimit::room_for_one(listener)?;
     match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
         Ok((fd, peer)) => rlimit::unreserved(fd).map(|fd| Some((fd, peer))),
-        // accept(2): pending network errors of the new connection are to be treated like EAGAIN.
+        // Pending network errors of the new connection must be treated like EAGAIN (accept(2)).
         Err(
             Errno::AGAIN
             | Errno::INTR
@@ -278,7 +278,7 @@ pub struct TcpSocket {
 }
 
 impl TcpSocket {
-    /// Starts connecting. Starts connecting. Writability means success, an error event means failure: see
+    /// Starts connecting. Writability means success, an error event means failure: see
     /// [`TcpSocket::take_error`]. `AddrNotAvailable` if the source belongs to the other address family.
     pub fn connect(address: SocketAddr, options: &ConnectOptions) -> io::Result<Self> {
         if options.source.is_some_and(|source| source.is_ipv6() != address.is_ipv6()) {
@@ -298,10 +298,11 @@ impl TcpSocket {
         begin(socket, address)
     }
 
-    /// Starts connecting from the address and port of our own listener. Both sockets need SO_REUSEPORT:
-    /// SO_REUSEADDR does not allow a bind next to a listening socket (Linux, inet_csk_bind_conflict). Sets
-    /// SO_KEEPALIVE, and also TCP_NODELAY, because the first data may be a request of a protocol with small
-    /// messages. `AddrNotAvailable` if this connection exists already or is in TIME_WAIT.
+    /// Starts connecting from the address and port of one of our own listeners. Both sockets need
+    /// SO_REUSEPORT: SO_REUSEADDR does not allow a bind next to a listening socket (Linux,
+    /// inet_csk_bind_conflict). Sets SO_KEEPALIVE, and also TCP_NODELAY, because the first data may be a
+    /// request of a protocol with small messages. `AddrNotAvailable` if this connection exists already or is
+    /// in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
         let socket = bound(local, &ListenOptions { reuse_port: true, ..ListenOptions::default() })?;
         socket.set_tcp_nodelay(true)?;
@@ -315,7 +316,7 @@ impl TcpSocket {
         Ok(recv(&self.fd, buffer, RecvFlags::empty())?.0)
     }
 
-    /// [`TcpSocket::read`] that leaves the bytes in the queue (MSG_PEEK).
+    /// Like [`TcpSocket::read`], but leaves the bytes in the queue (MSG_PEEK).
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(recv(&self.fd, buffer, RecvFlags::PEEK)?.0)
     }
@@ -357,8 +358,8 @@ impl TcpSocket {
         ioctl_int(self.fd.as_fd(), SIOCATMARK).is_ok_and(|is_there| is_there != 0)
     }
 
-    /// Bytes accepted by the kernel so far, acknowledged or not, relative to an unknown start. During
-    /// concurrent writes the result may be too low, never too high.
+    /// Number of bytes that the kernel has accepted so far, acknowledged or not, plus an unknown constant.
+    /// During concurrent writes the result may be too low, never too high.
     pub fn written(&self) -> io::Result<u64> {
         // The order matters: an acknowledgement that arrives in between is missed rather than counted twice.
         let acknowledged = self.acknowledged()?;
@@ -426,7 +427,7 @@ pub fn is_exhaustion(error: &io::Error) -> bool {
 
 fn ioctl_int(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<libc::c_int> {
     let mut value = 0;
-    // SAFETY: the requests of this file write one integer, and `value` is one.
+    // SAFETY: each ioctl used in this file writes one integer, and `value` is one.
     sys::check(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) })?;
     Ok(value)
 }

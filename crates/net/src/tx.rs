@@ -61,7 +61,7 @@ impl Tx {
         Self::with_segments(datapath, if datapath == Datapath::Gso { send::max_segments() } else { 1 })
     }
 
-    /// `segments`: maximum per super-packet.
+    /// `segments` is the maximum number of segments per super-packet.
     pub(crate) fn with_segments(datapath: Datapath, segments: usize) -> Self {
         Self {
             datapath,
@@ -110,8 +110,8 @@ impl Tx {
     }
 
     /// Queues `count` datagrams of `len` bytes, written by `fill` into one contiguous buffer with arbitrary
-    /// content. Cheaper than single pushes, for load generators. Several datagrams form a burst, which starts
-    /// a super-packet of its own.
+    /// content. Cheaper than single pushes, for load generators. If there are several datagrams, they start a
+    /// new super-packet.
     #[inline]
     pub fn push_run(&mut self, route: &Route, count: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         if count == 0 {
@@ -157,8 +157,8 @@ impl Tx {
             let bytes = Bytes { own: &self.own, rx };
             let one_by_one = self.datapath == Datapath::Basic;
             let mut sender = self.batch.open(kernel, socket, bytes, one_by_one, &mut self.stats);
-            // DF is a socket option, so datagrams with DF go last: two changes per flush instead of one per
-            // route.
+            // DF is a socket option. So datagrams with DF are sent last, which takes two changes of the
+            // option per flush instead of one per route.
             let mut also_df = false;
             for df in [false, true] {
                 if df && !also_df {
@@ -228,8 +228,8 @@ impl Tx {
         group.last = index;
     }
 
-    /// Index of the route's group, created if missing. Datagrams come in runs, so the newest group is tried
-    /// first.
+    /// Index of the route's group, created if missing. Consecutive datagrams often have the same route, so
+    /// the newest group is tried first.
     #[inline]
     fn group(&mut self, route: &Route) -> usize {
         if let Some(newest) = self.groups.last()

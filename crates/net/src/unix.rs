@@ -68,7 +68,8 @@ impl UnixListener {
         Ok(Self { fd: self.fd.try_clone()? })
     }
 
-    /// Accepts a connection; `None` if none is waiting. Errors as for [`crate::TcpListener::accept`].
+    /// Accepts a connection; `None` if none is waiting. Errors are the same as for
+    /// [`crate::TcpListener::accept`].
     pub fn accept(&self) -> io::Result<Option<TcpSocket>> {
         // Clients' sockets rarely have a name.
         Ok(tcp::accept(self.fd.as_fd())?.map(|(fd, _)| TcpSocket::from(fd)))

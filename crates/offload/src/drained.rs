@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use crate::{flows::Flows, layout::CALM_NS};
 
-/// Time for which a socket may stay non-empty before its flows yield, if it is behind; in nanoseconds.
+/// Time in nanoseconds for which a socket that is behind may stay non-empty before its flows yield.
 const PATIENCE_NS: u64 = 50_000_000;
-/// Backlog that means, as lost datagrams do, that a socket is behind; in bytes of kernel memory, about 2,700
-/// single datagrams.
+/// Backlog above which a socket is behind even if it loses no datagrams. In bytes of kernel memory; about
+/// 2,700 single datagrams.
 const BACKLOG: usize = 2 << 20;
-/// Maximum time for which flows yield, in nanoseconds.
+/// Maximum time in nanoseconds for which flows yield.
 const GIVE_WAY_NS: u64 = 250_000_000;
-/// Minimum time before they yield again if yielding did not help, in nanoseconds.
+/// Minimum time in nanoseconds before flows yield again if yielding did not help.
 const REST_NS: u64 = 2_500_000_000;
 
 pub(crate) trait Board {
@@ -173,8 +173,9 @@ impl DrainedSockets {
         Some(Duration::from_nanos(look_ns.saturating_sub(now_ns)))
     }
 
-    /// Called after a wait, with the sockets that it reported. `are_all`: no other socket is ready. `lost`:
-    /// datagrams lost by sockets so far. `backlog`: queued bytes of a socket in kernel memory.
+    /// Called after a wait, with the sockets that it reported. `are_all` is true if no other socket is ready,
+    /// `lost` counts the datagrams that sockets have lost so far, and `backlog` returns the kernel memory of
+    /// a socket's queue.
     pub(crate) fn after_wait(
         &mut self,
         now_ns: u64,
@@ -194,7 +195,8 @@ impl DrainedSockets {
                 place.wait_on(now_ns, lost, || backlog(*socket), board);
                 return true;
             }
-            // Datagrams queued before the wait on an unreported socket were received and sent before.
+            // The socket was not reported, so everything queued in it before the wait has been received and
+            // sent.
             place.tell(before_ns, now_ns, lost, board);
             let touched_ns = *place.touched_ns.get_or_insert(before_ns);
             place.is_watched = before_ns < touched_ns + gap_ns;

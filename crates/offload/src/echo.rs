@@ -1,5 +1,5 @@
-//! Reflector in the kernel (`bpf/echo.bpf.c`): sends datagrams back on the Ethernet interfaces present at
-//! startup. Leaves more of a core for the load generator than a reflector in user space.
+//! Reflector in the kernel (`bpf/echo.bpf.c`), which sends datagrams back on the Ethernet interfaces present
+//! at startup. It leaves more of a core to the load generator than a reflector in user space.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/echo.o");
 
 const PROGRAM: &str = "turnpike_echo";
 
-/// Layout of `struct listener`.
+/// Entry of the map, with the layout of `struct listener`.
 type Listener = [u8; 20];
 
 pub struct Echo {
@@ -47,8 +47,7 @@ impl Echo {
             .map_max_entries("listeners", room)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
-        // Must come before its maps are taken from the object: the program refers to them by open
-        // descriptors.
+        // Must come before the maps are taken, whose descriptors the program needs.
         load_classifier(&mut object, PROGRAM)?;
         let mut map: HashMap<_, Listener, u32> =
             HashMap::try_from(take(&mut object, "listeners")?).map_err(map_error)?;

@@ -61,7 +61,7 @@ pub enum OffloadError {
     /// The previous process passed fewer descriptors than announced.
     #[error("the previous process passed its kernel path incompletely ({0}): restart turnpike instead")]
     Handover(#[source] io::Error),
-    /// Netlink, threads, memory.
+    /// An error of netlink, threads or memory.
     #[error("cannot follow the interfaces and routes of this machine: {0}; allow AF_NETLINK sockets")]
     Netlink(#[from] io::Error),
 }
@@ -115,7 +115,7 @@ impl OffloadError {
     }
 }
 
-/// Temporary errors, which do not concern the program itself.
+/// Returns true for temporary errors, which do not concern the program itself.
 pub(crate) fn is_passing(error: &io::Error) -> bool {
     [Errno::AGAIN, Errno::INTR, Errno::NOMEM, Errno::NOSPC]
         .iter()

@@ -25,7 +25,7 @@ use crate::{
 pub struct Flows {
     shared: Arc<Shared>,
     map: HashMap<MapData, FlowKey, Flow>,
-    /// Flows by the way their datagrams leave; `None` without leases.
+    /// Flows by the key of their datagrams as they leave; `None` without leases.
     departures: Option<HashMap<MapData, FlowKey, FlowKey>>,
 }
 

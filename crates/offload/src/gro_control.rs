@@ -1,13 +1,13 @@
-//! Turns UDP_GRO on and off per socket. Super-packets go to user space, which is cheap for many datagrams; a
-//! few, such as a video frame of a call, cost less if the kernel relays each of them. A socket with short
-//! super-packets loses UDP_GRO for a while and is then examined again.
+//! Turns UDP_GRO on and off per socket. Super-packets go to user space, which is cheap if they contain many
+//! datagrams. If they contain only a few, such as a video frame of a call, the kernel relays each datagram at
+//! less cost. A socket with short super-packets loses UDP_GRO for a while and is then examined again.
 
 /// Cost of a super-packet in user space, measured in datagrams that the kernel could relay instead: handling
-/// it, plus waking the worker. All packets found at one wake-up share the latter, so small super-packets only
-/// pay off if the worker is busy anyway.
+/// it, plus waking the worker. All packets found at one wake-up share the cost of waking, so small
+/// super-packets only pay off if the worker is busy anyway.
 const HANDLING: u64 = 3;
 const WAKE_UP: u64 = 9;
-/// Datagrams that user space handles in any case always benefit from GRO.
+/// Value of a super-packet that user space would handle in any case, so that GRO always pays off.
 const FOREIGN: u64 = 2 * (HANDLING + WAKE_UP);
 const ENOUGH: u64 = 4;
 /// Time without GRO in milliseconds: doubles from the first value to the maximum.
@@ -15,7 +15,7 @@ const FIRST_MS: u64 = 1_000;
 const MOST_MS: u64 = 8_000;
 /// Time for which GRO stays enabled after disabling it did not help, in milliseconds.
 const USELESS_MS: u64 = 60_000;
-/// Rate in one direction of a session, in datagrams per second, above which GRO may pay off again.
+/// Datagrams per second, in one direction of a session, above which GRO may pay off again.
 const HEAVY: u64 = 20_000;
 const STOPS: usize = 16;
 
@@ -64,8 +64,8 @@ enum State {
 }
 
 impl GroControl {
-    /// Records a received buffer; `goes_across` is true if the kernel would have relayed its datagrams had
-    /// they been single.
+    /// Records a received buffer; `goes_across` is true if the kernel would have relayed the buffer's
+    /// datagrams, had they arrived one by one.
     pub(crate) fn saw(&mut self, socket: u32, datagrams: usize, goes_across: bool) {
         let at = socket as usize;
         if self.places.len() <= at {
@@ -149,8 +149,8 @@ impl GroControl {
         *self = Self::default();
     }
 
-    /// Judges the traffic since the last call. `start` enables GRO on a socket; [`GroControl::end_tick`]
-    /// disables it.
+    /// Judges the traffic since the last call. `start` enables GRO on a socket. [`GroControl::end_tick`]
+    /// disables GRO where this call decides so.
     pub(crate) fn judge(&mut self, now_ms: u64, mut start: impl FnMut(u32)) {
         self.now_ms = now_ms;
         let ticks = std::mem::take(&mut self.ticks).max(1);
@@ -375,7 +375,8 @@ mod tests {
             assert_eq!(asked, 1);
         }
         assert_eq!(look(&mut gathering, FIRST_MS), [(SOCKET, true)]);
-        // The wait for an empty socket ends when GRO is due, and also when the kernel path ends.
+        // The wait for an empty socket ends when GRO is to be enabled again, and also when the kernel path
+        // ends.
         for ends in [false, true] {
             bring(&mut gathering, ENOUGH, 2);
             gathering.judge(2 * FIRST_MS, |_| unreachable!("GRO is enabled"));

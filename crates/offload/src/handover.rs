@@ -11,7 +11,8 @@ use crate::{
     settings::{Attachment, Settings},
 };
 
-/// Maps passed, in the order of their descriptors. Each process has its own counters of reasons.
+/// Names of the maps that are passed, in the order of their descriptors. Each process has its own counters of
+/// reasons.
 pub(crate) const MAPS: [&str; 8] =
     ["flows", "states", "drained", "routes", "gateways", "hops", "ports", "departures"];
 

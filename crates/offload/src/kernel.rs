@@ -102,7 +102,7 @@ impl Kernel {
             _ if links::reach_tc() => Hook::Tcx,
             _ => Hook::Clsact,
         };
-        // Subscribed first, so that a change in between is seen twice rather than missed.
+        // Subscribe first, so that a change in between is seen twice rather than missed.
         let news = News::new()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let watcher = Watcher {
@@ -234,7 +234,8 @@ impl Kernel {
         self.settings.leases
     }
 
-    /// Rule of this machine that keeps all flows in user space, in words: with [`Settings::leases`].
+    /// Describes the rule of this machine that keeps all flows in user space, if there is one. Only with
+    /// [`Settings::leases`].
     #[must_use]
     pub fn obstacle(&self) -> Option<String> {
         self.shared.obstacle().clone()
@@ -242,7 +243,7 @@ impl Kernel {
 
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        // Counted by the process that has the flows.
+        // Only the process that has the flows counts them.
         let is_here = !self.shared.is_handed_on.load(Ordering::Relaxed);
         let mut snapshot = Snapshot {
             flows: if is_here { self.shared.held.load(Ordering::Relaxed) } else { 0 },

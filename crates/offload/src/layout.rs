@@ -7,7 +7,7 @@ use strum::{IntoStaticStr, VariantArray};
 use turnpike_wire::{address::canonical, channel_data::ChannelNumber};
 
 /// Hash (FNV-1a) of `flow.h`, which defines the layout and meaning of the maps. Another version can use the
-/// maps only if the hash is equal.
+/// maps only if its hash is equal.
 pub const LAYOUT: u64 = sum_of(include_bytes!("../bpf/flow.h"));
 
 const fn sum_of(bytes: &[u8]) -> u64 {
@@ -19,7 +19,7 @@ const fn sum_of(bytes: &[u8]) -> u64 {
     sum
 }
 
-/// Key of a flow, as its fields appear in packets: network byte order, IPv4 addresses mapped into IPv6.
+/// Key of a flow. Fields are in network byte order, as in packets, with IPv4 addresses mapped into IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
 pub struct FlowKey {
@@ -56,14 +56,15 @@ pub enum Kind {
     Client = 0,
     ToPeer = 1,
     ToClient = 2,
-    /// Datagram of a forwarder's session, in either direction: only addresses change.
+    /// Datagram of a forwarder's session, in either direction, of which only the addresses change.
     Forward = 3,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Flow {
-    /// New for each installation and equal to `stamp_end`: detects entries overwritten during a read.
+    /// Different for each installation and equal to `stamp_end`, so that an entry overwritten during a read
+    /// is detected.
     pub stamp: u64,
     pub key: FlowKey,
     pub from: [u8; 16],
@@ -93,11 +94,11 @@ unsafe impl Pod for Flow {}
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Lease {
-    /// Stamp of the flow that holds it.
+    /// Stamp of the flow that has the lease.
     pub of: u64,
     /// Monotonic clock in nanoseconds.
     pub until: u64,
-    /// Bit set of the DSCP values that it covers.
+    /// Bit set of the DSCP values that the lease covers.
     pub dscps: u64,
     /// Stamp of the flow that requests one; 0 if none is requested.
     pub asked_by: u64,
@@ -135,13 +136,14 @@ pub fn dscp_bit(tos: u8) -> u64 {
     1 << (tos >> 2)
 }
 
-/// Maximum duration of a lease in nanoseconds; up to a quarter less.
+/// Maximum duration of a lease in nanoseconds. The actual duration is up to a quarter shorter.
 pub const LEASE_NS: u64 = 4_000_000_000;
 /// Number of the loopback interface in each network namespace.
 pub const LOOPBACK: u32 = 1;
 
 impl Flow {
-    /// Key of its datagrams as they leave: destination, source and channel. `None` for [`Kind::Client`].
+    /// Key of the flow's datagrams as they leave: destination, source and channel. `None` for
+    /// [`Kind::Client`].
     #[must_use]
     pub fn leaves(&self) -> Option<FlowKey> {
         let kind =
@@ -186,7 +188,7 @@ pub const HOP_WORDS: usize = 2;
 /// Words per gateway: its address as in [`mapped`], 0 if unknown.
 pub const GATEWAY_WORDS: usize = 2;
 
-/// Flag in a drain time: the worker cannot keep up with the socket, which loses datagrams.
+/// Flag in a drain time. It means that the worker cannot keep up with the socket, which loses datagrams.
 pub const BEHIND: u64 = 1 << 63;
 
 /// Time for which a flow stays in user space after bulk traffic, in nanoseconds.
@@ -227,8 +229,8 @@ pub fn way_of(route: u64) -> (u32, usize) {
 pub const LISTENER: u64 = 1;
 pub const RELAY: u64 = 2;
 
-/// Counters, in the program's order. The first ones count relayed or dropped packets, the others the reasons
-/// to pass a packet to user space.
+/// Counters, in the program's order. The first ones count relayed or dropped packets, the others count
+/// packets passed to user space, by reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Count {
@@ -241,7 +243,7 @@ pub enum Count {
     Failed,
     /// Dropped: user space is overloaded; the flow returns to the kernel once user space has caught up.
     Behind,
-    /// Coalesced by GRO, which user space handles more cheaply.
+    /// Coalesced by GRO: user space handles super-packets more cheaply.
     SuperPacket,
     /// Like [`SuperPacket`](Self::SuperPacket), but for XDP, which runs before GRO: many datagrams of the
     /// flow at once.
@@ -261,7 +263,7 @@ pub enum Count {
     TooBig,
     /// No usable route: none, one to this machine itself, or one that is not Ethernet.
     NoRoute,
-    /// XDP does not know the next hop's link address, or cannot send there.
+    /// XDP does not know the next hop's link address, or cannot send to it.
     NoNeighbour,
     /// The source is our own address, unreachable, or reachable only through another interface (strict
     /// reverse path).
@@ -272,15 +274,15 @@ pub enum Count {
     Malformed,
     /// The flow was changed while the packet was being processed.
     Stale,
-    /// The lease has ended, or is the first one: this datagram requests one.
+    /// The flow has no lease, or its lease has ended: this datagram requests one.
     Lease,
     /// The datagram that requested a lease was not seen leaving: dropped, translated or encrypted on its way.
     Unseen,
     /// The datagram that requested a lease left in a different way than the kernel path sends.
     Refused,
-    /// Left by another interface, or with a VLAN tag.
+    /// It left through another interface, or with a VLAN tag.
     RefusedInterface,
-    /// Left with another source than its socket's (NAT).
+    /// It left with a source other than its socket's (NAT).
     RefusedSource,
     RefusedMark,
     RefusedDscp,

@@ -30,7 +30,8 @@ const LINK_DETACH: c_long = 34;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// TC, after other programs (Linux 6.6): at ingress a firewall comes first, at egress changes are seen.
+    /// Link at TC, after other programs (Linux 6.6). A firewall at ingress comes first, and the program sees
+    /// changes made at egress.
     Tcx(Direction),
     Driver,
     /// Generic XDP, after the driver; works with any driver.
@@ -120,8 +121,8 @@ pub(crate) fn update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Resul
     bpf(LINK_UPDATE, [number(link), number(program), 0, 0, 0, 0, 0, 0]).map(drop)
 }
 
-/// Detaches a link's program now, even if others hold descriptors: a forked process has them until it calls
-/// exec.
+/// Detaches a link's program immediately, even if other descriptors are open: a forked process has copies
+/// until it calls exec.
 pub(crate) fn detach(link: &OwnedFd) {
     // Linux before 5.9 detaches the link when its last descriptor is closed.
     let _ = bpf(LINK_DETACH, [number(link.as_fd()), 0, 0, 0, 0, 0, 0, 0]);
@@ -129,7 +130,7 @@ pub(crate) fn detach(link: &OwnedFd) {
 
 /// Calls bpf(2) with the leading words of `union bpf_attr`, as many as links use.
 fn bpf(command: c_long, words: [u32; 8]) -> io::Result<RawFd> {
-    // SAFETY: for these commands the kernel reads that many bytes from there, and writes nothing.
+    // SAFETY: for these commands, the kernel reads that many bytes at the pointer and writes nothing.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, words.as_ptr(), size_of_val(&words)) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -143,7 +144,7 @@ fn number(descriptor: BorrowedFd<'_>) -> u32 {
 
 /// Makes a map's descriptor refer to another map, so that programs loaded later use that one.
 pub(crate) fn stand_for(map: BorrowedFd<'_>, other: &OwnedFd) -> io::Result<()> {
-    // SAFETY: open, and closed by its owner, since it is not dropped here.
+    // SAFETY: the descriptor is open, and only its owner closes it, because it is not dropped here.
     let mut target = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(map.as_raw_fd()) });
     Ok(rustix::io::dup3(other.as_fd(), &mut target, rustix::io::DupFlags::CLOEXEC)?)
 }
@@ -189,7 +190,7 @@ impl Filter {
         link: SchedClassifierLinkId,
         (interface, direction): (&str, Direction),
     ) -> Result<Self, ProgramError> {
-        // Dropping it would detach the program.
+        // Dropping the link would detach the program.
         let link = ManuallyDrop::new(program.take_link(link)?);
         Ok(Self {
             interface: interface.to_owned(),

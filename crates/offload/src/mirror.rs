@@ -1,5 +1,5 @@
-//! Rust version of the decisions made by the kernel programs: pure code that can be read and tested without a
-//! kernel. Follows the order of `bpf/decide.h`; tests run both on the same packets and tables.
+//! The decisions of the kernel programs in Rust: pure code that can be read and tested without a kernel. It
+//! follows the order of `bpf/decide.h`, and tests compare the two on the same packets and tables.
 
 use std::{
     collections::HashMap,
@@ -26,9 +26,9 @@ const MIN_MTU_V6: usize = 1280;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// TC ingress: after GRO, with the kernel's metadata.
+    /// TC ingress, after GRO: the kernel's metadata is available.
     Tc,
-    /// Driver: only the bytes are known.
+    /// Driver: only the packet's bytes are known.
     Xdp,
 }
 
@@ -37,7 +37,7 @@ pub struct Frame<'a> {
     /// Starts at the Ethernet header.
     pub bytes: &'a [u8],
     pub interface: u32,
-    /// Addressed to this machine's link address; TC only.
+    /// True if the frame is addressed to this machine's link address; TC only.
     pub for_us: bool,
     /// Datagrams combined by GRO, 0 if unknown; TC only.
     pub segments: u32,
@@ -52,7 +52,7 @@ impl Frame<'_> {
     }
 }
 
-/// The kernel's knowledge of a UDP checksum (`ip_summed`).
+/// State of a packet's UDP checksum according to the kernel (`ip_summed`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Summed {
     /// Unknown (CHECKSUM_NONE).
@@ -104,7 +104,7 @@ pub enum Action {
     /// Passed to the kernel's network stack; `None` if the packet does not concern the program.
     Up(Option<Count>),
     Dropped(Count),
-    /// Sent on an interface (at TC, the Ethernet addresses are not yet filled in).
+    /// Sent on an interface. At TC, the Ethernet addresses are not yet filled in.
     Across {
         interface: u32,
         bytes: Vec<u8>,
@@ -118,7 +118,7 @@ struct Packet<'a> {
     v6: bool,
     tos: u8,
     ttl: u8,
-    /// From the UDP header to the end that its length field claims.
+    /// UDP header and payload, up to the end according to the length field.
     udp: &'a [u8],
 }
 
@@ -180,7 +180,7 @@ pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment)
     }))
 }
 
-/// Parses a UDP datagram that may belong to a flow; an error is the counter to increase.
+/// Parses a UDP datagram that may belong to a flow; an error contains the counter to increase.
 fn parse(frame: &[u8]) -> Result<Packet<'_>, Option<Count>> {
     let Some(ip) = frame.get(ETHERNET..) else { return Err(None) };
     let malformed = Err(Some(Count::Malformed));
@@ -227,7 +227,7 @@ fn parse(frame: &[u8]) -> Result<Packet<'_>, Option<Count>> {
     };
     let udp = &ip[header..];
     let length = usize::from(be16(udp, 4));
-    // The kernel also drops IPv6 packets with mapped addresses (ip6_rcv), which would pass for IPv4 here.
+    // The kernel also drops IPv6 packets with mapped addresses (ip6_rcv), which would be taken for IPv4 here.
     let is_disguised = v6 && addresses.iter().any(|ip| Ipv6Addr::from(*ip).to_ipv4_mapped().is_some());
     if is_disguised || claimed != Some(length) || length > udp.len() || length < UDP {
         return malformed;
@@ -328,12 +328,12 @@ impl State {
         self.arrived > BURST
     }
 
-    /// True if a packet may still be leaving the driver, while none is in user space.
+    /// True if a packet may still be on its way out of the driver and none is in user space.
     fn is_leaving(&self, now: u64) -> bool {
         now.wrapping_sub(self.across).cast_signed() < POLL_NS.cast_signed() && self.up <= self.across
     }
 
-    /// Reason why a flow must stay in user space: its packets there may still be in flight.
+    /// Returns an error if the flow must stay in user space because its packets there may still be in flight.
     fn settling(&self, drained: u64, now: u64, leaving: bool) -> Result<(), Count> {
         if !leaving && now < self.calm {
             Err(Count::Settling)
@@ -421,9 +421,9 @@ fn judge<'t>(
     Ok(way)
 }
 
-/// True if a packet arrives where its source is reachable. XDP does not see the packet's VLAN or whether it
-/// is addressed to this machine, so it accepts only the interface that leads back, and only our address on
-/// it.
+/// True if a packet arrives on an interface through which its source is reachable. XDP sees neither
+/// the packet's VLAN nor whether it is addressed to this machine, so it accepts only the interface of the
+/// route back, and only our link address on it.
 fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) -> bool {
     let word = route(tables, back);
     let (interface, _) = way_of(word);
@@ -454,8 +454,7 @@ fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, momen
         Field::Nothing => 0,
         Field::PseudoHeader => fold(after),
         Field::Whole => {
-            // Changes the checksum only by the difference, so that a damaged payload is detected at the far
-            // end.
+            // Change the checksum only by the difference, so that the receiver detects a damaged payload.
             let taken = &packet.udp[..packet.udp.len() - payload.len()];
             let old = before + sum(&taken[..6]) + sum(&taken[UDP..]);
             let new = after + sum(&udp);
@@ -509,7 +508,8 @@ fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment) -> Vec<u8
     bytes
 }
 
-/// Continues to the client behind a peer that is one of our relayed addresses.
+/// Handles a datagram to a peer that is one of our relayed addresses: it continues to the client of that
+/// address.
 fn turn_back<'t>(
     flow: &Flow,
     tos: u8,
@@ -535,7 +535,7 @@ fn turn_back<'t>(
     if next.expires <= now {
         return Err(Count::Expired);
     }
-    // Packets that user space sent there passed the program on loopback, which marked the flow.
+    // Packets that user space sent to that address passed the program on loopback, which marked the flow.
     state.settling(drained, now, false)?;
     if tables.leases && !next.lease.covers(next.stamp, now, LOOPBACK, tos) {
         return Err(Count::Lease);
@@ -571,7 +571,7 @@ fn checksum(summed: Summed, packet: &Packet<'_>, pseudo_header: u64) -> Option<F
 
 fn pseudo_header(from: &[u8; 16], to: &[u8; 16], length: usize) -> u64 {
     let is_v4 = Ipv6Addr::from(*from).to_ipv4_mapped().is_some();
-    // The prefix that maps IPv4 into IPv6 is not included.
+    // Do not include the prefix that maps IPv4 into IPv6.
     let skipped = if is_v4 { 12 } else { 0 };
     sum(&from[skipped..]) + sum(&to[skipped..]) + length as u64 + u64::from(PROTOCOL)
 }

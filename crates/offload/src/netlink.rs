@@ -29,12 +29,12 @@ const NEW_NEIGHBOUR: u16 = 28;
 const DELETE_NEIGHBOUR: u16 = 29;
 const GET_NEIGHBOUR: u16 = 30;
 
-/// Generic netlink: the controller (GENL_ID_CTRL, CTRL_CMD_GETFAMILY), and a request of family netdev
-/// (NETDEV_CMD_DEV_GET).
+/// Message types of generic netlink: the controller (GENL_ID_CTRL, CTRL_CMD_GETFAMILY), and a request to the
+/// family netdev (NETDEV_CMD_DEV_GET).
 const CONTROLLER: u16 = 16;
 const GET_FAMILY: u8 = 3;
 const GET_DEVICE: u8 = 1;
-/// NETDEV_XDP_ACT_NDO_XMIT.
+/// Feature flag NETDEV_XDP_ACT_NDO_XMIT.
 const TAKES_REDIRECTED: u64 = 4;
 
 const REQUEST: u16 = 1;
@@ -43,11 +43,12 @@ const ACKNOWLEDGE: u16 = 4;
 const DUMP: u16 = 0x300;
 const CREATE: u16 = 0x400;
 
-/// Groups for links, addresses, routes, rules and settings (rp_filter) of both families, and next hops.
+/// Multicast groups for links, next hops, and the addresses, routes, rules and settings (rp_filter) of both
+/// families.
 const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 1 << 18 | 1 << 23 | 1 << 31;
-/// Group for queueing disciplines and filters (RTNLGRP_TC).
+/// Multicast group for queueing disciplines and filters (RTNLGRP_TC).
 const FILTERS: u32 = 0x8;
-/// Group for neighbours of both families.
+/// Multicast group for neighbours of both families.
 const NEIGHBOURS: u32 = 0x4;
 
 /// ARPHRD_ETHER.
@@ -72,7 +73,7 @@ pub(crate) struct Interface {
     pub(crate) number: u32,
     pub(crate) mtu: u32,
     pub(crate) name: String,
-    /// Member of a bridge, bond or the like, on which its traffic appears again.
+    /// True if it is a member of a bridge, bond or similar, on which its traffic appears again.
     pub(crate) is_port: bool,
     pub(crate) is_up: bool,
     pub(crate) is_ethernet: bool,
@@ -87,7 +88,7 @@ pub(crate) type LinkAddress = [u8; 6];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NextHop {
     pub(crate) interface: u32,
-    /// Gateway, or the destination itself.
+    /// Gateway, or the destination itself if there is none.
     pub(crate) neighbour: IpAddr,
 }
 
@@ -114,7 +115,7 @@ impl Netlink {
         Ok(Self { socket: socket(Some(protocol), 0)?, sequence: 0, buffer: vec![0; 64 << 10] })
     }
 
-    /// Lists everything of one kind.
+    /// Requests a list of all objects of one kind.
     pub(crate) fn dump(&mut self, kind: u16, body: &[u8], each: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.ask(kind, DUMP, body, each)
     }
@@ -201,7 +202,7 @@ impl Netlink {
             for (kind, value) in attributes(&body[12..]) {
                 match kind {
                     4 if value.len() == 4 => interface = Some(u32_at(value, 0)),
-                    // Gateway of the same family or, after two bytes, of the other family.
+                    // The gateway is of the same family, or of the other one if two bytes come first.
                     5 => neighbour = ip_of(value).unwrap_or(to),
                     18 => neighbour = value.get(2..).and_then(ip_of).unwrap_or(to),
                     _ => {}
@@ -257,7 +258,7 @@ impl Netlink {
                 let (flags, sequence) = (u16_at(rest, 6), u32_at(rest, 8));
                 let Some(body) = rest.get(16..len) else { return Err(io::ErrorKind::InvalidData.into()) };
                 rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-                // This is the end of an earlier, abandoned response.
+                // This is the end of an earlier response that was abandoned.
                 if sequence != self.sequence {
                     continue;
                 }
@@ -281,8 +282,8 @@ fn kind_of(info: &[u8]) -> Option<String> {
     attributes(info).find(|(kind, _)| *kind == 1).map(|(_, name)| text(name))
 }
 
-/// Treats errors that are valid results as success: no route to host, network unreachable, forbidden, not our
-/// address, no such neighbour.
+/// Treats errors that are valid answers as success: no route to host, network unreachable, forbidden, not our
+/// address, or no such neighbour.
 fn answered(asked: io::Result<()>) -> io::Result<()> {
     match asked {
         Err(error) if error.raw_os_error().is_some_and(|errno| errno != Errno::NOBUFS.raw_os_error()) => {
@@ -331,8 +332,8 @@ impl News {
         of.into_iter().filter_map(open).collect()
     }
 
-    /// True if something has changed since the last call. Details do not matter, since everything is read
-    /// again.
+    /// True if something has changed since the last call. Details of the change do not matter, because
+    /// everything is read again.
     pub(crate) fn heard(&self) -> bool {
         let (mut heard, mut buffer) = (false, [0; 4096]);
         loop {
@@ -360,7 +361,8 @@ impl NeighbourNews {
         Ok(Self { socket: socket(None, NEIGHBOURS)? })
     }
 
-    /// Changed neighbours since the last call, true if reachable; `None` if notifications were lost.
+    /// Neighbours that have changed since the last call, with true if they are reachable; `None` if
+    /// notifications were lost.
     pub(crate) fn heard(&self) -> Option<BTreeMap<NextHop, bool>> {
         let (mut changed, mut all, mut buffer) = (BTreeMap::new(), true, [0; 8192]);
         loop {

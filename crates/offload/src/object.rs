@@ -1,4 +1,4 @@
-//! Compiled programs: loaded with maps of the configured sizes, and split into their parts.
+//! Loads the compiled programs with maps of the configured sizes, and splits them into their parts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -57,7 +57,6 @@ pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> 
         links::stand_for(descriptor(&object, name)?, passed).map_err(kernel)?;
     }
     drop(passed);
-    // Must come before its maps are taken from the object: the program refers to them by open descriptors.
     load_classifier(&mut object, PROGRAM)?;
     if settings.leases {
         load_classifier(&mut object, LEAVES)?;

@@ -1,6 +1,6 @@
-//! Rules of this machine whose verdict may differ between the datagrams of a flow, because they count, limit, log, queue,
-//! or inspect single datagrams. With leases such rules would see only a few datagrams, so flows stay in user space
-//! while one exists.
+//! Rules of this machine whose verdict may differ between the datagrams of a flow, because they count, limit,
+//! log, queue, or inspect single datagrams. With leases, these rules would see only a few of the datagrams,
+//! so flows stay in user space while any of these rules exists.
 
 use std::{fs, io};
 
@@ -30,7 +30,8 @@ const AT_INGRESS: u32 = 0xffff_fff2;
 /// Families whose rules see IP datagrams of this machine: inet, ip, netdev, ip6.
 const FAMILIES: [u8; 4] = [1, 2, 5, 10];
 
-/// nf_tables expressions whose result is the same for all datagrams of a flow, or that only count.
+/// nf_tables expressions whose result is the same for all datagrams of a flow, and expressions that only
+/// count.
 const CONSTANT: [&str; 21] = [
     "bitwise",
     "byteorder",
@@ -55,7 +56,7 @@ const CONSTANT: [&str; 21] = [
     "rt",
 ];
 
-/// xtables matches and targets with the same property.
+/// xtables matches and targets whose result is the same for all datagrams of a flow.
 const CONSTANT_MATCHES: [&str; 28] = [
     "addrtype",
     "cgroup",
@@ -125,8 +126,8 @@ const VARYING_MATCHES: [&str; 16] = [
     "u32",
 ];
 
-/// First rule that prevents leases, in words. An error if the rules cannot be read. `links` is true if the programs
-/// are attached by links (tcx).
+/// Describes the first rule that prevents leases. Fails if the rules cannot be read. `links` is true if the
+/// programs are attached by links (tcx).
 pub(crate) fn find(netlink: &mut Netlink, links: bool) -> io::Result<Option<String>> {
     for found in [nf_tables()?, legacy_tables()?, ipsec()?, routing(netlink)?] {
         if found.is_some() {
@@ -155,7 +156,7 @@ fn routing(netlink: &mut Netlink) -> io::Result<Option<String>> {
     Ok(found)
 }
 
-/// tc ingress filters: they run after our program, and may police a rate.
+/// Ingress filters of tc, which run after our program and may police a rate.
 fn filters(netlink: &mut Netlink, interface: &Interface) -> io::Result<Option<String>> {
     let mut body = [0; 20];
     body[4..8].copy_from_slice(&interface.number.to_ne_bytes());
@@ -179,7 +180,7 @@ fn filters(netlink: &mut Netlink, interface: &Interface) -> io::Result<Option<St
     }
 }
 
-/// BPF programs of others that run after ours at ingress.
+/// Other BPF programs that run after ours at ingress.
 fn programs(interface: &Interface, links: bool) -> Option<String> {
     let (_, programs) =
         links.then(|| SchedClassifier::query_tcx(&interface.name, TcAttachType::Ingress).ok())??;
@@ -191,7 +192,7 @@ fn programs(interface: &Interface, links: bool) -> Option<String> {
 fn nf_tables() -> io::Result<Option<String>> {
     let Some(mut netlink) = of_kernel(netlink::NETFILTER)? else { return Ok(None) };
     let mut found = None;
-    // struct nfgenmsg: all families.
+    // This struct nfgenmsg selects all families.
     let asked = netlink.dump(GET_RULE, &[0; 4], |kind, body| {
         if kind != NEW_RULE || found.is_some() || !body.first().is_some_and(|it| FAMILIES.contains(it)) {
             return;
@@ -221,12 +222,12 @@ fn legacy_tables() -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Each table is a module, unless the kernel has none.
+/// True if there may be legacy tables. Each is a module, unless the kernel has none.
 fn may_have_tables(family: &str, modules: &str) -> bool {
     modules.is_empty() || modules.lines().any(|line| line.starts_with(&format!("{family}table_")))
 }
 
-/// Empty if the kernel has no legacy tables.
+/// Loaded matches or targets; empty if the kernel has no legacy tables.
 fn listed(family: &str, what: &str) -> io::Result<String> {
     match fs::read_to_string(format!("/proc/net/{family}_tables_{what}")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
@@ -250,7 +251,7 @@ fn of_kernel(protocol: rustix::net::Protocol) -> io::Result<Option<Netlink>> {
     }
 }
 
-/// A kernel without nf_tables does not know the message.
+/// Ignores the error of a kernel without nf_tables, which does not know the message.
 fn unless_absent(asked: io::Result<()>) -> io::Result<()> {
     match asked {
         Err(error) if [Errno::INVAL, Errno::OPNOTSUPP].iter().any(|errno| is(&error, *errno)) => Ok(()),
@@ -262,7 +263,7 @@ fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// Attributes of a rule: table, chain, handle, expressions (linux/netfilter/nf_tables.h).
+/// The rule's attributes are table, chain, handle and expressions (linux/netfilter/nf_tables.h).
 fn obstacle_of(rule: &[u8]) -> Option<String> {
     let (mut table, mut chain, mut what) = (String::new(), String::new(), None);
     for (kind, value) in attributes(rule) {
@@ -276,7 +277,8 @@ fn obstacle_of(rule: &[u8]) -> Option<String> {
     what.map(|what| format!("a rule in nftables chain {table} {chain} uses {what}"))
 }
 
-/// Property by which the first varying expression decides. UDP does not get past a comparison with another protocol.
+/// Property that the first varying expression depends on. Expressions after a comparison with another
+/// protocol do not apply to UDP.
 fn first_varying<'e>(expressions: impl Iterator<Item = &'e [u8]>) -> Option<String> {
     let mut has_protocol = false;
     for expression in expressions {
@@ -318,7 +320,7 @@ fn is_other_protocol(compare: &[u8]) -> bool {
     number(compare, 2) == Some(0) && value.is_some_and(|value| value.len() == 1 && value != [17])
 }
 
-/// Property by which an expression decides, if it differs between datagrams of a flow.
+/// Property that an expression depends on, if it differs between datagrams of a flow.
 fn varies(name: &str, data: &[u8]) -> Option<String> {
     let number = |wanted| number(data, wanted);
     let inner = || attributes(data).find(|(kind, _)| kind & 0x3fff == 1).map(|(_, value)| text(value));
@@ -348,8 +350,9 @@ fn varies(name: &str, data: &[u8]) -> Option<String> {
     Some(by.to_owned())
 }
 
-/// True for header or payload bytes that differ between datagrams of a flow. DSCP does not count, since leases are
-/// per DSCP. Expressions that write (the checksum after NAT) have no length attribute.
+/// Returns true for header or payload bytes that may differ between datagrams of a flow. DSCP is not
+/// included, because leases are per DSCP. Expressions that write (the checksum after NAT) have no length
+/// attribute.
 fn is_of_datagram(base: u32, offset: u32, length: u32) -> bool {
     let end = offset.saturating_add(length);
     let touches = |from: u32, to: u32| offset < to && end > from;

@@ -51,7 +51,7 @@ impl Ports {
 
     pub(crate) fn give_back(&self, port: u16) {
         let mut flows = self.flows();
-        // Permanent ports are not counted.
+        // Permanent ports are not in this table.
         let Some(held) = flows.get_mut(&port) else { return };
         *held -= 1;
         if *held == 0 {

@@ -1,6 +1,6 @@
-//! Routes to clients and peers: interface, gateway, and for XDP the link address. At TC the kernel resolves
-//! the link address as for sockets. `bpf_fib_lookup` would provide all of it, but requires forwarding
-//! (ip_forward) on this machine.
+//! Routes to clients and peers: interface, gateway, and for XDP the link address. At TC, the kernel resolves
+//! the link address, as it does for sockets. `bpf_fib_lookup` would provide all of it, but requires
+//! forwarding (ip_forward) on this machine.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -155,7 +155,7 @@ impl Routes {
         }
     }
 
-    /// Result of a query. After a failure, the default, until the query is repeated: see
+    /// Result of a query to the kernel. If it failed, this is the default until the query is repeated; see
     /// [`Routes::are_unknown`].
     fn or_later<T: Default>(&self, said: io::Result<T>) -> T {
         said.unwrap_or_else(|_| {
@@ -193,7 +193,7 @@ impl Routes {
         self.ask_all(netlink, &links, by_lost)
     }
 
-    /// Gateways that are unreachable. There are few, however many routes there are.
+    /// Gateways that are unreachable. There are only a few gateways, even if there are many routes.
     pub(crate) fn lost_gateways(&self, netlink: &mut Netlink) -> io::Result<BTreeSet<NextHop>> {
         let by_gateway = self.held(|to, next| next.is_some_and(|next| next.neighbour != to));
         let all: BTreeSet<NextHop> = by_gateway.into_iter().filter_map(|(_, _, next)| next).collect();
@@ -234,7 +234,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Keeps neighbour entries fresh that only XDP uses, because the kernel does not notice this use.
+    /// Keeps neighbour entries fresh if only XDP uses them, because the kernel does not notice that use.
     pub(crate) fn use_neighbours(&self, netlink: &mut Netlink) -> io::Result<()> {
         let neighbours: BTreeSet<NextHop> = {
             let inner = self.inner();

@@ -39,10 +39,10 @@ pub(crate) struct Shared {
     pub(crate) state_slots: Mutex<Slots>,
     pub(crate) socket_slots: Mutex<Slots>,
     pub(crate) most_flows: u32,
-    /// Current flows, and flows refused for lack of room.
+    /// Number of current flows, and of flows refused for lack of room.
     pub(crate) held: AtomicU64,
     pub(crate) refused: AtomicU64,
-    /// Unique per installation, across all workers and previous processes.
+    /// Next stamp. Stamps are unique per installation, across all workers and previous processes.
     pub(crate) stamp: AtomicU64,
     pub(crate) first_stamp: u64,
     /// Flows taken over from a previous process, until all workers have taken theirs.
@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) hook: Hook,
     /// Rule that prevents leases, in words.
     obstacle: Mutex<Option<String>>,
-    /// True while there is one.
+    /// True while there is an obstacle.
     pub(crate) is_blocked: AtomicBool,
 }
 
@@ -109,7 +109,7 @@ impl Shared {
         self.obstacle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the previous one.
+    /// Sets the obstacle and returns the previous one.
     pub(crate) fn set_obstacle(&self, obstacle: Option<String>) -> Option<String> {
         self.is_blocked.store(obstacle.is_some(), Ordering::Relaxed);
         std::mem::replace(&mut *self.obstacle(), obstacle)

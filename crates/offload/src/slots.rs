@@ -1,5 +1,5 @@
 //! Slots of an array map: allocated, released, and reused after a rest. A program that has read a flow may
-//! still write to the flow's slots for a moment after it is removed.
+//! still write to the flow's slots for a moment after the flow is removed.
 
 use std::collections::{BTreeSet, VecDeque};
 

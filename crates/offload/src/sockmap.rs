@@ -6,9 +6,10 @@
 //!                 └─ no, or user space has set UP ──▶ read(2), as without the program
 //! ```
 //!
-//! A pair starts with both directions in user space, and stays in the map until its sockets are closed: data that arrives
-//! between the last read and a removal would be lost with the map's queue. Each direction has one word for the bytes seen
-//! and their destination, so user space and the program always agree on who handles a byte.
+//! A pair starts with both directions in user space, and stays in the map until its sockets are closed: data
+//! that arrives between the last read and a removal would be lost with the map's queue. Each direction has a
+//! single word for the number of bytes seen and where they go, so user space and the program always agree on
+//! who handles a byte.
 
 use std::{
     io,
@@ -36,7 +37,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/verdict.o");
 
 const PROGRAM: &str = "turnpike_chat";
 
-/// Linux 6.16 resumes an interrupted send. Older kernels sent bytes twice to slow readers.
+/// First kernel that resumes an interrupted send correctly. Older kernels send bytes twice if the reader is
+/// slow.
 const SOUND: KernelVersion = KernelVersion::new(6, 16, 0);
 
 /// Words (64 bits) per direction, as in the program's `struct side`.
@@ -45,9 +47,9 @@ const SEEN: usize = 0;
 const BASE: usize = 1;
 const RUN: usize = 2;
 const HANDED: usize = 3;
-/// Flag in SEEN: data goes to user space.
+/// Flag in the word SEEN: data goes to user space.
 const UP: u64 = 1 << 63;
-/// Flag in BASE: the value is valid.
+/// Flag in the word BASE: the value is valid.
 const KNOWN: u64 = 1 << 32;
 
 /// Time until slots are reused, in milliseconds: the program may still be working for the old socket.
@@ -102,8 +104,7 @@ impl Sockmap {
             .map_max_entries("sides", places)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
-        // Must come before its maps are taken from the object: the program refers to them by open
-        // descriptors.
+        // Must come before the maps are taken, whose descriptors the program needs.
         let program = program(&mut object)?;
         load_program(|| program.load())?;
         // A kernel that does not report the size is not refused.
@@ -122,9 +123,9 @@ impl Sockmap {
         })
     }
 
-    /// Joins two sockets, once everything received before has been read. User space keeps reading until both
-    /// directions are lowered. `None` if there are too many pairs. `now`: milliseconds of a monotonic clock.
-    /// After an error, nothing has changed.
+    /// Joins two sockets. User space keeps reading until [`Sockmap::lower`] has switched both directions to
+    /// the kernel. `None` if there are too many pairs. `now` is the time of a monotonic clock in
+    /// milliseconds. After an error, nothing has changed.
     pub fn join(&mut self, now: u64, sockets: [BorrowedFd<'_>; 2]) -> io::Result<Option<Joined>> {
         let cookies = [socket_cookie(sockets[0])?, socket_cookie(sockets[1])?];
         let Some(pair) = self.free.take_rested(now) else { return Ok(None) };
@@ -140,7 +141,7 @@ impl Sockmap {
                 return Err(io::Error::other(chain(&error)));
             }
         }
-        // The slots are known, so each socket is counted from its first byte.
+        // The slots are known now, so each socket's bytes are counted from the first one.
         for (side, socket) in sockets.iter().enumerate() {
             if let Err(error) = self.sockets.set(number(joined.place(side)), &socket.as_raw_fd(), 0) {
                 if side == 0 {
@@ -156,7 +157,7 @@ impl Sockmap {
         Ok(Some(joined))
     }
 
-    /// Must be called before closing the sockets, which removes them from the map.
+    /// Separates a pair. Must be called before its sockets are closed, which removes them from the map.
     pub fn part(&mut self, now: u64, joined: Joined) {
         for cookie in joined.cookies {
             let _ = self.places.remove(&cookie);
@@ -193,8 +194,8 @@ impl Sockmap {
         }
     }
 
-    /// Lets the kernel pass data from this side again, if only these `taken` bytes have arrived, all written
-    /// to the other side. Returns true if it does.
+    /// Lets the kernel pass data from this side again, provided that exactly `taken` bytes have arrived and
+    /// all are written to the other side. Returns true if it does so.
     pub fn lower(&self, joined: &Joined, side: usize, taken: u64) -> bool {
         let place = joined.place(side);
         // The program does not know how much of the data received before the join of the other socket is
@@ -208,8 +209,8 @@ impl Sockmap {
         seen.compare_exchange(UP | taken, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// A pair with a direction that the program has switched to user space; `None` if there are no more. The
-    /// pair may have been parted since then.
+    /// Returns a pair with a direction that the program has switched to user space; `None` if there are no
+    /// more. The pair may have been parted since then.
     pub fn raised(&mut self) -> Option<u32> {
         let place = <[u8; 4]>::try_from(&*self.raised.next()?).map(u32::from_ne_bytes);
         place.ok().map(|place| place / 2)

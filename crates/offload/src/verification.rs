@@ -9,7 +9,7 @@ use aya::{
 
 use crate::error::{OffloadError, is_passing};
 
-/// Attempts and the pause between them: memory may become free.
+/// Number of attempts, and the pause between them, in which memory may become free.
 const ATTEMPTS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(5);
 

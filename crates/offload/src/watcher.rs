@@ -31,7 +31,8 @@ use crate::{
 /// interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
-/// Between two readings of the rules, and their maximum share of CPU time: one part in 20.
+/// Minimum time between two readings of the rules, and the maximum part of CPU time that they may take, one
+/// in 20.
 const RULES_AGAIN: Duration = Duration::from_millis(50);
 const RULES_SHARE: u32 = 20;
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
@@ -91,12 +92,12 @@ impl Watcher {
             if is_time {
                 used = Instant::now();
             }
-            // iptables-legacy does not notify.
+            // iptables-legacy sends no notifications.
             due |= self.rules.iter().fold(is_time | changed, |heard, rules| rules.heard() | heard);
             if due && Instant::now() >= rest_until {
                 let began = cpu_time();
                 failed |= self.follow_rules();
-                // Reading a large rule set takes a while.
+                // Reading a large rule set takes a while, so limit how often it happens.
                 let rest = cpu_time().saturating_sub(began) * RULES_SHARE;
                 rest_until = Instant::now() + rest.clamp(RULES_AGAIN, AGAIN);
                 due = false;
@@ -146,7 +147,7 @@ impl Watcher {
             let PassedLink { number, told, way, direction } = passed;
             match self.take_link_over(told.as_ref(), (way, direction), descriptor) {
                 Ok(link) if direction == Direction::Egress => {
-                    // An interface's ingress comes first.
+                    // The link at ingress comes first for each interface.
                     match self.shared.links().get_mut(&number) {
                         Some(attached) => attached.leaves = Some(link),
                         None => link.detach(),
@@ -195,8 +196,8 @@ impl Watcher {
         }
     }
 
-    /// Looks for rules that prevent leases. While one exists, no program grants leases: flows leave the kernel, in
-    /// order, when theirs end. Returns true if interfaces must be attached again.
+    /// Looks for rules that prevent leases. While one exists, no program grants leases: flows leave the
+    /// kernel, in order, when their leases end. Returns true if interfaces must be attached again.
     pub(crate) fn follow_rules(&mut self) -> bool {
         if !self.leases {
             return false;
@@ -251,7 +252,7 @@ impl Watcher {
             let known = shared.links().get(&interface.number).map(is_complete);
             match known {
                 Some(true) => continue,
-                // Taken over from a process without leases, or an obstacle is gone.
+                // The attachment was taken over from a process without leases, or an obstacle is gone.
                 Some(false) => match self.attach_leaves(&interface) {
                     Ok(leaves) => {
                         if let Some(attached) = shared.links().get_mut(&interface.number) {
@@ -339,7 +340,7 @@ impl Watcher {
     }
 }
 
-/// CPU time of this thread: its elapsed time also depends on the load of the machine.
+/// CPU time of this thread; elapsed time would also depend on the load of the machine.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

@@ -67,8 +67,8 @@ impl WorkerSockets {
         self.drained.before_wait(now_ns())
     }
 
-    /// Called after a wait that reported these sockets. `are_all`: nothing else is ready; `lost`: datagrams
-    /// lost by all sockets so far.
+    /// Called after a wait that reported these sockets. `are_all` is true if nothing else is ready; `lost` is
+    /// the number of datagrams that all sockets have lost so far.
     pub fn after_wait(
         &mut self,
         ready: impl Iterator<Item = SocketId>,
@@ -81,9 +81,9 @@ impl WorkerSockets {
         self.drained.after_wait(now_ns(), ready.map(|socket| socket.0), are_all, (lost, backlog), flows);
     }
 
-    /// Records a receive call whose datagrams are still to be sent. `is_empty`: the call shows that nothing
-    /// more was queued. `goes_across`: true if the kernel would relay a buffer's datagrams; `None` if it
-    /// relays nothing.
+    /// Records a receive call whose datagrams are still to be sent. `is_empty` is true if the call shows that
+    /// nothing more was queued. `goes_across` returns true if the kernel would relay a buffer's datagrams; it
+    /// is `None` if the kernel relays nothing.
     #[inline]
     pub fn received(
         &mut self,
@@ -128,7 +128,7 @@ impl WorkerSockets {
         self.swept_ms + SWEEP_MS
     }
 
-    /// Indexes of those of `len` sessions whose counters must be read now; `None` if no sweep is due.
+    /// Indexes of the sessions, out of `len`, whose counters must be read now; `None` if no sweep is due.
     pub fn begin_sweep(&mut self, now_ms: u64, len: usize) -> Option<StepBy<Range<usize>>> {
         if now_ms < self.sweep_due() {
             return None;

@@ -1,4 +1,4 @@
-//! XDP: checks which interfaces support it in their driver.
+//! Checks which interfaces support XDP in their driver.
 
 use std::{
     fs,

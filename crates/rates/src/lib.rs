@@ -1,5 +1,5 @@
-//! Rate limits for events caused by unauthenticated sources: a token bucket per source and one for all, so
-//! that a source that exceeds its own rate does not use up the total.
+//! Rate limits for events caused by unauthenticated sources. Each source has a token bucket, and all share
+//! one, so that a source that exceeds its own rate does not use up the total.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -22,7 +22,7 @@ impl Rate {
     /// Allows `burst` tokens at once, then one every `interval_ms` milliseconds.
     #[must_use]
     pub const fn new(burst: u32, interval_ms: u64) -> Self {
-        // A widening cast, because `From` is not usable in a const fn.
+        // This is a widening cast, because `From` cannot be used in a const fn.
         Self { interval_us: interval_ms * 1000, window_us: interval_ms * 1000 * burst as u64 }
     }
 
@@ -61,7 +61,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Rate of a site, as a multiple of a single address's rate.
+    /// Rate of a site (IPv4 /24 or IPv6 /48), as a multiple of the rate of a single address.
     const SITE: u64 = 4;
     /// Minimum time between two sweeps of a full table, in microseconds.
     const SWEEP_US: u64 = 1_000_000;
@@ -78,13 +78,13 @@ impl Rates {
         self.buckets.reserve(self.most.saturating_sub(self.buckets.len()));
     }
 
-    /// Returns true if `source` is within its rate and the total.
+    /// True if `source` is within its rate and the total.
     pub fn admit(&mut self, now_us: u64, source: impl Hash) -> bool {
         let source = self.hasher.hash_one(source);
         self.spend(now_us, &[(source, self.each)])
     }
 
-    /// Returns true if this address is within its rate, its site's and the total. An IPv6 /64 counts as one
+    /// True if this address is within its rate, its site's and the total. An IPv6 /64 counts as one
     /// address. A site, an IPv4 /24 or IPv6 /48, has four times the rate of an address, however many
     /// addresses it uses.
     pub fn admit_address(&mut self, now_us: u64, ip: IpAddr) -> bool {

@@ -1,5 +1,5 @@
-//! Reads a file with serde. Invalid entries are removed and reading continues, so that one error does not
-//! hide others.
+//! Reads a file with serde. If an entry is invalid, it is removed and reading continues, so that one error
+//! does not hide others.
 
 use std::{
     collections::BTreeMap,
@@ -50,8 +50,8 @@ impl Document {
         loop {
             match T::deserialize(Deserializer::from(root.clone())) {
                 Ok(value) => return Ok((value, document)),
-                // Each iteration removes an entry or adds a missing one, so the loop terminates; the bound is
-                // for malicious texts with thousands of errors.
+                // Each iteration removes an entry or adds a missing one, so the loop terminates; the limit is
+                // for malicious files with thousands of errors.
                 Err(error) if mended < 4 * MOST && document.mend(&mut root, &error, is_broken) => mended += 1,
                 Err(_) => break,
             }
@@ -60,7 +60,7 @@ impl Document {
         Err(Mistakes(vec![Mistake::new(&Origin::file(file), "", "cannot be read", "")]))
     }
 
-    /// For values that are not in a file: messages start with just `name`.
+    /// Document for values that do not come from a file. Error messages start with just `name`.
     pub fn without_places(name: &Path) -> Self {
         Self { file: name.to_owned(), ..Self::default() }
     }
@@ -81,14 +81,15 @@ impl Document {
         }
     }
 
-    /// Returns true if there is an error at `path`, above it, or below it.
+    /// True if there is an error at `path`, above it, or below it.
     pub fn is_wrong(&self, path: &str) -> bool {
         self.wrong.iter().any(|wrong| is_below(path, wrong) || is_below(wrong, path))
     }
 
     /// Ends the validation.
     ///
-    /// # Errors All errors in file order, if there are any.
+    /// # Errors
+    /// All errors in file order, if there are any.
     pub fn finish(self) -> Result<(), Mistakes> {
         let Mistakes(mut mistakes) = Mistakes::sorted(self.mistakes);
         let more = mistakes.len().saturating_sub(MOST);
@@ -142,7 +143,7 @@ impl Document {
         if self.is_stand_in(&entry.value) {
             return stand_in_again(root, entry);
         }
-        // A broken line is already reported.
+        // This line has already been reported as broken.
         let told = is_broken && self.mistakes.iter().any(|mistake| line(&mistake.origin) == line(&at));
         let mistake = explain(&at, &entry.key_name, &message);
         self.wrong.push(entry.path.clone());
@@ -182,7 +183,7 @@ impl Document {
         }
         self.wrong.push(path);
         let Some(table) = table_at(root.get_mut(), &steps) else { return false };
-        // Lies after the end of the text, so that it is no position in the file.
+        // This offset lies after the end of the text, so it cannot be mistaken for a position in the file.
         let beyond = self.text.len() + 1 + self.wrong.len();
         let key = Spanned::new(beyond..beyond, field.to_owned().into());
         table.insert(key, Spanned::new(beyond..beyond, DeValue::String("".into()))).is_none()
@@ -193,7 +194,7 @@ impl Document {
     }
 }
 
-/// A key or array item anywhere in the file.
+/// Key or array item anywhere in the file.
 struct Entry {
     path: String,
     steps: Vec<Step>,
@@ -315,8 +316,8 @@ fn line(origin: &Origin) -> usize {
     if let Origin::File { line, .. } = origin { *line } else { 0 }
 }
 
-/// Converts serde's message. It lists the unknown key and all known ones in backticks; ours suggests the
-/// nearest key first.
+/// Converts a message from serde, which lists the unknown key and all known ones in backticks. Our message
+/// suggests the nearest key first.
 fn explain(at: &Origin, key: &str, message: &str) -> Mistake {
     let one_of = |known: &[&str]| format!("one of {}", known.join(", "));
     let names = |prefix| message.strip_prefix(prefix).map(backticked);

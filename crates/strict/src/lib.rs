@@ -1,8 +1,8 @@
 //! Strict file parsing: reports all errors at once, each with file, line, column, and the expected value or
 //! the nearest name.
 //!
-//! A [`Document`] is parsed into serde types, for experiments and profiles. The configuration has its own tables and reads a tree of
-//! [`Node`]s. Both report the same [`Mistake`]s.
+//! [`Document`] parses experiments and profiles into serde types. The configuration has its own tables of
+//! keys and is read from a tree of [`Node`]s. Both report errors as [`Mistake`]s.
 #![forbid(unsafe_code)]
 
 mod document;

@@ -81,7 +81,7 @@ impl Mistake {
         Self { suggestion: meant.map(str::to_owned), ..self }
     }
 
-    /// Replaces the list of all words with the most likely intended one.
+    /// Replaces the list of all allowed words with the one that was most likely meant.
     pub fn suggesting_instead(self, meant: Option<&str>) -> Self {
         match meant {
             Some(meant) => Self { expected: String::new(), ..self }.suggesting(Some(meant)),
@@ -132,7 +132,7 @@ impl Mistakes {
             Origin::Default => (1, 0, 0, 0),
             Origin::Environment(_) => (2, 0, 0, 0),
             Origin::Flag(_) => (3, 0, 0, 0),
-            // The sort is stable: arguments keep their order.
+            // The sort is stable, so arguments keep their order.
             Origin::Argument { .. } => (4, 0, 0, 0),
         });
         Self(problems)

@@ -25,7 +25,7 @@ pub enum Value {
     List(Vec<Node>),
     /// Keeps the file's order.
     Table(Vec<Entry>),
-    /// A TOML type that no key uses, by name.
+    /// Name of a TOML type that no key uses.
     Other(&'static str),
 }
 
@@ -109,8 +109,8 @@ pub fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<E
         if !told.insert(start) {
             continue;
         }
-        // Keeps only message and position: the parser's own text quotes the line, which may contain a
-        // password.
+        // Keep only message and position, because the parser's full error text quotes the line, which may
+        // contain a password.
         problems.push(Mistake::new(
             &places.origin(start),
             "",

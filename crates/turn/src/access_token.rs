@@ -166,7 +166,7 @@ impl AccessToken {
         bytes.extend_from_slice(&self.lifetime.to_be_bytes());
         match key.encrypt(&nonce, server_name, &mut bytes[HEAD_LEN..]) {
             Some(tag) => bytes.extend_from_slice(&tag),
-            // AES-GCM refuses texts of 64 GiB.
+            // AES-GCM fails only if the plaintext is 64 GiB or longer.
             None => unreachable!("a token has at most about a hundred bytes"),
         }
         bytes

@@ -36,7 +36,8 @@ impl IpRange {
         let mut prefixes = Vec::new();
         let mut first = self.first;
         loop {
-            // Limited by the trailing zeros of the first address and by the rest of the range.
+            // The length of the next prefix is limited by the trailing zeros of the first address and by the
+            // rest of the range.
             let room = (self.last - first).checked_add(1).map_or(128, u128::ilog2);
             let free = first.trailing_zeros().min(room).min(self.family.bits());
             prefixes.push(self.family.prefix(first, free));
@@ -89,7 +90,7 @@ impl From<Cidr> for IpRange {
     }
 }
 
-/// A prefix may have host bits set, unlike a [`Cidr`], because other servers allow that.
+/// Unlike a [`Cidr`], a prefix may have host bits set, because other servers accept such prefixes.
 impl FromStr for IpRange {
     type Err = String;
 

@@ -7,7 +7,7 @@ use rand_chacha::{
     rand_core::{RngCore as _, SeedableRng as _},
 };
 
-/// Must be unpredictable, and unique for each state machine.
+/// Seed, which must be unpredictable and different for each state machine.
 pub struct Seed(pub [u8; 32]);
 
 impl fmt::Debug for Seed {

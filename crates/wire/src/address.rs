@@ -1,5 +1,5 @@
-//! Canonical form of transport addresses, so that another notation cannot bypass a check; and addresses in
-//! text.
+//! Canonical form of transport addresses, so that no other notation can bypass a check, and addresses in text
+//! form.
 
 mod unix_name;
 mod zoned_ip;
@@ -35,7 +35,7 @@ pub fn is_private(ip: IpAddr) -> bool {
     }
 }
 
-/// True if the public and private addresses of a mapping are swapped.
+/// True if the public and private addresses of a NAT mapping appear to be swapped.
 #[must_use]
 pub fn is_swapped(local: IpAddr, public: IpAddr) -> bool {
     is_private(public) && !is_private(local) && local.is_ipv4() == public.is_ipv4()
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(canonical(address("[::ffff:10.0.0.1]:7")), address("10.0.0.1:7"));
         assert_eq!(canonical(address("10.0.0.1:7")), address("10.0.0.1:7"));
         assert_eq!(canonical(address("[2001:db8::1]:7")), address("[2001:db8::1]:7"));
-        // On the wire, these addresses are distinct hosts; the peer rules look at the embedded ones.
+        // On the wire, these addresses are different hosts. The peer rules check the embedded addresses.
         assert_eq!(canonical(address("[::10.0.0.1]:7")), address("[::10.0.0.1]:7"));
         assert_eq!(canonical(address("[64:ff9b::10.0.0.1]:7")), address("[64:ff9b::10.0.0.1]:7"));
     }

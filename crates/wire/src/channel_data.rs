@@ -5,12 +5,12 @@ pub enum ChannelRange {
     /// 0x4000 to 0x4FFF (RFC 8656 section 12).
     #[default]
     Rfc8656,
-    /// 0x4000 to 0x7FFF (RFC 5766 section 11). A server that has only TURN on its port can allow the whole
-    /// range.
+    /// 0x4000 to 0x7FFF (RFC 5766 section 11). A server that has no other protocol on its port can allow the
+    /// whole range.
     Rfc5766,
 }
 
-/// 0x4000 to 0x4FFF, or to 0x7FFF with [`ChannelRange::Rfc5766`].
+/// Channel number: 0x4000 to 0x4FFF, or to 0x7FFF with [`ChannelRange::Rfc5766`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelNumber(u16);
 
@@ -81,7 +81,7 @@ impl<'a> ChannelData<'a> {
         self.payload
     }
 
-    /// `length` is that of the payload.
+    /// Header of a message whose payload is `length` bytes long.
     #[must_use]
     pub fn header(number: ChannelNumber, length: u16) -> [u8; 4] {
         let [a, b] = number.0.to_be_bytes();

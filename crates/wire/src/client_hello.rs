@@ -39,7 +39,7 @@ pub enum Parsed<'a> {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientHello<'a> {
-    /// Not converted to lower case (RFC 6066 section 3).
+    /// Server name (RFC 6066 section 3), not converted to lower case.
     pub server_name: Option<&'a str>,
     protocols: &'a [u8],
 }
@@ -130,7 +130,7 @@ fn join(mut bytes: &[u8], len: usize, joined: &mut Vec<u8>) {
 
 fn read(body: &[u8]) -> Option<ClientHello<'_>> {
     let mut reader = Reader(body);
-    // Version and random.
+    // Skip version and random.
     reader.take(2 + 32)?;
     let (_session, suites, _compression) = (reader.vector8()?, reader.vector16()?, reader.vector8()?);
     if suites.is_empty() {

@@ -89,7 +89,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
 /// True for visible characters and the space.
 #[must_use]
 pub fn is_plain(character: char) -> bool {
-    // Letters and symbols that are blank: Hangul fillers and the blank Braille pattern.
+    // Letters and symbols that are displayed as blank: Hangul fillers and the blank Braille pattern.
     const BLANK: [char; 5] = ['\u{115f}', '\u{1160}', '\u{2800}', '\u{3164}', '\u{ffa0}'];
     match character {
         ' '..='~' => true,

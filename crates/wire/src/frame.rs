@@ -29,7 +29,7 @@ pub enum Frame {
     },
 }
 
-/// After any of these errors, the next message boundary is unknown.
+/// Framing error, after which the next message boundary is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FrameError {
     /// Neither STUN nor ChannelData by its first two bits, or STUN without the magic cookie.
@@ -42,7 +42,7 @@ pub enum FrameError {
     TooLong,
 }
 
-/// `limit` includes padding. Fails as soon as the bytes prove an error.
+/// `limit` includes padding. Fails as soon as the bytes cannot start a valid message.
 #[inline]
 pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
     let (len, next) = match (demux::classify(bytes), bytes.get(2..4)) {
@@ -59,7 +59,7 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
             }
             match bytes.get(4..8) {
                 // Otherwise, any stream that starts with a small byte would wait for the length that it seems
-                // to have.
+                // to announce.
                 None => return Ok(Frame::Unfinished { wanted: 8 }),
                 Some(cookie) if *cookie != COOKIE => return Err(FrameError::NotStun),
                 Some(_) => {}
@@ -76,7 +76,7 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
     }
 }
 
-/// 0 to 3 zero bytes after `len` bytes of payload.
+/// Number of zero bytes, 0 to 3, after `len` bytes of payload.
 #[inline]
 #[must_use]
 pub const fn padding(len: usize) -> u8 {
@@ -94,7 +94,7 @@ pub struct Framer {
     wanted: usize,
 }
 
-/// Enough for messages that fit an Ethernet frame.
+/// Capacity that is kept: enough for messages that fit into an Ethernet frame.
 const KEEP: usize = 2048;
 
 impl Framer {

@@ -1,5 +1,5 @@
-//! Send and Data indications (RFC 8656 section 11), parsed and written without allocating. They consist of
-//! `header ++ payload ++ zero padding`, so that the payload stays in its receive buffer.
+//! Send and Data indications (RFC 8656 section 11), parsed and written without allocating. An indication is
+//! sent as `header ++ payload ++ zero padding`, so the payload can stay in its receive buffer.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,7 +23,7 @@ pub enum Indication {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndicationError {
-    /// Not this indication, a wrong length field, or an invalid attribute.
+    /// Not the expected indication, a wrong length field, or an invalid attribute.
     #[error("not a well-formed STUN message")]
     Malformed,
     #[error("XOR-PEER-ADDRESS or DATA is missing")]
@@ -36,19 +36,20 @@ pub enum IndicationError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View<'a> {
-    /// The family stays as encoded in a Send indication, because the server's decision depends on it (RFC
-    /// 8656 section 11.2).
+    /// A Send indication's family stays as encoded, because the server's decision depends on it (RFC 8656
+    /// section 11.2).
     pub peer: SocketAddr,
     pub data: &'a [u8],
     /// DONT-FRAGMENT is present (Send only).
     pub dont_fragment: bool,
 }
 
-/// Fits the 16-bit length field with either address family, but not a UDP datagram.
+/// Maximum payload that fits the 16-bit length field with either address family. The message is then too long
+/// for a UDP datagram.
 pub const MAX_PAYLOAD_LEN: u16 = 0xFFFC - 28;
 const _: () = assert!(MAX_HEADER_LEN - HEADER_LEN == 28, "header bytes that the length field includes");
 
-/// Checks type and cookie only.
+/// Checks only type and cookie.
 #[inline]
 #[must_use]
 pub fn is(which: Indication, datagram: &[u8]) -> bool {
@@ -56,9 +57,9 @@ pub fn is(which: Indication, datagram: &[u8]) -> bool {
     [*t0, *t1] == which.message_type() && [*c0, *c1, *c2, *c3] == COOKIE
 }
 
-/// A Data indication with ICMP instead of DATA is `Missing` here; [`crate::stun::View`] reads it. Ignores
-/// everything after MESSAGE-INTEGRITY, and known attributes without meaning here (RFC 8489 sections 14.5 and
-/// 6.3).
+/// A Data indication that contains ICMP instead of DATA yields `Missing`; use [`crate::stun::View`] to read
+/// it. Ignores everything after MESSAGE-INTEGRITY, and known attributes that have no meaning here (RFC 8489
+/// sections 14.5 and 6.3).
 pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationError> {
     if !is(which, datagram) {
         return Err(IndicationError::Malformed);
@@ -102,8 +103,8 @@ pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationE
 ///  └────────┴────────┴─────────────┴──────────────────────┴─────────────────┘
 /// ```
 ///
-/// Writes an IPv4-mapped `peer` as IPv4. `payload_len` is at most [`MAX_PAYLOAD_LEN`]; beyond it the length
-/// field stays at its maximum.
+/// Writes an IPv4-mapped `peer` as IPv4. `payload_len` should not exceed [`MAX_PAYLOAD_LEN`]; if it does, the
+/// length field is capped at its maximum.
 pub fn write_header(
     which: Indication,
     transaction: [u8; 12],
@@ -378,7 +379,7 @@ mod tests {
                 }
             }
         }
-        // Truncated with a matching length field: an attribute extends beyond the end.
+        // The message is truncated and has a matching length field, so an attribute extends beyond the end.
         for length in (24..SEND_IPV4.len()).step_by(4) {
             let mut bytes = SEND_IPV4[..length].to_vec();
             bytes[3] = u8::try_from(length - 20).unwrap();

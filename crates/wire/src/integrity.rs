@@ -38,7 +38,7 @@ pub enum IntegrityError {
     Mismatch,
 }
 
-/// `Debug` hides the key, equality is constant-time, and dropping it erases it.
+/// Key for message integrity. `Debug` hides it, comparison takes constant time, and dropping it erases it.
 #[derive(Clone)]
 pub struct Key {
     bytes: Zeroizing<Box<[u8]>>,
@@ -71,7 +71,7 @@ impl Key {
         Self { bytes: Zeroizing::new(bytes.into()) }
     }
 
-    /// First [`Mac::len`] bytes of the result, over the concatenated parts.
+    /// MAC over the concatenated parts, in the first [`Mac::len`] bytes of the result.
     pub(crate) fn mac(&self, mac: Mac, parts: [&[u8]; 2]) -> [u8; 32] {
         let mut value = [0; 32];
         match mac {
@@ -109,7 +109,7 @@ pub fn userhash(username: &str, realm: &str) -> [u8; 32] {
 }
 
 impl KeyAlgorithm {
-    /// Number without parameters, as in PASSWORD-ALGORITHMS.
+    /// Algorithm number with no parameters, as encoded in PASSWORD-ALGORITHMS.
     #[must_use]
     pub const fn attribute(self) -> [u8; 4] {
         match self {

@@ -1,5 +1,5 @@
 //! Repairs PEM whose markers are not on lines of their own, as after `cat` of files without a final newline.
-//! Parsers skip such sections silently.
+//! Otherwise, parsers would silently skip such sections.
 
 use std::borrow::Cow;
 

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use precis_profiles::{OpaqueString, precis_core::profile::Profile as _};
 
-/// A string with a forbidden character stays unchanged, since it may already be in use as a name.
+/// Applies OpaqueString. A string with a forbidden character stays unchanged, because it may already be in
+/// use as a name.
 #[must_use]
 pub fn opaque_string(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {

@@ -11,10 +11,11 @@ pub enum ProxyVersion {
     V2,
 }
 
-/// Version 1 needs at most 107 bytes, version 2 may contain TLVs (a few hundred bytes in practice).
+/// Maximum length of a header in bytes. Version 1 needs at most 107; version 2 may contain TLVs, a few
+/// hundred bytes in practice.
 pub const MAX_HEADER: usize = 4096;
 
-/// Section 2.2.
+/// Start of a version 2 header (section 2.2).
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 /// Length of the longest line, including CRLF (section 2.1).
 const MAX_LINE: usize = 107;
@@ -37,7 +38,7 @@ pub fn parse(bytes: &[u8]) -> Parsed {
     if bytes[..common] == b"PROXY "[..common] { parse_v1(bytes) } else { Parsed::Malformed }
 }
 
-/// Number of bytes that [`is_begun`] needs for a decision.
+/// Number of bytes after which [`is_begun`] can always decide.
 pub const ENOUGH_TO_TELL: usize = SIGNATURE.len();
 
 /// `None` if there are too few bytes to decide.
@@ -61,7 +62,7 @@ pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> V
     }
 }
 
-/// Version 2 header before each datagram from a client (DGRAM).
+/// Version 2 header (DGRAM) to put before each datagram from a client.
 #[must_use]
 pub fn encode_for_datagrams(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     let mut header = encode_v2(client, local);
@@ -70,7 +71,7 @@ pub fn encode_for_datagrams(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     header
 }
 
-/// For a client without a TCP or UDP address.
+/// Header for a client without a TCP or UDP address.
 #[must_use]
 pub fn encode_unknown(version: ProxyVersion) -> Vec<u8> {
     match version {

@@ -37,8 +37,8 @@ const HEAD: usize = 2 * size_of::<u32>();
 const ROOM: usize = 256 << 10;
 /// Maximum length of a message in bytes.
 const LONGEST: usize = 256 << 20;
-/// Retry time for ETOOMANYREFS: a process must not have more descriptors in flight than its limit on open
-/// ones, so the receiver has to take some first.
+/// Time for which to retry after ETOOMANYREFS: a process must not have more descriptors in flight than it may
+/// have open, so the receiver has to take some first.
 const TOO_MANY: Duration = Duration::from_secs(5);
 
 /// One end of a pair of sockets.
@@ -110,7 +110,7 @@ impl Channel {
 
     /// Sends a value as JSON, because the other process may run a different version.
     pub fn send_value(&self, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        // Large enough to avoid growth, since the outgrown copy would not be zeroized.
+        // The capacity is large enough to avoid a reallocation, whose old copy would not be zeroized.
         let mut text = Zeroizing::new(Vec::with_capacity(ROOM));
         serde_json::to_writer(&mut *text, value)?;
         self.send(&text, descriptors)
@@ -167,7 +167,8 @@ impl Channel {
         }
     }
 
-    /// Appends a packet. `left` is the expected header, if known; returns the rest after this packet.
+    /// Appends a packet. `left` is the header that this packet must have, if known. Returns the numbers of
+    /// bytes and descriptors still missing after it.
     fn receive_piece(&self, to: &mut Message, left: Option<(usize, usize)>) -> io::Result<(usize, usize)> {
         let mut buffer = Zeroizing::new(vec![0_u8; HEAD + PIECE]);
         let mut space = [MaybeUninit::uninit(); CONTROL];
@@ -207,7 +208,7 @@ impl Channel {
             return Err(invalid());
         }
         if left.is_none() {
-            // Exact, because a reallocation would leave a copy behind.
+            // Reserve the exact size, because a reallocation would leave a copy behind.
             to.bytes.reserve_exact(bytes);
         }
         to.bytes.extend_from_slice(piece);
@@ -218,7 +219,7 @@ impl Channel {
 impl TryFrom<OwnedFd> for Channel {
     type Error = io::Error;
 
-    /// Takes an end that was passed to this process.
+    /// Takes over one end of a channel that was passed to this process.
     fn try_from(fd: OwnedFd) -> io::Result<Self> {
         let is_ours = socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
             && socket_type(&fd).is_ok_and(|kind| kind == SocketType::SEQPACKET);

@@ -1,4 +1,4 @@
-//! Handover of sessions from each worker to the worker with the same number in a new process.
+//! Hands the sessions of each worker over to the worker with the same number in a new process.
 
 use std::{
     io,
@@ -14,14 +14,15 @@ use crate::{Channel, Workers};
 /// Timeout for a step that does not involve the other process.
 const STEP: Duration = Duration::from_secs(2);
 
-/// Steps of a handover. The old process pauses, exports and forgets; the new one imports and serves.
+/// Steps of a handover. The old process pauses, exports and forgets sessions; the new one imports and serves
+/// them.
 #[derive(Debug)]
 pub enum Step {
     /// Pause: stop reading, so that arriving data waits in the sockets.
     Pause(mpsc::Sender<()>),
-    /// Send all movable sessions; replies with their number.
+    /// Send all movable sessions. The reply is their number.
     Export(Channel, mpsc::Sender<io::Result<usize>>),
-    /// Receive sessions; replies with their number.
+    /// Receive sessions. The reply is their number.
     Import(Channel, mpsc::Sender<io::Result<usize>>),
     /// Continue after a failed handover.
     Resume,
@@ -33,7 +34,7 @@ pub enum Step {
     ResumeFlows,
 }
 
-/// Part of a worker's sessions: one process reads a batch while the other writes the next.
+/// Part of a worker's sessions, so that one process can read a batch while the other writes the next.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Batch<T> {
     /// The sessions' descriptors are sent alongside.
@@ -48,8 +49,8 @@ impl<T> Batch<T> {
 }
 
 impl<C: From<Step>, S> Workers<C, S> {
-    /// Opens a channel for each worker. Returns two lists: each worker's sockets followed by the far end of
-    /// its channel, and the near ends. Fails if a worker is stuck or has ended.
+    /// Opens a channel for each worker. Returns each worker's sockets followed by the new process's end of
+    /// its channel, and a list of this process's ends. Fails if a worker is stuck or has ended.
     pub fn offer(
         &self,
         sockets: impl FnMut(mpsc::Sender<io::Result<Vec<OwnedFd>>>) -> C,
@@ -64,13 +65,13 @@ impl<C: From<Step>, S> Workers<C, S> {
         Ok((descriptors, channels))
     }
 
-    /// [`Step::Pause`]. Send [`Step::Resume`] afterwards even if this fails.
+    /// Performs [`Step::Pause`]. Send [`Step::Resume`] afterwards even if this fails.
     pub fn pause(&self) -> io::Result<()> {
         self.ask(STEP, "pause", |answer| Step::Pause(answer).into()).map(drop)
     }
 
-    /// [`Step::Export`] through the channels of [`Workers::offer`], each within `patience`. Returns the
-    /// number of sessions.
+    /// Performs [`Step::Export`] through the channels of [`Workers::offer`], each within `patience`. Returns
+    /// the number of sessions.
     pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
         for channel in &channels {
             channel.set_patience(patience)?;
@@ -84,7 +85,7 @@ impl<C: From<Step>, S> Workers<C, S> {
         self.ask(patience + STEP, "export its sessions", |answer| export(answer).into())?.into_iter().sum()
     }
 
-    /// [`Step::Forget`].
+    /// Performs [`Step::Forget`].
     pub fn forget(&self) -> io::Result<()> {
         self.ask(STEP, "drop its exported sessions", |answer| Step::Forget(answer).into()).map(drop)
     }

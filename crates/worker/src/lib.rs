@@ -1,5 +1,5 @@
-//! Worker threads of the relay, the forwarder and the reflector: a [`Frame`] is the worker's side,
-//! [`Workers`] the control thread's. A [`Channel`] carries sessions and open sockets to another process.
+//! Worker threads of the relay, the forwarder and the reflector: [`Frame`] is the worker's side, and
+//! [`Workers`] is the control thread's. A [`Channel`] carries sessions and open sockets to another process.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -43,12 +43,12 @@ impl<C> Clone for Sender<C> {
 }
 
 impl<C> Sender<C> {
-    /// Sends without waiting; ignored if the worker has ended.
+    /// Sends a command without waiting. It is ignored if the worker has ended.
     pub fn tell(&self, command: C) {
         let _ = self.send(command);
     }
 
-    /// Sends a command and returns it as the error if the worker has ended.
+    /// Sends a command. If the worker has ended, returns the command as the error.
     pub fn send(&self, command: C) -> Result<(), C> {
         match self.commands.send(Some(command)) {
             Err(mpsc::SendError(Some(command))) => Err(command),
@@ -65,7 +65,7 @@ impl<C> Sender<C> {
     }
 }
 
-/// State shared with the control thread. The lock is held only for a copy.
+/// State shared with the control thread. The lock is held only while the counters are copied.
 #[derive(Debug, Default)]
 struct Shared<S> {
     published: Mutex<S>,
@@ -147,7 +147,7 @@ impl<C, S> Frame<C, S> {
             return Some(command);
         }
         let command = self.commands.try_recv().or_else(|_| {
-            // Acknowledged first, so that a command sent after this point wakes the poller again.
+            // Acknowledge first, so that a command sent after this point wakes the poller again.
             self.sender.waker.acknowledge();
             self.commands.try_recv()
         });
@@ -187,7 +187,7 @@ impl<C, S> fmt::Debug for Frame<C, S> {
     }
 }
 
-/// Running workers. All workers of one kind. Dropping this stops and joins them.
+/// All workers of one kind. Dropping this stops and joins them.
 #[derive(Debug)]
 pub struct Workers<C, S> {
     running: Vec<Running<C, S>>,
@@ -230,7 +230,7 @@ impl<C, S> Workers<C, S> {
         self.running.len()
     }
 
-    /// Inboxes in worker order.
+    /// Senders to the workers' inboxes, in worker order.
     pub fn senders(&self) -> impl Iterator<Item = &Sender<C>> {
         self.running.iter().map(|worker| &worker.sender)
     }
@@ -275,8 +275,8 @@ impl<C, S> Workers<C, S> {
         self.running.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
-    /// Returns true if every worker has read its commands since the last call that returned true. All workers
-    /// are then woken for the next call, which costs each of them one loop iteration.
+    /// True if every worker has read its commands since the last call that returned true. In that
+    /// case, it also wakes all workers for the next call, which costs each of them one loop iteration.
     #[must_use]
     pub fn make_progress(&self) -> bool {
         let has_woken = |worker: &Running<C, S>| worker.shared.has_woken.load(Ordering::Relaxed);

@@ -17,13 +17,13 @@ impl Waker {
 
     /// Wakes the poller; calls coalesce.
     pub(crate) fn wake(&self) {
-        // A full counter (EAGAIN) also wakes it.
+        // If the counter is full (EAGAIN), the poller is already being woken.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     /// Resets the event. Must be called before looking for work.
     pub(crate) fn acknowledge(&self) {
-        // EAGAIN: already reset.
+        // EAGAIN means that the event has already been reset.
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
 }

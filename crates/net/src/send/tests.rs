@@ -59,7 +59,7 @@ fn dont_fragment(socket: &UdpSocket) -> bool {
     value == libc::IP_PMTUDISC_PROBE
 }
 
-/// Kernel that follows a rule and records accepted datagrams.
+/// Simulated kernel that follows a rule and records the datagrams that it accepts.
 struct Ruled<R> {
     /// Errno for a message, or `None` to accept it.
     rule: R,
@@ -149,7 +149,6 @@ fn socket() -> UdpSocket {
     UdpSocket::bind(here, &UdpOptions::default()).unwrap()
 }
 
-/// Miri has no kernel to probe.
 fn most_segments() -> usize {
     if cfg!(miri) { FEWEST_SEGMENTS } else { max_segments() }
 }
@@ -183,7 +182,7 @@ impl Bench {
         self.tx.flush_through(kernel, &mut self.sockets, &self.rx);
     }
 
-    /// Checks that all pushed datagrams were taken once, in order per destination.
+    /// Checks that each pushed datagram was sent once, and those to one destination in order.
     fn assert_all_in_order(&self, taken: &[(SocketAddr, Vec<u8>)]) {
         assert_eq!(by_destination(taken), by_destination(&self.pushed));
         assert_eq!(self.tx.stats().datagrams, self.pushed.len() as u64);
@@ -333,7 +332,7 @@ fn a_pending_icmp_error_is_not_a_refusal() {
     }
 }
 
-/// udp_sendmsg() returns EINVAL for port 0; that must not disable GSO for other peers.
+/// udp_sendmsg() returns EINVAL for port 0. This must not disable GSO for other peers.
 #[test]
 fn a_refused_destination_causes_no_step_down() {
     let mut b = bench(Datapath::Gso);

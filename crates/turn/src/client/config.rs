@@ -3,7 +3,7 @@ use crate::Family;
 /// Settings of a client; many clients can share them through an `Arc`.
 #[derive(Clone)]
 pub struct Config {
-    /// Limited to 508 bytes; empty for a server without authentication.
+    /// USERNAME, at most 508 bytes; empty for a server without authentication.
     pub username: String,
     pub password: String,
     pub software: Option<String>,
@@ -52,12 +52,12 @@ pub struct Timing {
     pub rto_ms: u64,
     /// Rc: total number of transmissions. Default 7.
     pub transmissions: u32,
-    /// Rm: Rm: number of RTOs to wait after the last transmission. Default 16.
+    /// Rm: number of RTOs to wait after the last transmission. Default 16.
     pub last_wait: u64,
 }
 
 impl Timing {
-    /// One transmission, and Ti = 39.5 s for the response (RFC 8489 section 6.2.2).
+    /// A single transmission, then a wait of Ti = 39.5 s for the response (RFC 8489 section 6.2.2).
     pub const RELIABLE: Self = Self { rto_ms: 39_500, transmissions: 1, last_wait: 1 };
 }
 

@@ -1,5 +1,5 @@
-//! Long-term credentials: parsing of challenges (401, 438), and keys to respond to them (RFC 8489 section
-//! 9.2).
+//! Long-term credentials (RFC 8489 section 9.2): parses challenges (401, 438) and derives the keys for the
+//! next request.
 
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, Mac},

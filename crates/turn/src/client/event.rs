@@ -12,7 +12,7 @@ pub enum Request {
     Binding,
     Allocate,
     Refresh,
-    /// Refresh with LIFETIME 0.
+    /// A Refresh with LIFETIME 0.
     Delete,
     Permit(IpAddr),
     Bind(ChannelNumber, SocketAddr),
@@ -105,7 +105,7 @@ pub enum Failure {
     Credentials { username: String, realm: String },
     #[error("the server requires credentials for realm {realm:?}")]
     CredentialsNeeded { realm: String },
-    /// 300 (RFC 8489 section 10).
+    /// Error 300 (RFC 8489 section 10): use another server.
     #[error("the server redirects to {server}{}", domain.as_ref().map(|domain| format!(" ({})", name(domain).cut(REASON))).unwrap_or_default())]
     TryAlternate {
         server: SocketAddr,
@@ -151,7 +151,8 @@ pub enum Ignored {
     UnknownChannel,
     /// Data indication from a peer without a permission (RFC 8656 section 11.4).
     NoPermission,
-    /// Response without a pending request: late, retransmitted, or for another client.
+    /// No request with this transaction ID is pending: the response is late, retransmitted, or for another
+    /// client.
     UnknownTransaction,
     Unverified,
     /// An attacker removed the password algorithms that the nonce announces (RFC 8489 section 9.2.1).

@@ -1,11 +1,11 @@
-//! TURN client as a state machine: feed it datagrams with [`Client::handle_datagram`] and the time with
+//! TURN client as a state machine. Feed it datagrams with [`Client::handle_datagram`] and the time with
 //! [`Client::handle_timeout`], then send [`Client::poll_transmit`], read [`Client::poll_event`], and call
 //! again at [`Client::poll_timeout`].
 //!
-//! It authenticates (RFC 8489 section 9.2), retransmits (section 6.2.1), handles stale nonces, and refreshes
-//! the allocation with its permissions and channels until it is deleted (RFC 8656). Times are
-//! [`crate::time::Now::ms`]. All state is bounded, and application data is not copied and causes no
-//! allocations.
+//! The client authenticates (RFC 8489 section 9.2), retransmits (section 6.2.1), handles stale nonces, and
+//! refreshes the allocation with its permissions and channels until it is deleted (RFC 8656). Times are
+//! [`crate::time::Now::ms`]. All state is bounded. Application data is never copied, and handling it
+//! allocates no memory.
 
 mod config;
 mod credentials;
@@ -45,7 +45,7 @@ const REFRESH_MARGIN_MS: u64 = 60_000;
 /// Maximum number of challenges that the client responds to for one request, before the request counts as
 /// refused.
 const MAX_CHALLENGES: u8 = 3;
-/// Maximum number of queued events; beyond that, the oldest are dropped.
+/// Maximum number of queued events. If the queue is full, the oldest event is dropped.
 const MAX_EVENTS: usize = 128;
 
 pub struct Client {
@@ -166,8 +166,8 @@ impl Client {
         self.allocation().is_some() && self.ticket.is_some()
     }
 
-    /// Moves the allocation to the new address from which the caller already sends (RFC 8016 section 3.2).
-    /// May be called again after a timeout.
+    /// Moves the allocation to the new address from which the caller already sends (RFC 8016 section 3.2). It
+    /// may be called again after a timeout.
     pub fn migrate(&mut self, now: u64) -> Result<(), RequestError> {
         self.allocated()?;
         if self.ticket.is_none() {
@@ -255,7 +255,7 @@ impl Client {
             }
             self.fail(request, Failure::Timeout { transmissions, unverified });
         }
-        // No other request can succeed from an address that the server does not know yet.
+        // Until the server knows the new address, no other request from it can succeed.
         if self.transactions.any(|request| *request == Request::Migrate) {
             return;
         }
@@ -437,21 +437,20 @@ impl Client {
         let kept = matches!(failure, Failure::Timeout { .. }) && self.can_migrate();
         match request {
             Request::Binding | Request::Connect(_) | Request::BindConnection(_) => {}
-            // The network may have changed again.
+            // The network may have changed again, so keep the allocation.
             Request::Migrate if matches!(failure, Failure::Timeout { .. }) => {}
             Request::Allocate | Request::Refresh | Request::Delete | Request::Migrate => {
                 self.forget_allocation();
             }
-            // If the state is kept, it will be requested again: see `ask_again`.
+            // If this state is kept, `ask_again` has scheduled another request for it.
             Request::Permit(peer) => self.permissions.retain(|it| it.peer != peer || (kept && it.granted)),
             Request::Bind(number, _) => self.channels.retain(|it| it.number != number || (kept && it.bound)),
         }
         self.event(Event::Failed { request, failure });
     }
 
-    /// Schedules another refresh of state whose refresh timed out. A mobile client may be on a dead network
-    /// that it is about to leave; the server still has the state, so keep it and refresh it after the next
-    /// response.
+    /// Schedules another refresh of a permission or channel whose refresh timed out. A mobile client may be
+    /// about to leave a dead network, while the server still has the permission or channel.
     fn ask_again(&mut self, now: u64, unanswered: &Request) {
         match unanswered {
             Request::Permit(peer) => {
@@ -532,7 +531,7 @@ impl Client {
         self.allocation().map(|_| ()).ok_or(RequestError::NoAllocation)
     }
 
-    /// Returns true if data from this peer is expected, because of a permission or a channel.
+    /// True if data from this peer is expected, because of a permission or a channel.
     fn permits(&self, peer: IpAddr) -> bool {
         self.permissions.iter().any(|permission| permission.granted && permission.peer == peer)
             || self.channels.iter().any(|channel| channel.bound && channel.peer.ip() == peer)

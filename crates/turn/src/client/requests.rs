@@ -26,7 +26,7 @@ pub(super) fn method_of(request: &Request) -> u16 {
     }
 }
 
-/// The request is signed if there is a session. `ticket` is for [`Request::Migrate`].
+/// Writes a request and signs it if there is a session. `ticket` is used only for [`Request::Migrate`].
 pub(super) fn write(
     request: &Request,
     transaction: [u8; 12],

@@ -6,7 +6,7 @@ pub(super) struct Transaction {
     pub(super) id: [u8; 12],
     pub(super) request: Request,
     pub(super) bytes: Vec<u8>,
-    /// Carries MESSAGE-INTEGRITY, so the response must too.
+    /// The request has MESSAGE-INTEGRITY, so the response must have it too.
     pub(super) signed: bool,
     pub(super) challenges: u8,
     pub(super) unverified: Option<(u16, String)>,

@@ -79,7 +79,7 @@ pub(crate) struct AllocationState {
     pub(crate) granted: u32,
     pub(crate) reservation: Option<Masked<[u8; 8]>>,
     pub(crate) address_error: Option<(Family, u16)>,
-    /// For the log: whichever relayed transport address of a dual-stack allocation ended first.
+    /// The relayed transport address of a dual-stack allocation that ended first, for the log.
     pub(crate) former: Option<Box<SocketAddr>>,
     /// Present while relay sockets are being opened.
     pub(crate) pending: Option<Box<Pending>>,
@@ -106,7 +106,7 @@ impl AllocationState {
         UserRef::new(&self.realm, self.identity())
     }
 
-    /// Returns true if the allocation belongs to this user, on any 5-tuple. The USERNAME of a token user
+    /// True if the allocation belongs to this user, on any 5-tuple. The USERNAME of a token user
     /// names a key that many clients share, so the token must match.
     pub(crate) fn is_of(&self, who: &Who) -> bool {
         let same = match (&self.grant, &who.grant) {
@@ -122,7 +122,7 @@ impl AllocationState {
         *self.realm == *realm
     }
 
-    /// IPv4 first; includes an address that has ended.
+    /// Relayed addresses, IPv4 first, including one that has already ended.
     pub(crate) fn relayed(&self, entry: &Entry) -> [Option<SocketAddr>; 2] {
         let former = |family| self.former.as_deref().filter(|address| Family::of(address.ip()) == family);
         [Family::V4, Family::V6].map(|family| {

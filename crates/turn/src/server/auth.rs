@@ -43,14 +43,14 @@ const SHORTEST_REQUEST: usize = 28;
 
 const HEADER: usize = 20;
 
-/// Maximum challenge length per byte of a request shorter than [`SHORTEST_REQUEST`].
+/// Maximum ratio between the lengths of a challenge and of a request shorter than [`SHORTEST_REQUEST`].
 const MAX_AMPLIFICATION: usize = 4;
 
 const fn attribute(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
 
-/// Each host may send ten per second after a burst of 50; each worker handles a thousand per second.
+/// Allows each host ten challenges per second after a burst of 50, and each worker a thousand per second.
 pub(crate) fn short_request_rate() -> Rates {
     Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
@@ -66,7 +66,7 @@ impl<P: Policy> Server<P> {
             return Ok(());
         }
         let first = Arc::clone(first);
-        // Order of checks as in RFC 8489 section 9.2.4. No message integrity: 401.
+        // The checks follow the order of RFC 8489 section 9.2.4. No message integrity: 401.
         let request = context.request;
         let Some(mac) = request.view.mac() else { return Err(self.challenge(context, &first, 401)) };
         // USERNAME, REALM or NONCE missing: 400.
@@ -74,7 +74,8 @@ impl<P: Policy> Server<P> {
             Ok(named) => named,
             Err(denied) => return Err(self.deny_request(context, denied)),
         };
-        // The challenge names the listener's first realm; the 438 below provides a nonce for another realm.
+        // For an unknown realm, the challenge names the listener's first realm. The 438 below provides a
+        // nonce for another one.
         let Some(realm) = self.realms.find(&self.config, listener, realm).cloned() else {
             self.refused_before(context, &first, user, CredentialRefusal::WrongRealm);
             return Err(self.challenge(context, &first, 401));
@@ -147,7 +148,7 @@ impl<P: Policy> Server<P> {
             Some(result) => result.verify(context.now.unix, &mut verify),
             None => self.policy.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
-        // The MAC decides, in case a policy accepts a user although no key verified.
+        // Use the result of the MAC check, in case a policy accepts a user although no key matched.
         Ok(match (check, key) {
             (CredentialCheck::Accepted { username, identity, until_unix }, Some(key)) => {
                 Ok(Proof { key, username, identity, grant: None, until_unix })
@@ -277,7 +278,7 @@ impl<P: Policy> Server<P> {
 
     /// Builds a 401 or 438 with everything the next attempt needs: realm, nonce and algorithms (RFC 8489
     /// section 9.2.4). Browsers and pion give up after a 438 on Allocate, so the nonce in a challenge is
-    /// always usable. A 401 repeats a nonce that is still valid, since the credential has to change.
+    /// always usable. A 401 repeats the nonce if it is still valid, since only the credential has to change.
     ///
     /// Omits SOFTWARE and the reason phrase if the source address may be forged. With the realm `turnpike`, a
     /// challenge is 80 bytes long, four times a bare header: 20 bytes for the header, 8 for ERROR-CODE, 12
@@ -297,7 +298,7 @@ impl<P: Policy> Server<P> {
             && len > MAX_AMPLIFICATION * asked
             && self.config.listener(listener).transport == Transport::Udp
         {
-            // Allocated once, so that a flood causes no allocations.
+            // Reserve the memory now, so that a flood causes no allocations.
             self.short_request_rate.make_room_for_all();
             if !self.short_request_rate.admit_address(context.now.ms.saturating_mul(1000), address.ip()) {
                 return Disposition::Drop(DropReason::RefusalRatio);

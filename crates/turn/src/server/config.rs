@@ -22,13 +22,13 @@ pub struct ServerConfig {
     pub software: Option<String>,
     /// Default true. Set it to false only on closed networks and in tests.
     pub authenticate: bool,
-    /// Key of the hashes in the replay guard and the tombstones, so it must not change, even in an upgrade.
+    /// Key for the hashes in the replay guard and the tombstones. It must not change, not even in an upgrade.
     pub own_key: NonceKey,
     pub nonce_keys: NonceKeys,
     /// Node number in the fleet, 1 to 4095, or 0 while unassigned; `None` without a fleet. Never changes
     /// between `Some` and `None`.
     pub node: Option<u16>,
-    /// This table and the next two are shared by all workers, and reloads keep them.
+    /// This table and the next two are shared by all workers and kept across reloads.
     pub replays: ReplayGuard,
     pub owners: MobileOwners,
     pub connection_counts: ConnectionCounts,
@@ -41,7 +41,7 @@ pub struct ServerConfig {
     pub pools: Pools,
     /// Lengths of the prefixes that quotas and refusal limits count as one client.
     pub prefixes: PrefixLengths,
-    /// Limit on refusals sent to one prefix. Default unlimited.
+    /// Limit on refusals sent to the clients of one prefix. Default unlimited.
     pub refusals: Option<RefusalLimit>,
     /// Lifetime of a permission in seconds. Default 300 (RFC 8656 section 9).
     pub permission_lifetime: u32,
@@ -56,8 +56,8 @@ pub struct ServerConfig {
     /// Rules by realm, for requests that name a peer. The packet path checks `peers` only, so `peers` must
     /// allow everything that these rules allow.
     pub realm_peers: HashMap<Box<str>, PeerRules>,
-    /// Realm by ORIGIN ([`super::canonical_origin`]): challenges to requests with this ORIGIN name it, if the
-    /// listener serves it.
+    /// Realms by ORIGIN ([`super::canonical_origin`]). A challenge names the realm of the request's ORIGIN if
+    /// the listener serves it.
     pub origins: HashMap<Box<str>, RealmId>,
     pub store_failure: StoreFailure,
     /// Default [`ChannelRange::Rfc5766`], because deployed clients (coturn's uclient) use all of it.
@@ -69,13 +69,15 @@ pub struct ServerConfig {
     /// USERHASH support (RFC 8489 section 9.2). Must be false with time-limited credentials, which cannot be
     /// found by hash.
     pub username_anonymity: bool,
-    /// Missing entries use [`ListenerProfile::default`]. One socket may have several numbers, for instance
-    /// one per tenant selected by TLS server name.
+    /// Listeners by number; missing entries use [`ListenerProfile::default`]. One socket may have several
+    /// numbers, for instance one per tenant selected by TLS server name.
     pub listeners: Vec<ListenerProfile>,
-    /// Allows TCP relaying (RFC 6062) for clients on streams. Default true; false refuses with 442.
+    /// Allows TCP relaying (RFC 6062) for clients on streams. Default true; if false, requests for it are
+    /// refused with 442.
     pub tcp_relay: bool,
     /// Default true: only clients that ask get a ticket (RFC 8016), and a ticket is useless without the
-    /// client's credentials. False refuses with 405. Without authentication, no tickets are issued.
+    /// client's credentials. If false, requests for a ticket are refused with 405. Without authentication, no
+    /// tickets are issued.
     pub mobility: bool,
     /// ACCESS-TOKEN authentication (RFC 7635). Default none.
     pub third_party: ThirdParty,
@@ -88,10 +90,10 @@ pub struct ServerConfig {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// 500 (Server Error): the client can try another server immediately.
+    /// Respond with 500 (Server Error), so that the client can try another server immediately.
     #[default]
     Answer,
-    /// The client retransmits until it times out.
+    /// Send no response. The client retransmits until it times out.
     Drop,
 }
 
@@ -149,7 +151,8 @@ pub struct NonceKeys {
 }
 
 impl NonceKeys {
-    /// `oldest` is used before all `newer` keys, each of which comes with the Unix second of its first use.
+    /// `oldest` is used until the first of the `newer` keys takes over. Each of those comes with the Unix
+    /// second of its first use.
     #[must_use]
     pub fn new(oldest: NonceKey, newer: impl IntoIterator<Item = (u64, NonceKey)>) -> Self {
         let mut newer: SmallVec<[(u64, NonceKey); 1]> = newer.into_iter().collect();

@@ -21,7 +21,7 @@ use super::{
 pub struct OpenRequest {
     pub allocation: AllocationSlot,
     pub first: OpenRelay,
-    /// Open it even if the first failed: one socket is enough.
+    /// Second socket, to be opened even if the first one failed.
     pub second: Option<OpenRelay>,
 }
 
@@ -64,13 +64,13 @@ pub enum OpenResult {
     },
     /// Only for [`PortRequest::Any`] over UDP.
     Shared { relayed: SocketAddr, port: SharedPort },
-    /// 440: no relay address of this family is configured.
+    /// Error 440: no relay address of this family is configured.
     UnsupportedFamily,
-    /// 508: no free port, unknown or expired reservation, or no file descriptors left.
+    /// Error 508: no free port, unknown or expired reservation, or no file descriptors left.
     NoCapacity,
-    /// 508: the machine currently lacks the relay addresses of this family.
+    /// Error 508: the machine currently lacks the relay addresses of this family.
     AddressAbsent,
-    /// 508: other programs use the ports.
+    /// Error 508: other programs use the ports.
     PortsHeld,
 }
 
@@ -212,7 +212,8 @@ pub enum Effect {
         realm: Arc<str>,
         username: Box<str>,
         identity: Option<Box<str>>,
-        /// All addresses it has had, IPv4 first; none if it ended before its sockets opened.
+        /// All relayed addresses that the allocation has had, IPv4 first; none if it ended before its sockets
+        /// opened.
         relayed: [Option<SocketAddr>; 2],
         transport: Transport,
         relay_transport: RelayTransport,
@@ -246,11 +247,11 @@ pub enum Effect {
         /// ID of the allocation on the worker it came from.
         from: Option<AllocationSlot>,
     },
-    /// The allocation has left; see [`super::Server::export`].
+    /// The allocation has left this worker; see [`super::Server::export`].
     Exported {
         allocation: AllocationSlot,
     },
-    /// The allocation stays after all; see [`super::Server::take_back`].
+    /// The allocation stays on this worker after all; see [`super::Server::take_back`].
     Returned {
         allocation: AllocationSlot,
     },
@@ -262,8 +263,8 @@ pub enum Effect {
     RelayClosed {
         relay: RelayId,
     },
-    /// For the log and rate-limited, like the next two variants; `suppressed` counts the refusals left out
-    /// since the previous one.
+    /// For the log. Like the next two variants, it is rate-limited: `suppressed` is the number of refusals
+    /// omitted since the previous entry.
     Refused {
         client: Client,
         /// USERNAME as sent, at most 508 bytes, or `(userhash)`.
@@ -275,7 +276,7 @@ pub enum Effect {
         client: Client,
         realm: Arc<str>,
         username: Box<str>,
-        /// Port 0 if the request contained none.
+        /// The port is 0 if the request contained none.
         peer: SocketAddr,
         /// Number of other peers in the request; they get no permission either.
         others: usize,
@@ -303,7 +304,7 @@ pub enum RequestRefusal {
     Code,
     BadRequest(BadRequest),
     UnknownAttribute(u16),
-    /// 443; port 0 if the request contained none.
+    /// Error 443, with the peer's address; its port is 0 if the request contained none.
     PeerFamily(SocketAddr),
     AllocationExists,
     UserQuota,
@@ -364,7 +365,7 @@ pub enum CredentialRefusal {
         /// Seconds.
         ago: u64,
     },
-    /// The expiry is implausibly far in the future.
+    /// The credential's expiry is implausibly far in the future.
     TooFarAhead {
         /// Seconds.
         ahead: u64,
@@ -373,6 +374,6 @@ pub enum CredentialRefusal {
     /// Unusable ACCESS-TOKEN. For an expired token, see [`Self::Expired`].
     Token(TokenProblem),
     WrongRealm,
-    /// 441: the allocation belongs to another user.
+    /// Error 441: the allocation belongs to another user.
     WrongUser,
 }

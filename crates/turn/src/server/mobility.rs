@@ -26,7 +26,7 @@ use super::{
 };
 use crate::time::Now;
 
-/// RFC 8016 requires at least 30 s, RFC 8489 section 6.3.1 40 s.
+/// Time to remember a transaction: RFC 8016 requires at least 30 s, RFC 8489 section 6.3.1 requires 40 s.
 const REMEMBERED_MS: u64 = 40_000;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,21 +34,22 @@ pub(crate) struct Mobility {
     pub(crate) key: Masked<u64>,
     counter: u32,
     spent: Option<Spent>,
-    /// New 5-tuple from which no data has come yet, and its worker.
+    /// New 5-tuple from which the client has not sent data yet, and its worker.
     #[serde(skip)]
     pub(crate) arriving: Option<(Source, u16)>,
     last: Option<LastArrival>,
 }
 
 /// Previous ticket. Section 3.2.2 accepts it only for retransmissions, but a client that missed the response
-/// (its connection ended, or it stopped retransmitting) has no other ticket. So this one stays valid until
-/// the client has evidently received the response: data or another signed request from the new 5-tuple, or
-/// use of the next ticket. Credentials protect it from other users, and the replay guard protects it from
-/// copies.
+/// (its connection ended, or it stopped retransmitting) has no other ticket. So the previous ticket stays
+/// valid until the client has shown that it received the response, by sending data or another signed request
+/// from the new 5-tuple, or by using the next ticket. Others cannot use it without the credentials, and the
+/// replay guard refuses replays.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Spent {
     counter: u32,
-    /// Datagrams the client had sent when the allocation moved without waiting for data.
+    /// Number of datagrams that the client had sent when the allocation moved, if it moved without waiting
+    /// for data.
     sent: Option<u64>,
 }
 
@@ -61,7 +62,7 @@ struct LastArrival {
 }
 
 impl Mobility {
-    /// Converts the time to an age, and back, independently of the clock.
+    /// Converts `at_ms` to an age, or an age back to a time, for use with another clock.
     pub(crate) fn packed(&self, now: Now) -> Self {
         let last = self.last.map(|last| LastArrival { at_ms: now.ms.wrapping_sub(last.at_ms), ..last });
         Self { arriving: None, last, ..self.clone() }
@@ -80,7 +81,7 @@ impl Mobility {
         ticket.counter == self.counter
     }
 
-    /// Returns true if this is a retransmission of the last Refresh with a ticket.
+    /// True if this is a retransmission of the last Refresh with a ticket.
     pub(crate) fn is_repeated(&self, context: &Context<'_>) -> bool {
         self.last.as_ref().is_some_and(|last| {
             (&last.client, last.transaction) == (context.client(), context.request.transaction())
@@ -96,7 +97,8 @@ impl Mobility {
         }
     }
 
-    /// Records a move, caused by data from the client or, after `without` datagrams, by something else.
+    /// Records a move. `without` is `None` if data from the client caused it, otherwise the number of
+    /// datagrams that the client had sent before.
     pub(crate) fn moved(&mut self, without: Option<u64>) {
         match (&mut self.spent, without) {
             (Some(spent), Some(sent)) => spent.sent = Some(sent),
@@ -106,7 +108,7 @@ impl Mobility {
 }
 
 impl<P: Policy> Server<P> {
-    /// Ends the allocation unless it is mobile; a mobile allocation waits for its client until it expires.
+    /// Ends the allocation unless it is mobile. A mobile allocation waits for its client until it expires.
     /// Returns false if the client had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
         self.lookups.forget(|source| source.client == *client);
@@ -123,7 +125,7 @@ impl<P: Policy> Server<P> {
         let (key, arriving) = (mobility.key.0, mobility.arriving);
         self.data.emit(now, Effect::Away { allocation: id });
         match arriving {
-            // The end of the old connection completes the move, as data from the new one would.
+            // The end of the old connection completes the move, just as data on the new one would.
             Some((source, worker)) if worker == own => self.settle(now, index, source, false),
             elsewhere => {
                 self.data.stats.mobility(MobilityEvent::Kept);
@@ -215,7 +217,7 @@ impl<P: Policy> Server<P> {
             return Err(self.ask_owner(context, ticket));
         };
         let Some((_, entry, state)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
-        // A ticket alone proves nothing: the sender must be the allocation's user.
+        // A ticket alone is not enough: the sender must also be the allocation's user.
         if !state.is_of(&context.who) {
             return Err(self.wrong_user(context));
         }
@@ -224,7 +226,7 @@ impl<P: Policy> Server<P> {
         if mobility.is_repeated(context)
             && let Some(LastArrival { granted, .. }) = mobility.last
         {
-            // The announcement may have been lost too.
+            // The announcement to the client's worker may have been lost too.
             self.announce(context, index);
             self.data.stats.retransmits += 1;
             let ticket = self.ticket(context.now, index);
@@ -244,7 +246,7 @@ impl<P: Policy> Server<P> {
             self.announce(context, index);
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::AtHome));
         }
-        // RFC 6062 needs a stream to the client; an allocation that lost its stream waits for another.
+        // RFC 6062 needs a stream to the client; an allocation that lost its stream waits for a new one.
         if over_tcp && !self.is_stream(client) {
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::OverDatagrams));
         }
@@ -282,7 +284,7 @@ impl<P: Policy> Server<P> {
         if !away {
             return;
         }
-        // The old 5-tuple is already gone, so move immediately.
+        // The old 5-tuple is already gone, so the allocation moves immediately.
         if worker == own {
             self.settle(now, index, source, false);
         } else {
@@ -345,7 +347,7 @@ impl<P: Policy> Server<P> {
         self.data.forwarding.find(client).is_some() || self.pending_moves.get(client).is_some()
     }
 
-    /// `spoke` is true if the client has sent data from the new 5-tuple.
+    /// Completes a move. `spoke` is true if the client has sent data from the new 5-tuple.
     fn settle(&mut self, now: Now, index: u32, source: Source, spoke: bool) {
         let Source { client, link } = source;
         self.pending_moves.remove(&client);

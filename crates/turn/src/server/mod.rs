@@ -111,11 +111,11 @@ pub struct Server<P> {
     refusals: RefusalLog,
     peer_refusals: RefusalLog,
     request_refusals: RefusalLog,
-    /// Refusals of unauthenticated clients.
+    /// Rate-limits log entries about unauthenticated clients.
     stranger_refusals: RefusalLog,
     repeated_refusals: turnpike_rates::Rates,
     discovery_rate: DiscoveryRate,
-    /// Rate of OTHER-ADDRESS in responses to plain Binding requests.
+    /// Limits how often responses to plain Binding requests contain OTHER-ADDRESS.
     hint_rate: DiscoveryRate,
     short_request_rate: turnpike_rates::Rates,
     amplification: AmplificationGuard,
@@ -123,10 +123,10 @@ pub struct Server<P> {
     leases: Leases,
     replays: ReplayGuard,
     owners: MobileOwners,
-    /// Buffer behind [`Verdict::Reply`].
+    /// Buffer that [`Verdict::Reply`] borrows from.
     reply: Vec<u8>,
     draining: bool,
-    /// Round-robin position.
+    /// Round-robin position among the alternate servers.
     alternate_turn: usize,
     random: Random,
     worker_id: WorkerId,
@@ -143,7 +143,7 @@ impl<P: Policy> Server<P> {
         Self::for_worker(config, policy, WorkerId::ONLY, seed)
     }
 
-    /// All workers share `config`; each needs its own seed.
+    /// All workers share `config`, but each needs its own seed.
     #[must_use]
     pub fn for_worker(config: Arc<ServerConfig>, policy: P, worker_id: WorkerId, seed: Seed) -> Self {
         let (mut random, worker_id) = (Random::new(seed), worker_id.on(config.node));
@@ -196,7 +196,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Enables [`Effect::Used`], for offload tables with room for only some channels.
+    /// Enables [`Effect::Used`], for offload tables that have room for only some of the channels.
     pub fn tell_first_use(&mut self) {
         self.data.tells_use = true;
     }
@@ -314,7 +314,7 @@ impl<P: Policy> Server<P> {
         })
     }
 
-    /// Returns false for an allocation from a worker that has not reloaded yet.
+    /// Returns false if the allocation came from a worker that has not reloaded yet.
     pub fn has_realm_of(&mut self, allocation: AllocationSlot) -> bool {
         let Some(state) = self.state(allocation) else { return false };
         let realm = Arc::clone(&state.realm);
@@ -370,7 +370,7 @@ impl<P: Policy> Server<P> {
         relays
     }
 
-    /// The allocation ends with its last address.
+    /// Ends one relayed address. The allocation ends with its last one.
     pub fn end_relay(&mut self, now: Now, relay: RelayId, reason: ClosedReason) {
         match self.data.forwarding.get(relay.allocation) {
             Some(entry) if !entry.has(relay.family) => {}

@@ -1,4 +1,4 @@
-//! Decisions delegated to the embedding program, as four traits: [`Users`], [`Quotas`], [`Restrictions`] and
+//! Four traits for decisions that the embedding program makes: [`Users`], [`Quotas`], [`Restrictions`] and
 //! [`Redirects`]. Only requests call them, never packets, and no call may block. `relay` and `serve`
 //! implement them; rules that need no embedding program are in this folder.
 
@@ -62,15 +62,15 @@ pub trait Restrictions {
         false
     }
 
-    /// Answered with 403.
+    /// If true, the request is refused with 403.
     fn is_banned(&self, _unix: u64, _user: UserRef<'_>, _username: &str, _client: IpAddr) -> bool {
         false
     }
 }
 
 pub trait Redirects {
-    /// True if a redirected client has returned on the same 5-tuple; such a client does not follow redirects
-    /// and is served.
+    /// True if a redirected client has returned on the same 5-tuple. It does not follow redirects, so it is
+    /// served here.
     fn comes_back(&self, _attempt: &AllocateAttempt<'_>) -> bool {
         false
     }
@@ -88,7 +88,7 @@ pub trait Redirects {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserRef<'a> {
     pub realm: &'a str,
-    /// Unique within the realm: the username, or the ID in a time-limited credential.
+    /// Name that is unique within the realm: the username, or the ID in a time-limited credential.
     pub identity: &'a str,
 }
 
@@ -118,8 +118,8 @@ pub enum CredentialCheck {
         username: Box<str>,
         /// Identity that quotas count: the ID of an `expiry:id` credential, otherwise the username.
         identity: Box<str>,
-        /// Unix seconds. After this time, the credential cannot be used for new allocations, but existing
-        /// ones continue.
+        /// Expiry in Unix seconds. After this time, the credential cannot be used for new allocations, but
+        /// existing ones continue.
         until_unix: Option<u64>,
     },
     NoSuchUser,
@@ -127,16 +127,17 @@ pub enum CredentialCheck {
         /// Seconds since expiry.
         ago: u64,
     },
-    /// The expiry is implausibly far in the future.
+    /// The credential's expiry is implausibly far in the future.
     TooFarAhead {
         /// Seconds from now.
         ahead: u64,
     },
     WrongKey {
-        /// For the log, where a USERHASH would not help.
+        /// Username for the log, where a USERHASH would not help.
         username: Box<str>,
     },
-    /// Emits [`crate::server::Effect::LookUp`], answered by [`crate::server::Server::finish_lookup`].
+    /// Keys must be looked up first: the server emits [`crate::server::Effect::LookUp`] and waits for
+    /// [`crate::server::Server::finish_lookup`].
     NeedsLookup,
 }
 
@@ -144,13 +145,13 @@ pub enum CredentialCheck {
 pub enum QuotaRefusal {
     User,
     Prefix,
-    /// 508: allocations of the realm or in total; another server may have room.
+    /// Error 508: the limit of the realm or the server is reached, but another server may have room.
     Total,
-    /// 508: no other server has room either, because all share the limit.
+    /// Error 508: no other server has room either, because all servers share the limit.
     Everywhere,
     /// This server has requested a larger share of a fleet-wide limit, which takes a few tenths of a second.
     Undecided {
-        /// True for the user's limit, false for the realm's or the total.
+        /// True if it is the user's limit, false if it is the realm's or the total.
         is_user: bool,
     },
 }
@@ -170,6 +171,6 @@ pub struct Destination {
     pub address: SocketAddr,
     /// Same server's address in the other family.
     pub second: Option<SocketAddr>,
-    /// Name in its certificate, if clients need it.
+    /// Name in the server's certificate, if clients need it.
     pub domain: Option<Arc<str>>,
 }

@@ -23,8 +23,9 @@ use turnpike_wire::stun::{Class, Header, Invalid, View, kind, method, xor_addres
 
 use super::DropReason;
 
-/// Bytes. No request needs more: USERNAME, REALM and NONCE of 763 bytes each and 64 peers of 24 bytes add up
-/// to 3,840. This limit bounds the hashing that an unauthenticated datagram can cause.
+/// Maximum length of a request in bytes. No request needs more: USERNAME, REALM and NONCE of 763 bytes each
+/// and 64 peers of 24 bytes add up to 3,840. This limit bounds the hashing that an unauthenticated datagram
+/// can cause.
 pub const MAX_REQUEST_LEN: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr, VariantArray)]

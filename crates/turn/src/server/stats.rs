@@ -6,7 +6,7 @@ use strum::{IntoStaticStr, VariantArray};
 
 use super::{ClosedReason, CredentialRefusal, DropReason, Level, PeerDenial, QuotaRefusal, request::Method};
 
-/// Indexed like [`Stats::errors`].
+/// Error codes, in the order of [`Stats::errors`].
 pub const ERROR_CODES: [(u16, &str); 17] = [
     (300, "300"),
     (400, "400"),
@@ -27,7 +27,8 @@ pub const ERROR_CODES: [(u16, &str); 17] = [
     (508, "508"),
 ];
 
-/// Milliseconds. Only time spent waiting is measured, because a worker's clock advances once per wake-up.
+/// Histogram bounds in milliseconds. Only time spent waiting is measured, because a worker's clock advances
+/// once per wake-up.
 pub const ALLOCATION_MS: [u64; 9] = [1, 5, 10, 20, 50, 100, 500, 1000, 2000];
 
 pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
@@ -51,7 +52,7 @@ pub struct Stats {
     pub drops: Drops,
     pub nonces: u64,
     pub retransmits: u64,
-    /// Binding requests with CHANGE-REQUEST, PADDING, RESPONSE-PORT.
+    /// Binding requests with CHANGE-REQUEST, with PADDING, and with RESPONSE-PORT.
     pub nat_discovery: [u64; 3],
     pub allocations_opened: u64,
     /// One bucket per [`ALLOCATION_MS`] bound, and one for longer times.
@@ -63,7 +64,7 @@ pub struct Stats {
     pub credentials_refused: [u64; 7],
     /// Indexed like [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// User, total (server or fleet), client prefix.
+    /// Refusals because of the user's quota, the total (server or fleet), and the client prefix's.
     pub quota_refusals: [u64; 3],
     pub permission_limit: u64,
     pub channel_limit: u64,
@@ -75,9 +76,9 @@ pub struct Stats {
     pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
     /// Indexed like [`ConnectionRefusal::VARIANTS`].
     pub connection_refusals: [u64; ConnectionRefusal::VARIANTS.len()],
-    /// Allocation, total, user.
+    /// Refusals because of the limit per allocation, in total, and per user.
     pub connection_limit: [u64; 3],
-    /// Bytes to peers, to clients.
+    /// Bytes copied to peers, and to clients.
     pub connection_bytes: [u64; 2],
     /// Indexed like [`MobilityEvent::VARIANTS`].
     pub mobility: [u64; MobilityEvent::VARIANTS.len()],
@@ -150,7 +151,7 @@ pub enum MobilityEvent {
     Imported,
     Kept,
     Forwarded,
-    /// Not a ticket of this server or fleet.
+    /// The ticket was not issued by this server or fleet.
     TicketInvalid,
     /// A newer ticket has been issued.
     TicketReplayed,
@@ -179,7 +180,7 @@ impl Stats {
         self.drops[reason as usize]
     }
 
-    /// 0 for codes that the server does not use.
+    /// Returns 0 for codes that the server does not use.
     #[must_use]
     pub fn errors_with(&self, code: u16) -> u64 {
         ERROR_CODES

@@ -65,7 +65,7 @@ impl<'s> AllocationView<'s> {
         &self.state.username
     }
 
-    /// Differs from the username for time-limited credentials and tokens.
+    /// Name that quotas use. Differs from the username for time-limited credentials and tokens.
     #[must_use]
     pub fn identity(&self) -> &'s str {
         self.state.identity()

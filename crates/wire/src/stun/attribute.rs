@@ -2,8 +2,8 @@
 
 use super::{ATTRIBUTE_HEADER_LEN, HEADER_LEN, Invalid};
 
-/// RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC 7635 section 6,
-/// RFC 8016 section 3.3, RFC 8445 section 16.1.
+/// Attribute types of RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7,
+/// RFC 7635 section 6, RFC 8016 section 3.3, RFC 8445 section 16.1.
 pub mod kind {
     use std::fmt;
 
@@ -68,14 +68,15 @@ pub mod kind {
         RESPONSE_ORIGIN = 0x802B;
         OTHER_ADDRESS = 0x802C;
         THIRD_PARTY_AUTHORIZATION = 0x802E;
-        /// draft-ietf-tram-stun-origin (expired); coturn selects realms by it.
+        /// draft-ietf-tram-stun-origin (expired). coturn selects the realm by this attribute.
         ORIGIN = 0x802F;
         MOBILITY_TICKET = 0x8030;
         /// Code point of ADDITIONAL-ADDRESS-FAMILY in the drafts of RFC 8656, used by coturn's client.
         DRAFT_ADDITIONAL_ADDRESS_FAMILY = 0x8032;
     }
 
-    /// True for attributes of RFC 8489, RFC 8656 and RFC 6062, and all comprehension-optional ones.
+    /// Returns true for the attributes of RFC 8489, RFC 8656 and RFC 6062, and for all comprehension-optional
+    /// ones.
     #[must_use]
     pub const fn is_comprehended(kind: u16) -> bool {
         kind >= 0x8000
@@ -109,7 +110,7 @@ pub mod kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute<'a> {
-    /// Offset of its header in the message.
+    /// Offset of the attribute's header in the message.
     pub offset: usize,
     pub kind: u16,
     pub value: &'a [u8],
@@ -151,7 +152,7 @@ impl<'a> Iterator for Attributes<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        // Message lengths are multiples of four, so a shorter rest is empty.
+        // Message lengths are multiples of four, so nothing is left if there are fewer than four bytes.
         let [k0, k1, l0, l1, rest @ ..] = self.rest else { return None };
         let length = usize::from(u16::from_be_bytes([*l0, *l1]));
         let padded = (length + 3) & !3;

@@ -1,5 +1,5 @@
-//! STUN messages (RFC 8489): checked view, writer, and the only code that iterates over attributes. Reading
-//! neither allocates nor logs, whatever the bytes; only [`ErrorCode::text`] allocates.
+//! STUN messages (RFC 8489): a checked view and a writer. This is the only code that iterates over
+//! attributes. Reading neither allocates nor logs, whatever the bytes; only [`ErrorCode::text`] allocates.
 //!
 //! ```text
 //!  0      2        4        8               20
@@ -63,12 +63,12 @@ pub mod method {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
     pub class: Class,
-    /// Twelve bits.
+    /// Method number, twelve bits.
     pub method: u16,
     pub transaction: Transaction,
 }
 
-/// Callers count these and do not log them.
+/// Callers count invalid messages and do not log them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Invalid {
     /// The first two bits are not zero: another protocol on the same port (RFC 7983).
@@ -103,7 +103,7 @@ pub struct View<'a> {
 }
 
 impl Header {
-    /// Checks everything but the attributes; [`View::new_checked`] checks those too.
+    /// Checks everything but the attributes, which [`View::new_checked`] checks too.
     #[inline]
     pub fn new_checked(bytes: &[u8]) -> Result<Self, Invalid> {
         let (header, cookie) = Self::with_cookie(bytes)?;
@@ -129,7 +129,7 @@ impl Header {
         Ok((Self::of_type(u16::from_be_bytes([t0, t1]), transaction), [c0, c1, c2, c3]))
     }
 
-    /// Class and method are interleaved (RFC 8489 section 5).
+    /// Class and method bits are interleaved (RFC 8489 section 5).
     #[must_use]
     pub const fn message_type(self) -> u16 {
         let class = match self.class {
@@ -208,14 +208,14 @@ impl<'a> View<'a> {
         self.bytes
     }
 
-    /// SHA-256 if both are present; not verified yet, see [`View::verify`].
+    /// Strongest MAC present, so SHA-256 if both are. It has not been verified; see [`View::verify`].
     #[inline]
     #[must_use]
     pub fn mac(&self) -> Option<Mac> {
         self.sha256.map(|_| Mac::Sha256).or(self.sha1.map(|_| Mac::Sha1))
     }
 
-    /// Constant-time. Attributes that were appended after the MAC make no difference.
+    /// Verifies the MAC in constant time. Attributes that were appended after it make no difference.
     pub fn verify(&self, key: &Key, mac: Mac) -> Result<(), IntegrityError> {
         let offset = match mac {
             Mac::Sha1 => self.sha1,
@@ -256,7 +256,7 @@ impl<'a> View<'a> {
         self.all(kind).next()
     }
 
-    /// `None` unless four bytes long.
+    /// `None` unless the value is four bytes long.
     #[must_use]
     pub fn number(&self, kind: u16) -> Option<u32> {
         self.get(kind)?.try_into().ok().map(u32::from_be_bytes)
@@ -268,7 +268,7 @@ impl<'a> View<'a> {
         xor_address(self.get(kind)?, &self.header.transaction)
     }
 
-    /// `None` if not UTF-8 or longer than 763 bytes (RFC 8489 section 14.9).
+    /// `None` if the value is not UTF-8 or longer than 763 bytes (RFC 8489 section 14.9).
     #[must_use]
     pub fn text(&self, kind: u16) -> Option<&'a str> {
         self.get(kind).filter(|value| value.len() <= 763).and_then(|value| str::from_utf8(value).ok())
@@ -286,7 +286,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Compact offset, because views are passed by value.
+/// Offset in compact form, because views are passed by value.
 fn place(offset: usize) -> Option<NonZero<u32>> {
     u32::try_from(offset).ok().and_then(NonZero::new)
 }

@@ -2,11 +2,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{COOKIE, Transaction};
 
-/// IPv4 in any attribute with a family (RFC 8489 section 14.1).
+/// Number for IPv4 in any attribute with a family (RFC 8489 section 14.1).
 pub const FAMILY_IPV4: u8 = 1;
 pub const FAMILY_IPV6: u8 = 2;
 
-/// The family is as encoded (IPv4-mapped stays IPv6).
+/// The family is as encoded, so an IPv4-mapped address stays IPv6.
 #[inline]
 #[must_use]
 pub fn xor_address(value: &[u8], transaction: &Transaction) -> Option<SocketAddr> {
@@ -26,7 +26,7 @@ pub fn address(value: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_be_bytes([*p0, *p1])))
 }
 
-/// Works in both directions (RFC 8489 section 14.2).
+/// Encodes or decodes (RFC 8489 section 14.2).
 #[inline]
 pub(crate) fn xored(address: SocketAddr, transaction: &Transaction) -> SocketAddr {
     let [c0, c1, ..] = COOKIE;
@@ -80,12 +80,13 @@ impl<'a> ErrorCode<'a> {
     }
 }
 
-/// Ignores an odd byte at the end.
+/// Decodes UNKNOWN-ATTRIBUTES; ignores an odd byte at the end.
 pub fn unknown_attributes(value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     value.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
 }
 
-/// Numbers for [`crate::integrity::KeyAlgorithm::numbered`]; stops where the list is truncated.
+/// Decodes PASSWORD-ALGORITHMS into numbers for [`crate::integrity::KeyAlgorithm::numbered`]; stops where the
+/// list is truncated.
 pub fn password_algorithms(mut value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     std::iter::from_fn(move || {
         // The algorithms defined so far have no parameters.

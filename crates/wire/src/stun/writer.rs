@@ -1,4 +1,4 @@
-//! Writes messages into a buffer that keeps its capacity, so that reusing it does not allocate.
+//! Writes messages into a buffer that keeps its capacity, so that writing another message does not allocate.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::integrity::{Key, Mac};
 
-/// Leaves room for both integrity attributes and FINGERPRINT in the 16-bit length.
+/// Maximum length that leaves room for both integrity attributes and FINGERPRINT in the 16-bit length.
 const MOST: usize = HEADER_LEN + 0xFFFC - (24 + 36 + 8);
 
 /// Attributes are written in call order and padded with zeros; an attribute that does not fit is left out.
@@ -21,7 +21,7 @@ pub struct Writer<'b> {
 }
 
 impl<'b> Writer<'b> {
-    /// Replaces the buffer's content.
+    /// Begins a message, which replaces the buffer's content.
     pub fn begin(buffer: &'b mut Vec<u8>, header: Header) -> Self {
         let mut bytes = [0; HEADER_LEN];
         bytes[..2].copy_from_slice(&header.message_type().to_be_bytes());
@@ -67,7 +67,7 @@ impl<'b> Writer<'b> {
         self.code(kind::ERROR_CODE, 0, code, reason)
     }
 
-    /// Family 1 is IPv4, 2 is IPv6.
+    /// Appends ADDRESS-ERROR-CODE; family 1 is IPv4, 2 is IPv6.
     pub fn address_error(&mut self, family: u8, code: u16, reason: &str) -> &mut Self {
         self.code(kind::ADDRESS_ERROR_CODE, family, code, reason)
     }
@@ -76,7 +76,7 @@ impl<'b> Writer<'b> {
         self.put(kind::UNKNOWN_ATTRIBUTES, 2 * types.len(), types.iter().map(|kind| kind.to_be_bytes()))
     }
 
-    /// For malformed messages in tests.
+    /// Appends raw bytes, for malformed messages in tests.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.buffer.extend_from_slice(bytes);
         self
@@ -92,7 +92,8 @@ impl<'b> Writer<'b> {
         self.buffer.is_empty()
     }
 
-    /// Receivers ignore everything after it except FINGERPRINT and, after SHA-1, the SHA-256 attribute.
+    /// Appends an integrity attribute. Receivers ignore everything after it except FINGERPRINT and, after
+    /// SHA-1, the SHA-256 attribute.
     pub fn sign(&mut self, key: &Key, mac: Mac) -> &mut Self {
         let header = header_ending_at(self.buffer, self.buffer.len() + ATTRIBUTE_HEADER_LEN + mac.len());
         let value = key.mac(mac, [&header, &self.buffer[4..]]);
@@ -110,7 +111,7 @@ impl<'b> Writer<'b> {
         self.buffer
     }
 
-    /// RFC 3489 has neither FINGERPRINT nor XOR-MAPPED-ADDRESS.
+    /// Completes an RFC 3489 message, which has neither FINGERPRINT nor XOR-MAPPED-ADDRESS.
     pub fn finish_classic(self, in_place_of_cookie: [u8; 4]) {
         self.buffer[4..8].copy_from_slice(&in_place_of_cookie);
         self.finish(false);

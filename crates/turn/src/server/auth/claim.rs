@@ -19,7 +19,7 @@ use crate::{
 /// to 763.
 const MAX_USERNAME_LEN: usize = 763;
 
-/// Empty until the sender is authenticated.
+/// Authenticated sender of a request; empty until the request has been authenticated.
 #[derive(Default)]
 pub(crate) struct Who {
     pub(crate) realm: Arc<str>,
@@ -62,7 +62,7 @@ pub(crate) struct Proof {
     pub(crate) until_unix: Option<u64>,
 }
 
-/// A refusal includes the username if only the store knows it (USERHASH).
+/// Result of the credential check. If only the store knows the username (USERHASH), a refusal includes it.
 pub(crate) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl Grant {
         self.key == other.key
     }
 
-    /// Limits a lifetime to the token's (section 9); at least one second while within the allowed skew.
+    /// Limits a lifetime to the rest of the token's (section 9), or one second within the allowed skew.
     pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
         let left = self.until_unix.saturating_sub(now.unix).max(1);
         seconds.min(u32::try_from(left).unwrap_or(u32::MAX))

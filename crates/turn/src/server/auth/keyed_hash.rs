@@ -13,7 +13,7 @@ impl KeyedHash {
         Self(keyed(&own.finalize().into_bytes().into()))
     }
 
-    /// Parts of variable length are not delimited.
+    /// Does not delimit parts of variable length.
     pub(crate) fn of(&self, parts: &[&[u8]]) -> u64 {
         let mut hash = self.0.clone();
         parts.iter().for_each(|part| hash.update(part));

@@ -16,7 +16,8 @@ const MOST: usize = 1024;
 /// Maximum number of waiting requests per IPv4 address or IPv6 /64, once half of the table is taken.
 const MOST_EACH: usize = 32;
 
-/// A client has retransmitted four times by then (RFC 8489 section 6.2.1) and will try again on its own.
+/// Time for which a request is kept. By then, a client has retransmitted four times (RFC 8489 section 6.2.1)
+/// and will try again on its own.
 const PATIENCE_MS: u64 = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,7 +46,7 @@ pub enum LookupResult {
         keys: Vec<(Key, Option<u64>)>,
     },
     NoSuchUser,
-    /// The expiry is implausibly far in the future.
+    /// The credential's expiry is implausibly far in the future.
     TooFarAhead {
         /// Seconds from now.
         ahead: u64,
@@ -90,7 +91,7 @@ impl Waiting {
 
 #[derive(Default)]
 pub(crate) struct Lookups {
-    /// Ordered by age.
+    /// Waiting requests, oldest first.
     waiting: BTreeMap<u64, Waiting>,
     /// Lookups by hash of client and transaction ID.
     requests: HashMap<u64, u64, RandomState>,
@@ -173,7 +174,7 @@ impl Lookups {
         }
     }
 
-    /// Returns false if no more requests are due.
+    /// Drops one overdue request; returns false if there is none.
     pub(crate) fn expire(&mut self, now_ms: u64) -> bool {
         let due = self.waiting.first_key_value().filter(|(_, waiting)| waiting.deadline_ms() <= now_ms);
         due.map(|(id, _)| LookupId(*id)).is_some_and(|id| self.take(id).is_some())

@@ -28,7 +28,7 @@ use crate::server::PrefixLengths;
 /// Length in characters.
 pub(crate) const LEN: usize = 24;
 
-/// Length in version 0.1, whose nonces stay valid during an upgrade and in a fleet with both versions.
+/// Length of nonces from version 0.1, which stay valid during an upgrade and in a fleet with both versions.
 const LEN_0_1: usize = 28;
 
 /// Offset of the base64 payload, after the cookie and the feature bits.
@@ -44,7 +44,8 @@ const COOKIE_WITH_ANONYMITY: &[u8; 13] = b"obMatJos2wAAA";
 /// Password algorithms only: 0x800000.
 const COOKIE: &[u8; 13] = b"obMatJos2gAAA";
 
-/// Maximum number of seconds by which a nonce may lie in the future: clocks in a fleet differ slightly.
+/// Maximum number of seconds by which a nonce may lie in the future, because clocks in a fleet differ
+/// slightly.
 const SKEW: u32 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub(crate) enum Standing {
     Fresh,
     Stale,
     Foreign,
-    /// Another worker or node owns the allocation in the request and must decide.
+    /// Another worker or node owns the request's allocation, so that worker or node must check the nonce.
     ForOwner,
 }
 
@@ -62,7 +63,7 @@ pub(crate) struct Scope<'a> {
     pub(crate) key: &'a [u8; 32],
     pub(crate) client: IpAddr,
     pub(crate) realm: &'a str,
-    /// PASSWORD-ALGORITHMS as announced, part of the MAC: a reload that changes it invalidates nonces.
+    /// PASSWORD-ALGORITHMS as announced. The MAC covers it, so a reload that changes it invalidates nonces.
     pub(crate) algorithms: &'a [u8],
     pub(crate) anonymity: bool,
 }
@@ -88,7 +89,7 @@ impl Scope<'_> {
         if !bool::from(difference.ct_eq(&0)) {
             return Standing::Foreign;
         }
-        // Wraps every 136 years. A nonce from the future, after the clock was set back, counts as stale.
+        // This wraps every 136 years. A nonce from the future, after the clock was set back, counts as stale.
         let age = truncate(unix).wrapping_sub(opened.issued);
         let ahead = age.wrapping_neg();
         if age <= lifetime || ahead <= SKEW { Standing::Fresh } else { Standing::Stale }
@@ -186,7 +187,7 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
     }
 }
 
-/// IPv4 uses the mapped form, which no client address has after canonicalization.
+/// The client's IPv4 address or IPv6 /64. IPv4 is mapped into IPv6, so the two never collide.
 fn host(ip: IpAddr) -> [u8; 16] {
     match PrefixLengths::HOST.of(ip) {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

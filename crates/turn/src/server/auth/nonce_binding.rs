@@ -3,8 +3,8 @@
 //! give the data connection another address, and a Refresh with a mobility ticket (RFC 8016 section 3.2.2).
 //! These two may use a nonce issued to the allocation's client.
 //!
-//! The cost: an eavesdropper can replay such a request from its own address and win if its copy arrives
-//! first. Such a request is accepted only once, and over TLS and DTLS it cannot be seen.
+//! The drawback is that an eavesdropper can replay one of these requests from its own address and win if the
+//! replay arrives first. Each is accepted only once, and with TLS or DTLS an eavesdropper cannot read it.
 
 use std::net::IpAddr;
 
@@ -74,8 +74,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Accepts only the current ticket, or the previous one in an exact retransmission. A copy sent later by
-    /// an attacker needs a nonce for the attacker's address.
+    /// Accepts only the current ticket, or the previous one in an exact retransmission. If an attacker
+    /// replays the request later, it needs a nonce for the attacker's address.
     fn bound_before_moving(&mut self, context: &Context<'_>) -> BoundTo {
         let Some(ticket) = self.ticket_of(context.request) else { return BoundTo::Nothing };
         let Some(index) = self.pending_moves.owned.get(&ticket.key).copied() else {

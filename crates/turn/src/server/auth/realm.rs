@@ -9,12 +9,13 @@ use turnpike_wire::integrity::KeyAlgorithm;
 
 use crate::server::{ListenerId, ServerConfig};
 
-/// The preferred algorithm comes first; none has parameters (RFC 8489 section 18.5).
+/// PASSWORD-ALGORITHMS, with the preferred algorithm first. Neither algorithm has parameters (RFC 8489
+/// section 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
 const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
 const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
 
-/// 0 is [`ServerConfig::realm`]; [`ServerConfig::tenants`] are numbered from 1.
+/// Number of a realm: 0 is [`ServerConfig::realm`]; [`ServerConfig::tenants`] are numbered from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RealmId(pub u16);
 
@@ -26,8 +27,8 @@ pub struct Realm {
     pub username_anonymity: bool,
 }
 
-/// Converts to lower case and adds the scheme's default port if there is none; clients and stores write
-/// origins in various ways.
+/// Converts an origin to lower case and adds the scheme's default port if there is none, because clients and
+/// stores write origins in various ways.
 #[must_use]
 pub fn canonical_origin(origin: &str) -> String {
     let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
@@ -74,7 +75,7 @@ impl Terms {
 
 pub(crate) struct Realms {
     terms: Vec<Arc<Terms>>,
-    /// Served by listeners that list no realms.
+    /// All realms, for listeners that list none.
     all: Vec<RealmId>,
     /// Indices of `terms` by name; seeded, because clients choose the names to look up.
     by_name: HashTable<u16>,

@@ -1,8 +1,8 @@
-//! Refuses copies of granted requests: a copied Allocate would count against the user's quota again, and a
-//! copied Refresh with a mobility ticket (RFC 8016) would move the allocation to the attacker. Each such
-//! request is granted only once across all workers.
+//! Refuses replays of granted requests. A replayed Allocate would count against the user's quota again, and a
+//! replayed Refresh with a mobility ticket (RFC 8016) would move the allocation to the attacker. So each of
+//! these requests is granted only once across all workers.
 //!
-//! The guard stores hash(transaction ID) and the time of the request's nonce; a copy has the same nonce. A
+//! The guard stores hash(transaction ID) and the time of the request's nonce; a replay has the same nonce. A
 //! full bucket drops its oldest entry and then refuses all nonces of that age or older: the client gets a
 //! fresh nonce with 438 and sends a new transaction. Memory is therefore fixed, no entry is dropped too
 //! early, and a flood costs other clients at most one round trip.
@@ -42,7 +42,7 @@ struct Table {
 
 #[derive(Default)]
 struct Bucket {
-    /// Time of the newest entry dropped; 0 for none.
+    /// Time of the newest dropped entry; 0 if none has been dropped.
     forgotten: u32,
     places: [Place; PLACES],
 }
@@ -50,7 +50,7 @@ struct Bucket {
 #[derive(Clone, Copy, Default)]
 struct Place {
     tag: u32,
-    /// Time of the nonce; 0 if free.
+    /// Time of the nonce; 0 if this entry is free.
     time: u32,
 }
 
@@ -61,7 +61,8 @@ pub(crate) enum Once {
 }
 
 impl Once {
-    /// Hash suffix of the kind. Earlier versions record only Allocates, without a suffix.
+    /// Suffix that the hash includes for this kind of request. Earlier versions record only Allocates,
+    /// without a suffix.
     const fn suffix(self) -> &'static [u8] {
         match self {
             Self::Allocate => b"",
@@ -101,7 +102,7 @@ impl ReplayGuard {
         bytes
     }
 
-    /// Returns false, and changes nothing, if the size differs.
+    /// If the table size differs, returns false and changes nothing.
     #[must_use]
     pub fn take_over(&self, bytes: &[u8]) -> bool {
         if bytes.len() != Self::WRITTEN {
@@ -118,7 +119,7 @@ impl ReplayGuard {
         true
     }
 
-    /// Times are Unix seconds. `None` if the request may be a copy.
+    /// Times are Unix seconds. `None` if the request may be a replay.
     pub(crate) fn record(&self, request: (Once, [u8; 12]), issued: u32, unix: u32) -> Option<Recorded> {
         let (index, tag) = self.table().place_of(request);
         let after = issued.max(1);
@@ -144,7 +145,7 @@ impl ReplayGuard {
         }
         *oldest = Place { tag, time: after };
         if counts(before) {
-            // Newer than anything dropped before, because only newer entries are stored.
+            // This is newer than anything dropped before, because only newer entries are stored.
             bucket.forgotten = before;
         }
         Some(Recorded { bucket: index, tag, before: 0, after })
@@ -185,14 +186,14 @@ impl Table {
 }
 
 impl<P: Policy> Server<P> {
-    /// A copy gets 438, because its nonce is used up.
+    /// A replay gets 438, which makes the client use a new nonce.
     pub(crate) fn grant_once(
         &mut self,
         context: &Context<'_>,
         once: Once,
     ) -> Result<Option<Recorded>, Disposition> {
         let Context { now, request, envelope, .. } = context;
-        // Without authentication there is no nonce, and an attacker would not need to copy a request.
+        // Without authentication there is no nonce, and an attacker has no need to replay a request.
         let nonce = request.get(kind::NONCE).filter(|_| envelope.signer.is_some());
         let issued = nonce.and_then(|nonce| nonce::issued(nonce, now.unix));
         let Some(issued) = issued else { return Ok(None) };
@@ -211,7 +212,7 @@ impl fmt::Debug for ReplayGuard {
     }
 }
 
-/// The clock wraps every 136 years.
+/// True if `time` is not before `than`. The clock wraps every 136 years.
 const fn is_since(time: u32, than: u32) -> bool {
     time.wrapping_sub(than) < 1 << 31
 }

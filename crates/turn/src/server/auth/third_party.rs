@@ -57,7 +57,8 @@ impl ThirdParty {
 }
 
 impl<P: Policy> Server<P> {
-    /// `None` if the user has a password. Decrypts a token only if the nonce was issued to the client.
+    /// Returns `None` if the user has a password. Decrypts a token only if the nonce was issued to the
+    /// client.
     pub(crate) fn check_token(
         &mut self,
         context: &Context<'_>,
@@ -105,7 +106,8 @@ impl<P: Policy> Server<P> {
         state.is_some_and(|state| state.grant.is_some() && *state.username == *kid)
     }
 
-    /// If another worker has the allocation, the request or the client's stream is passed to it.
+    /// Finds the client's allocation. If another worker has it, passes the request or the client's stream to
+    /// that worker.
     fn holder(&mut self, context: &Context<'_>, by_token: bool) -> Result<Option<u32>, Disposition> {
         if context.request.method == Method::ConnectionBind {
             let Ok(connection) = self.connection_to_bind(context) else { return Ok(None) };
@@ -143,8 +145,8 @@ fn check_shown(
         })
     })?;
     // Section 7 accepts a difference of up to lifetime + skew between now and the token's time, in either
-    // direction. That would double the lifetime of a token from the future, so such a token is accepted here
-    // only within the skew.
+    // direction. That would double the lifetime of a token whose time is in the future, so here that time may
+    // be ahead only by the skew.
     let skew = u64::from(settings.skew);
     let made = token.made_unix();
     if made > now.unix.saturating_add(skew) {

@@ -78,7 +78,8 @@ impl Bandwidth {
     }
 }
 
-/// Order of checks. A refusal by one level does not count against the later ones.
+/// Levels, in the order in which they are checked. A refusal by one level does not count against the later
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Allocation,
@@ -168,7 +169,7 @@ impl Limited {
         Ok(())
     }
 
-    /// Takes at least one byte.
+    /// Takes up to `want` bytes, but at least one.
     fn take(&mut self, way: Way, want: u64, now_ms: u64) -> Result<u64, HeldUp> {
         let mut granted = cost(usize::try_from(want).unwrap_or(usize::MAX));
         if let Some((limit, buckets)) = &mut self.own {
@@ -201,7 +202,8 @@ impl Limited {
         }))
     }
 
-    /// Buckets with these tokens and no refill, until [`Server::limit`] applies the limits of this worker.
+    /// Buckets with the tokens of a moved allocation. They are not refilled until [`Server::limit`] applies
+    /// the limits of this worker.
     pub(crate) fn carried(tokens: [i64; 2], now_ms: u64) -> Box<Self> {
         let buckets = tokens.map(|tokens| Bucket { tokens, filled_ms: now_ms });
         Box::new(Self { own: Some((Limit { rate: 0, burst: 0 }, buckets)), members: [None, None, None] })
@@ -259,7 +261,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Counts a drop by a caller that was asked to wait but could not ([`Verdict::Wait`]).
+    /// Counts a datagram dropped by a caller that was asked to wait ([`Verdict::Wait`]) but could not.
     pub fn not_waited(&mut self, otherwise: DropReason) {
         self.data.stats.drop(otherwise);
     }
@@ -286,7 +288,7 @@ impl<P: Policy> Server<P> {
             let limit = Limit::new(rate?, bandwidth.burst_ms, LEAST_POOL);
             Some(Member::new(leases.get(pools, name, limit, now.ms)))
         };
-        // A user's key contains a control character; realm names cannot.
+        // A user's key contains a control character, which realm names cannot.
         let members = [
             member(per_user, &state.user().key()),
             member(per_realm, &state.realm),

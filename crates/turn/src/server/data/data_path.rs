@@ -1,5 +1,5 @@
-//! Packet path: decides on each datagram with the forwarding table and the peer rules. Requests, and data
-//! from clients without an allocation, go to the control plane.
+//! The packet path uses the forwarding table and the peer rules to decide what happens to each datagram. It
+//! passes requests, and data from clients without an allocation, to the control plane.
 
 use std::{
     collections::VecDeque,
@@ -36,7 +36,7 @@ pub struct IcmpError {
 }
 
 impl DataPlane {
-    /// `None` if no allocation owns the peer; `datagrams` are then counted as dropped. `peer` must be
+    /// If no allocation owns the peer, returns `None` and counts `datagrams` as dropped. `peer` must be
     /// canonical.
     #[inline]
     pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
@@ -131,7 +131,7 @@ impl DataPlane {
         peer: SocketAddr,
         IcmpError { icmp_type, code, info }: IcmpError,
     ) -> Verdict<'_> {
-        // Types listed in that section: unreachable, time exceeded and, for IPv6, packet too big.
+        // Types listed in section 11.5: unreachable, time exceeded and, for IPv6, packet too big.
         let passed_on = match relay.family {
             Family::V4 => matches!(icmp_type, 3 | 11),
             Family::V6 => matches!(icmp_type, 1..=3),
@@ -316,7 +316,8 @@ fn first_use(
     }
 }
 
-/// Transaction IDs of indications. They have no response, so they must be distinct but need not be random.
+/// Transaction IDs of indications. Indications have no response, so their IDs must be distinct but need not
+/// be random.
 pub(crate) struct Indications {
     salt: [u8; 4],
     count: u64,

@@ -9,9 +9,9 @@ use turnpike_wire::{channel_data::ChannelDataError, indication::IndicationError}
 pub enum DropReason {
     /// The first byte is neither STUN nor ChannelData, or the datagram is empty.
     NotStun,
-    /// Shorter than the length field in its header indicates.
+    /// The datagram is shorter than the length field in its header indicates.
     Truncated,
-    /// Wrong length, an attribute beyond the end, or an invalid attribute.
+    /// Wrong length field, an attribute that extends beyond the end, or an invalid attribute.
     Malformed,
     /// Request longer than [`crate::server::MAX_REQUEST_LEN`], or payload too long for a message.
     Oversized,
@@ -25,12 +25,12 @@ pub enum DropReason {
     UnexpectedClass,
     /// Binding indication, a keepalive that gets no response (RFC 8489 section 6.3.2).
     Keepalive,
-    /// RFC 8489 section 6.3.
+    /// Request with an unknown method (RFC 8489 section 6.3).
     UnknownMethod,
     /// Indication with an unknown comprehension-required attribute (RFC 8489 section 6.3.2).
     UnknownAttribute,
     MissingAttribute,
-    /// Outside 0x4000-0x4FFF (RFC 8656 section 12).
+    /// Channel number outside 0x4000-0x4FFF (RFC 8656 section 12).
     ChannelNumber,
     /// ChannelData or Send indication from a 5-tuple without an allocation.
     NoAllocation,
@@ -55,9 +55,9 @@ pub enum DropReason {
     Moving,
     /// Retransmission of an Allocate while its relay sockets are opening, or of a Connect while it connects.
     OpenPending,
-    /// The fleet has not decided yet; the client retransmits.
+    /// The fleet has not granted or refused the allocation yet. The client retransmits.
     QuotaPending,
-    /// Retransmission while the credential store is queried.
+    /// Retransmission of a request for which the credential store is being queried.
     LookupPending,
     /// Too many requests wait for the store, from this address or in total.
     LookupLimit,
@@ -69,7 +69,7 @@ pub enum DropReason {
 }
 
 impl DropReason {
-    /// True if the request would otherwise get a response, so that operators want to see the drop.
+    /// True if operators should see the drop, because the request should have got a response.
     pub(crate) fn is_bound_on_requests(self) -> bool {
         matches!(self, Self::RefusalLimit | Self::QuotaPending | Self::LookupLimit | Self::LookupOver)
     }

@@ -1,4 +1,4 @@
-//! The forwarding table: state needed per packet, as plain data.
+//! The forwarding table: the state needed for each packet, stored as plain data.
 //!
 //! ```text
 //!  client 5-tuple, channel or permission ──▶ relayed address, peer        ChannelData, Send indications
@@ -38,8 +38,8 @@ pub(crate) use permissions::Permissions;
 /// Up to this length a linear scan is faster than a search.
 const FEW: usize = 8;
 
-/// TTL to send with; `None` if the datagram must be dropped (RFC 8656 section 15.1), which ends loops between
-/// relays. 0 means unknown and selects the socket's default (section 15.2).
+/// TTL to send with. `None` if the datagram must be dropped (RFC 8656 section 15.1); otherwise it could loop
+/// between relays forever. 0 means unknown and selects the socket's default (section 15.2).
 #[inline]
 #[must_use]
 pub const fn relayed_ttl(received: u8) -> Option<u8> {
@@ -120,7 +120,7 @@ impl Entry {
         self.channels.permit(ip, expires_ms);
     }
 
-    /// Peers, each with the latest expiry of any channel to it.
+    /// Peers whose permission ends before a channel of theirs, with the latest expiry of any such channel.
     pub(crate) fn outlasted_permissions(&self) -> SmallVec<[(IpAddr, u64); 4]> {
         let channels = self.channels.iter();
         let longer = channels.filter(|channel| channel.permitted_until_ms < channel.expires_ms);
@@ -199,7 +199,7 @@ pub(crate) struct Forwarding {
     len: usize,
     by_listener: Vec<u32>,
     hasher: RandomState,
-    /// Most recent lookup: datagrams come in runs.
+    /// Most recent lookup; the next datagram often has the same client.
     last: Option<(Client, u32)>,
     claims: Claims,
     timers: Timers,

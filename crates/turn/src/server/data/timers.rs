@@ -5,15 +5,15 @@
 //! until their turn comes.
 
 const TICK_MS: u64 = 1000;
-/// Covers more than an hour, so that within the documented limits all timers of a slot are due in the same
-/// turn.
+/// The wheel covers more than an hour, so that, within the documented limits, all timers in a slot are due in
+/// the same turn.
 const SLOTS: usize = 4096;
 const WORDS: usize = SLOTS / 64;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 struct Node {
-    /// `u64::MAX` when not set.
+    /// Second in which the timer fires; `u64::MAX` if it is not set.
     tick: u64,
     next: u32,
     prev: u32,
@@ -108,8 +108,8 @@ impl Timers {
         None
     }
 
-    /// Next wake-up: never later than the second of a deadline, and earlier only for deadlines more than a
-    /// turn away.
+    /// Time of the next wake-up. It is never later than the second of the next deadline, and earlier only if
+    /// that deadline is more than a turn away.
     pub(crate) fn next(&self) -> Option<u64> {
         if self.set == 0 {
             return None;

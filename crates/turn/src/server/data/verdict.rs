@@ -7,11 +7,11 @@ use turnpike_wire::indication::MAX_HEADER_LEN;
 
 use crate::server::{DropReason, Family};
 
-/// Numbered by the runtime.
+/// The runtime assigns the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListenerId(pub u16);
 
-/// The transport is the listener's. Addresses are canonical.
+/// The listener implies the transport; both addresses are canonical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Client {
     pub listener: ListenerId,
@@ -38,7 +38,7 @@ impl From<Client> for Source {
 /// Allocation of this worker: a slot index with a generation, so that stale IDs find nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AllocationSlot {
-    /// Dense and reused; the runtime may index arrays by it.
+    /// Slot numbers are dense and reused, so the runtime may index arrays by them.
     pub index: u32,
     pub generation: u32,
 }
@@ -49,7 +49,7 @@ pub struct RelayId {
     pub family: Family,
 }
 
-/// Numbered by the runtime; see [`crate::server::DataPlane::claimant`].
+/// The runtime assigns the numbers; see [`crate::server::DataPlane::claimant`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SharedPort(pub u16);
 
@@ -101,8 +101,8 @@ pub enum Verdict<'a> {
         /// Complete STUN message, in the server's own buffer.
         bytes: &'a [u8],
     },
-    /// Streams only: read nothing more, and feed the message again at `until_ms`. A caller that cannot wait
-    /// calls [`crate::server::Server::not_waited`].
+    /// Only for streams: stop reading, and pass the same message again at `until_ms`. A caller that cannot
+    /// wait calls [`crate::server::Server::not_waited`].
     Wait {
         /// Time in [`crate::time::Now::ms`].
         until_ms: u64,

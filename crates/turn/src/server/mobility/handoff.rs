@@ -28,7 +28,7 @@ use crate::{
     time::Now,
 };
 
-/// Move of a client to this worker, for [`Server::expect`].
+/// A client's move to this worker, for [`Server::expect`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingMove {
     pub(crate) client: Client,
@@ -108,7 +108,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// `None` if the allocation has already ended or moves elsewhere; then report [`Server::not_moved`].
+    /// `None` if the allocation has already ended or moves elsewhere; the requesting worker must then call
+    /// [`Server::not_moved`].
     #[must_use = "an allocation that is dropped is never released"]
     pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
         let index = *self.pending_moves.owned.get(&request.key)?;
@@ -130,8 +131,8 @@ impl<P: Policy> Server<P> {
         Some(moved)
     }
 
-    /// Returns the new ID, which now owns the relay sockets, or the allocation for [`Server::take_back`] if
-    /// the client has made another one in the meantime.
+    /// Returns the new ID, to which the relay sockets now belong. If the client has made another allocation
+    /// in the meantime, returns this one for [`Server::take_back`].
     pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationSlot, Moved> {
         let client = moved.client();
         if self.data.forwarding.find(&client).is_some() {
@@ -148,7 +149,7 @@ impl<P: Policy> Server<P> {
         Ok(id)
     }
 
-    /// Restores the old 5-tuple. `None`, with [`Effect::Closed`], if that 5-tuple already has another
+    /// Restores the old 5-tuple. Returns `None`, with [`Effect::Closed`], if that 5-tuple already has another
     /// allocation.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationSlot> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
@@ -179,7 +180,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The worker that forwarded the request must expect its client.
+    /// Tells the worker that forwarded the request to expect its client.
     pub(crate) fn announce(&mut self, context: &Context<'_>, index: u32) {
         let owner = self.worker_id.number();
         let Some(state) = self.states.get(index) else { return };

@@ -1,4 +1,5 @@
-//! Serialized allocations in transit. Times are relative, so that clocks need not agree.
+//! Serialized allocations in transit to another worker or process. Times are relative, so clocks need not
+//! agree.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,7 +26,7 @@ use crate::{
     time::Now,
 };
 
-/// The holder owns the allocation and must pass it to [`crate::server::Server::import`] or
+/// An allocation in transit. It must be passed to [`crate::server::Server::import`] or
 /// [`crate::server::Server::take_back`].
 #[derive(Debug)]
 #[must_use = "an allocation that is dropped is never released"]
@@ -59,7 +60,7 @@ struct Record {
     channels: Vec<(u16, SocketAddr, u64)>,
     to_peer: (u64, u64),
     to_client: (u64, u64),
-    /// Remaining burst of its own bandwidth limit, in each direction.
+    /// Tokens left in the allocation's own bandwidth buckets, one for each direction.
     #[serde(default)]
     allowance: Option<[i64; 2]>,
     realm: Box<str>,
@@ -202,7 +203,7 @@ impl Moved {
         }))
     }
 
-    /// `own` resolves the addresses of peers.
+    /// `own` translates the addresses of peers.
     pub(crate) fn unpack(
         self,
         now: Now,
@@ -276,7 +277,7 @@ impl<P: Policy> Server<P> {
         Some(moved)
     }
 
-    /// The end is not reported; the caller closes the sockets.
+    /// No effect reports the end; the caller closes the sockets.
     pub fn surrender(&mut self, now: Now, allocation: AllocationSlot) {
         if self.data.forwarding.get(allocation).is_none() {
             return;
@@ -298,7 +299,7 @@ impl<P: Policy> Server<P> {
         self.pending_moves.expected()
     }
 
-    /// Recent deletions, for [`Server::remember_deletions`] in another process with the same key.
+    /// Recently deleted allocations, for [`Server::remember_deletions`] in another process with the same key.
     #[must_use]
     pub fn deletions(&self, now: Now) -> Vec<(u64, u64)> {
         self.tombstones.all(now.ms)

@@ -1,5 +1,6 @@
-//! Owning worker of each mobile allocation (RFC 8016), shared by all workers of a server, since a ticket may
-//! reach any of them. The lock is taken by requests with tickets and when allocations begin, move or end.
+//! Table of the workers that own mobile allocations (RFC 8016). All workers of a server share it, because a
+//! ticket may reach any of them. The lock is taken by requests with tickets and when allocations begin, move
+//! or end.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +16,7 @@ impl MobileOwners {
         self.lock().get(&key).copied()
     }
 
-    /// Returns false if the key is taken.
+    /// Registers an allocation; returns false if the key is taken.
     pub(crate) fn add(&self, key: u64, worker: u16) -> bool {
         self.lock().try_insert(key, worker).is_ok()
     }

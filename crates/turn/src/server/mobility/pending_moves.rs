@@ -7,14 +7,15 @@ use hashbrown::HashMap;
 
 use crate::server::{Client, PendingMove};
 
-/// Takes about 1 MiB. At the limit, a new move displaces the oldest, whose client has to present its ticket
-/// again.
+/// Maximum number of pending moves, about 1 MiB. At the limit, a new move displaces the oldest, whose client
+/// has to present its ticket again.
 const MOST_EXPECTED: usize = 8192;
 
 pub(crate) struct PendingMoves {
     pub(crate) owned: HashMap<u64, u32, RandomState>,
     arrivals: HashMap<Client, Expected, RandomState>,
-    /// Clients to which other workers' allocations will move, by the allocation's key: one 5-tuple each.
+    /// Clients to which other workers' allocations will move, by the allocation's key. An allocation can move
+    /// to only one 5-tuple.
     foreign: HashMap<u64, Client, RandomState>,
     /// Keys of `foreign` by [`Expected::place`], oldest first.
     queue: BTreeMap<u64, u64>,

@@ -1,6 +1,6 @@
-//! Mobility tickets (RFC 8016 section 3.3): node, allocation and number of moves. Encrypted and
-//! authenticated, so that clients can neither read nor forge them; all workers and all nodes of a fleet share
-//! the keys.
+//! Mobility tickets (RFC 8016 section 3.3) contain the node, the allocation and the number of moves. They are
+//! encrypted and authenticated, so that clients can neither read nor forge them. All workers, and all nodes
+//! of a fleet, share the keys.
 //!
 //! ```text
 //!  0                16                                       32
@@ -22,7 +22,7 @@ use subtle::ConstantTimeEq as _;
 pub(crate) const LEN: usize = 32;
 const HALF: usize = LEN / 2;
 
-/// Maximum number of pads tried. Seven out of eight leave no zero byte.
+/// Maximum number of pads to try. Seven out of eight pads leave no zero byte.
 const PADS: u32 = 1 << 12;
 
 const NODE_BITS: u32 = 12;
@@ -57,7 +57,7 @@ impl Ticket {
         sealed
     }
 
-    /// `None` unless genuine.
+    /// Decrypts a ticket; `None` if it is not genuine.
     pub(crate) fn open(sealed: &[u8], secret: &[u8; 32]) -> Option<Self> {
         let sealed: &[u8; LEN] = sealed.try_into().ok()?;
         let (given, cipher) = (sealed.first_chunk::<HALF>()?, sealed.last_chunk::<HALF>()?);

@@ -1,5 +1,5 @@
 //! Recent deletions, so that a retransmitted Refresh with LIFETIME 0 gets the same response again, not a 437.
-//! Bounded in number and time; only authenticated requests add entries.
+//! Entries are bounded in number and lifetime, and only authenticated requests add any.
 
 use std::{collections::VecDeque, net::IpAddr};
 
@@ -10,7 +10,7 @@ use crate::server::{Client, auth::keyed_hash::KeyedHash};
 
 /// RFC 8489 section 6.3.1: servers that remember transactions do so for 40 s.
 const LIFETIME_MS: u64 = 40_000;
-/// Takes half a MiB per worker.
+/// Maximum number of entries, about half a MiB per worker.
 const MOST: usize = 8192;
 
 pub(crate) struct Tombstones {
@@ -77,7 +77,7 @@ impl Tombstones {
         self.expiries.insert(hash, expires_ms);
     }
 
-    /// Excludes the listener number, which differs between processes.
+    /// The hash does not include the listener number, which differs between processes.
     fn hash(&self, client: &Client, transaction: [u8; 12], username: &str) -> u64 {
         let Client { address, local, .. } = client;
         let [address, local] = [address, local].map(|at| (mapped(at.ip()), at.port().to_be_bytes()));

@@ -1,5 +1,6 @@
-//! Number of a state machine's worker and, in a fleet, of the server's node. CONNECTION-IDs contain both
-//! numbers, mobility tickets only the node, so that any worker of any node can find the owner.
+//! Number of a state machine's worker and, in a fleet, number of the server's node. CONNECTION-IDs contain
+//! both numbers, while mobility tickets contain only the node's, so that any worker of any node can find the
+//! owner.
 //!
 //! ```text
 //!  CONNECTION-ID, standalone     worker 10 │ random 22                        bits
@@ -21,7 +22,7 @@ impl WorkerId {
 
     pub const ONLY: Self = Self { number: 0, count: 1, node: None };
 
-    /// `number` counts from 0.
+    /// `number` is the worker's, starting at 0.
     #[must_use]
     pub const fn new(number: u16, count: u16) -> Option<Self> {
         if number < count && count <= Self::MOST { Some(Self { number, count, node: None }) } else { None }

@@ -18,7 +18,7 @@ pub struct Alternate {
     pub address: SocketAddr,
     /// ALTERNATE-DOMAIN (RFC 8489 section 14.16), at most 255 ASCII characters, for TLS and DTLS.
     pub domain: Option<String>,
-    /// Empty for all.
+    /// Empty means all.
     pub transports: Vec<Transport>,
     pub when: AlternateWhen,
 }
@@ -27,7 +27,7 @@ pub struct Alternate {
 pub enum AlternateWhen {
     #[default]
     Drain,
-    /// Draining or out of capacity.
+    /// The server is draining or out of capacity.
     Full,
     Always,
 }
@@ -85,7 +85,7 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// Round-robin.
+    /// Chooses round-robin.
     fn configured(&mut self, attempt: &AllocateAttempt<'_>, transport: Transport) -> Option<Destination> {
         let v4 = attempt.client.address.is_ipv4();
         let of_family = |of_v4: bool| {

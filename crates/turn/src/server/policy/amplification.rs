@@ -19,8 +19,8 @@ pub struct RefusalLimit {
     pub per_second: u32,
 }
 
-/// Maximum number of tracked prefixes: more than one worker can exhaust in a flood. Additional ones are not
-/// limited.
+/// Maximum number of tracked prefixes. Even a flood cannot exceed it on one worker; any additional prefixes
+/// would not be limited.
 const MOST: usize = 16_384;
 /// Milliseconds between two sweeps of a full table.
 const SWEEP_MS: u64 = 1000;

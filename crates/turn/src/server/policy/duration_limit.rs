@@ -27,7 +27,7 @@ impl MaxAllocationDuration {
     }
 
     fn left_ms(&self, now: Now, state: &AllocationState) -> Option<u64> {
-        // Wraps: the allocation may have begun in a previous process, before this clock started.
+        // The subtraction wraps, because the allocation may be older than this process's clock.
         let age_ms = now.ms.wrapping_sub(state.opened_ms);
         self.of(&state.realm).map(|most| (u64::from(most) * 1000).saturating_sub(age_ms))
     }
@@ -54,7 +54,7 @@ pub(crate) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
 }
 
 impl<P: Policy> Server<P> {
-    /// Applies `end_with_credential`; at least one second.
+    /// Remaining lifetime of the credential if `end_with_credential` is set; at least one second.
     pub(crate) fn limit_to_credential(&self, context: &Context<'_>, seconds: u32) -> u32 {
         let until_unix = context.who.until_unix.filter(|_| self.config.limits.end_with_credential);
         let left = until_unix.map(|until_unix| until_unix.saturating_sub(context.now.unix).max(1));

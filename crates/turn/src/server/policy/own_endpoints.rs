@@ -13,13 +13,13 @@ use std::{
 
 use turnpike_wire::address::{canonical, canonical_ip};
 
-/// Includes 127.0.0.0/8 and ::1.
+/// The server's own addresses, including 127.0.0.0/8 and ::1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnEndpoints {
     /// Sorted, including external addresses.
     v4: Vec<Ipv4Addr>,
     v6: Vec<Ipv6Addr>,
-    /// External addresses; a NAT may forward them to any listener.
+    /// External addresses. A NAT may forward traffic for them to any listener.
     external: Vec<IpAddr>,
     translations: Vec<Translation>,
     listeners: Vec<SocketAddr>,
@@ -35,7 +35,7 @@ struct Translation {
 }
 
 impl Default for OwnEndpoints {
-    /// Loopback without listeners, and the relay ports of RFC 8656 section 7.2.
+    /// Loopback addresses without listeners, and the relay ports of RFC 8656 section 7.2.
     fn default() -> Self {
         Self::new([], [], [], 49_152..=65_535)
     }
@@ -105,7 +105,7 @@ impl OwnEndpoints {
         }
     }
 
-    /// Returns true if this port of one of the server's own addresses reaches a listener.
+    /// True if this port of one of the server's own addresses reaches a listener.
     pub(crate) fn listens(&self, ip: IpAddr, port: u16) -> bool {
         let by_nat = self.external.contains(&ip);
         let is_reached = |at: &SocketAddr| by_nat || at.ip() == ip || at.ip().is_unspecified();
@@ -154,7 +154,7 @@ impl OwnEndpoints {
     }
 }
 
-/// The first of two bound addresses with the same external address wins.
+/// Pairs bound addresses with their external ones. If two have the same external address, the first one wins.
 fn translations(bound: &[IpAddr], told: &[Option<IpAddr>]) -> Vec<Translation> {
     let bound: Vec<IpAddr> = bound.iter().copied().map(canonical_ip).collect();
     let mut translations: Vec<Translation> = Vec::new();
@@ -186,8 +186,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Two relay addresses behind NATs, one of which had another external address before a reload, an IPv6
-    /// address, and one without a NAT.
+    /// Two relay addresses behind NATs, one of which had a different external address before a reload, plus
+    /// an IPv6 address and one without a NAT.
     fn own() -> OwnEndpoints {
         let relays = [
             ("10.0.0.5", Some("203.0.114.5")),

@@ -1,4 +1,5 @@
-//! Rules for peers. Without them a relay would expose the network that it serves (RFC 8656 section 21.1.5).
+//! Rules for peers. Without such rules, a relay would expose the network that it serves (RFC 8656 section
+//! 21.1.5).
 
 use std::{
     fmt,
@@ -20,7 +21,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// Families never match each other; IPv4-mapped addresses count as IPv4.
+    /// Prefixes and addresses of different families never match; IPv4-mapped addresses count as IPv4.
     #[must_use]
     #[inline]
     pub fn contains(&self, ip: IpAddr) -> bool {
@@ -81,7 +82,7 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// Exception, such as `10.1.0.0/16`, `192.0.2.7:5060` or `[2001:db8::7]:5000-5100`.
+/// Exception to the deny rules, such as `10.1.0.0/16`, `192.0.2.7:5060` or `[2001:db8::7]:5000-5100`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowRule {
     prefix: Cidr,
@@ -90,8 +91,8 @@ pub struct AllowRule {
 }
 
 impl AllowRule {
-    /// Rule that opens no services on this machine. Entries in coturn's allow list, which have no ports, work
-    /// like this.
+    /// Rule that does not open services on this machine, like the entries in coturn's allow list, which have
+    /// no ports.
     #[must_use]
     pub fn of_others(prefix: Cidr) -> Self {
         Self { prefix, ports: None, opens_own: false }
@@ -103,7 +104,7 @@ impl AllowRule {
         self.prefix.contains(ip) && self.ports.as_ref().is_none_or(has_port)
     }
 
-    /// Returns true if the rule applies even to the server's own addresses: it is a single address, or lies
+    /// True if the rule applies even to the server's own addresses: it is a single address, or lies
     /// within loopback.
     fn names(&self, ip: IpAddr, port: u16) -> bool {
         let Cidr { base, bits } = self.prefix;
@@ -220,14 +221,14 @@ impl PeerRules {
         }
     }
 
-    /// The port must be permitted too.
+    /// Like [`Self::permits`], but also checks the port.
     #[must_use]
     #[inline]
     pub fn permits_endpoint(&self, peer: SocketAddr) -> bool {
         self.permits_at(peer.ip(), Some(peer.port()))
     }
 
-    /// Returns true if this peer may be relayed to on some port, in any notation of its address except
+    /// True if this peer may be relayed to on some port, in any notation of its address except
     /// IPv4-mapped, which counts as an IPv6 address that never appears on the wire.
     ///
     /// An IPv6 address that embeds IPv4 addresses (6to4, NAT64, Teredo, ...) must pass as itself and as each
@@ -274,7 +275,8 @@ impl PeerRules {
         })
     }
 
-    /// The server's own ports are closed, except relay ports without a listener and ports named by a rule.
+    /// Returns true for the server's own ports, except relay ports without a listener and ports named by a
+    /// rule.
     #[inline]
     fn closes(&self, ip: IpAddr, port: Option<u16>, spelled: IpAddr) -> bool {
         port.is_some_and(|port| {
@@ -326,7 +328,7 @@ fn is_local_nat64(ip: Ipv6Addr) -> bool {
     matches!(ip.segments(), [0x64, 0xff9b, 1, ..])
 }
 
-/// Addresses that `ip` may lead to. IPv4-mapped addresses lead nowhere.
+/// IPv4 addresses that packets to `ip` may reach; none for IPv4-mapped addresses.
 fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
     let bits = ip.to_bits();
     let segments = ip.segments();
@@ -359,23 +361,23 @@ fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
         }
         _ => {}
     }
-    // ISATAP (RFC 5214 section 6.1): an interface identifier under any prefix.
+    // ISATAP (RFC 5214 section 6.1): recognized by its interface identifier, whatever the prefix.
     if segments[4] & !0x0200 == 0 && segments[5] == 0x5efe {
         found.push(Embedded { ip: at(0), prefix: 96 });
     }
     found
 }
 
-/// Returns true if it is or embeds the unspecified address, which Linux treats as local.
+/// True if `ip` is or embeds the unspecified address, which Linux treats as local.
 fn leads_to_unspecified(ip: Ipv6Addr, embedded: &[Embedded]) -> bool {
     ip.is_unspecified()
         || embedded.iter().any(|embedded| embedded.ip.is_unspecified())
         || (is_local_nat64(ip) && ip.to_bits() << 48 == 0)
 }
 
-/// Ranges refused unless a rule allows them, in the notation of [`IpRange`](crate::ip_range::IpRange): those
-/// of [`is_special_v4`] and [`is_special_v6`]. IPv6 addresses that embed a refused IPv4 address are refused
-/// too but not listed.
+/// The ranges of [`is_special_v4`] and [`is_special_v6`], which are refused unless a rule allows them, in the
+/// notation of [`IpRange`](crate::ip_range::IpRange). IPv6 addresses that embed a refused IPv4 address are
+/// refused too but not listed.
 pub const SPECIAL: [&str; 25] = [
     "0.0.0.0/8",
     "10.0.0.0/8",

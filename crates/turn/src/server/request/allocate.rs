@@ -45,8 +45,8 @@ impl<P: Policy> Server<P> {
         if let Some(index) = self.data.forwarding.find(context.client()) {
             return self.allocate_again(&context, index);
         }
-        // A mobile allocation moving to this 5-tuple also occupies it. An allocation on another worker may
-        // have ended in the meantime.
+        // A mobile allocation that is moving to this 5-tuple also occupies it. If it is on another worker,
+        // the request is forwarded there, because it may have ended.
         match self.arriving(&context) {
             Ok(None) => {}
             Ok(Some(_)) => return self.refuse(&context, 437, RequestRefusal::AllocationExists),
@@ -114,7 +114,7 @@ impl<P: Policy> Server<P> {
         Disposition::Later
     }
 
-    /// Checks draining, quotas and copies of granted requests.
+    /// Checks for draining, exceeded quotas and replays of requests already granted.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Recorded>, Disposition> {
         let client = context.client();
         let closing = self.config.listener(client.listener).closing;
@@ -131,8 +131,8 @@ impl<P: Policy> Server<P> {
             return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
-        // Section 19: 486 concerns the user; 508 concerns the server, in which case another server may have
-        // room.
+        // Section 19: 486 means that the user is over quota; 508 means that this server is, so another server
+        // may have room.
         let prefix = self.config.prefixes.of(client.address.ip());
         if let Err(refusal) = self.policy.acquire(who.user(), prefix) {
             if matches!(refusal, QuotaRefusal::Undecided { .. }) {
@@ -214,7 +214,7 @@ impl<P: Policy> Server<P> {
             relayed,
         };
         self.data.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
-        // Limits come first, so that they are in place when the effect is handled.
+        // Set the limits first, so that they are in place when the effect is handled.
         self.limit(now, id.index);
         self.data.emit(now, opened);
         if pending.mobile {
@@ -268,7 +268,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Limited to the range from the default to the maximum (section 7.2).
+    /// Limits a requested lifetime to the range from the default to the maximum (section 7.2).
     pub(crate) fn granted(&self, proposed: Option<u32>) -> u32 {
         let default = self.config.limits.default_lifetime;
         proposed.map_or(default, |seconds| seconds.min(self.config.limits.max_lifetime).max(default))
@@ -346,7 +346,7 @@ impl<P: Policy> Server<P> {
         Ok(params)
     }
 
-    /// Success response (section 7.2), with the error of a missing second address.
+    /// Success response (section 7.2), with an error code if the second address could not be allocated.
     fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
         let ticket = self.ticket(now, index);
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
@@ -449,8 +449,8 @@ const fn code_of(result: OpenResult) -> u16 {
     }
 }
 
-/// Unguessable token. The token's last bit encodes the family of the reserved port, because a request with a
-/// token must not name the family and may reach another worker.
+/// Creates an unguessable token. Its last bit encodes the family of the reserved port, because a request with
+/// a token must not name the family and may reach another worker.
 fn new_token(random: &mut Random, family: Family) -> [u8; 8] {
     let mut token: [u8; 8] = random.bytes();
     token[7] = token[7] & !1 | (family as u8);

@@ -35,7 +35,7 @@ impl<P: Policy> Server<P> {
         self.sweep(context.now, index);
         let most = self.config.limits.permissions;
         let Some((id, entry)) = self.data.forwarding.at(index) else { return self.fail(context, 437) };
-        // The family is the one encoded: an IPv4-mapped address counts as IPv6.
+        // The encoded family counts, so an IPv4-mapped address is IPv6.
         if let Some(other) = peers.iter().find(|ip| !entry.has(Family::of(**ip))) {
             return self.refuse(context, 443, RequestRefusal::PeerFamily(SocketAddr::new(*other, 0)));
         }
@@ -129,7 +129,7 @@ impl<P: Policy> Server<P> {
         let aliases: SmallVec<[IpAddr; 2]> = self.config.peers.own.aliases(peer).collect();
         aliases.into_iter().any(|peer| {
             let Some(rival) = self.data.forwarding.rival(index, peer) else { return false };
-            // The rival may be expired but not swept yet.
+            // The rival's binding may have expired without having been swept yet.
             self.expire(now, rival);
             self.data.forwarding.rival(index, peer).is_some()
         })
@@ -153,14 +153,14 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// 508: only an allocation on another port can help the client.
+    /// Refuses with 508, because only an allocation on another port can help the client.
     fn refuse_shared(&mut self, context: &Context<'_>) -> Disposition {
         self.data.stats.shared_peer_limit += 1;
         self.refuse(context, 508, RequestRefusal::SharedPeer)
     }
 
-    /// The permission lasts for its usual lifetime, and with `channels_permit` at least until `channel_ms`
-    /// and until all channels to the peer have expired.
+    /// Installs or refreshes a permission. It lasts for the usual lifetime, and with `channels_permit` at
+    /// least until `channel_ms` and until all channels to the peer have expired.
     fn permit(&mut self, context: &Context<'_>, allocation: AllocationSlot, peer: IpAddr, channel_ms: u64) {
         let (now, channels_permit) = (context.now, self.config.channels_permit);
         let Some(entry) = self.data.forwarding.get(allocation) else { return };

@@ -1,4 +1,4 @@
-//! Binding requests of RFC 3489 clients, without the magic cookie (RFC 5389 section 12.2).
+//! Binding requests from RFC 3489 clients, which do not send the magic cookie (RFC 5389 section 12.2).
 
 use turnpike_wire::stun::{Class, Header, View, Writer, kind, method};
 
@@ -43,7 +43,7 @@ impl<P: Policy> Server<P> {
     /// RFC 5389 section 12.2 treats CHANGE-REQUEST and RESPONSE-ADDRESS as unknown attributes. Some clients
     /// send a CHANGE-REQUEST without flags with every request, which is harmless. A CHANGE-REQUEST with flags
     /// is silently ignored: pystun3 would repeat the request in a tight loop after an error, and Debian's
-    /// `stun` takes any response for one from the other address.
+    /// `stun` believes that any response came from the other address.
     fn classic_binding(
         &mut self,
         now: Now,
@@ -66,7 +66,7 @@ impl<P: Policy> Server<P> {
             let why = RequestRefusal::UnknownAttribute(unknown[0]);
             self.tell_stranger_refused(now, &client, ("", request.method), 420, why);
             self.data.stats.error(420);
-            // RFC 3489 section 11.2.10: an odd number of attributes is made even by repeating one.
+            // RFC 3489 section 11.2.10: if the number of attributes is odd, one is repeated.
             let first = unknown[0];
             unknown.extend((unknown.len() % 2 == 1).then_some(first));
             let mut response = Writer::begin(&mut self.reply, header.answered(Class::Error));

@@ -89,7 +89,7 @@ fn subtract(held: &mut Held, holder: &Holder, count: usize) {
     }
 }
 
-/// Indices of allocations by CONNECTION-ID.
+/// Finds allocations by CONNECTION-ID.
 pub(crate) struct Connections {
     owners: HashMap<u32, u32, RandomState>,
     held: Held,
@@ -115,7 +115,7 @@ impl Connections {
         self.owners.get(&id.0).copied()
     }
 
-    /// `most` keeps the table sparse, so that a free number is found quickly.
+    /// Draws a free random number. `most` keeps the table sparse, so that one is found quickly.
     pub(crate) fn draw(
         &mut self,
         config: &ServerConfig,
@@ -140,7 +140,7 @@ impl Connections {
         }
     }
 
-    /// Skips connections whose numbers are taken on this worker or belong to another one.
+    /// Skips connections whose numbers are taken on this worker or belong to another worker.
     pub(crate) fn adopt(&mut self, worker_id: WorkerId, index: u32, state: &mut AllocationState) {
         let holder = Holder::of(state);
         let Some(tcp) = state.tcp.as_deref_mut() else { return };

@@ -30,10 +30,11 @@ use crate::{
     time::Now,
 };
 
-/// RFC 6062 requires 30 s (sections 5.2 and 5.3).
+/// Time to wait for a ConnectionBind: 30 s (RFC 6062 sections 5.2 and 5.3).
 const PATIENCE_MS: u64 = 30_000;
 
-/// Deadline of an attempt that the runtime was asked to end: its report comes next, so no timer is needed.
+/// Deadline of an attempt that the runtime was asked to abort. The runtime reports the end, so no timer is
+/// needed.
 const OVERDUE: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +46,11 @@ pub struct ConnectRequest {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectError {
-    /// 447: refused, unreachable or reset.
+    /// Error 447: the peer refused or reset the connection, or is unreachable.
     Failed,
-    /// 447: ended by [`Effect::ConnectTimedOut`].
+    /// Error 447: [`Effect::ConnectTimedOut`] ended the attempt.
     TimedOut,
-    /// 508: no file descriptor.
+    /// Error 508: no file descriptor was left.
     NoCapacity,
 }
 
@@ -82,7 +83,7 @@ struct Connection {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Stage {
-    /// The attempt is in progress; `envelope` is for the reply.
+    /// The connection attempt is in progress; the reply will be built from `envelope`.
     Connecting {
         deadline_ms: u64,
         envelope: Box<Envelope>,
@@ -150,8 +151,9 @@ impl TcpRelay {
 }
 
 impl<P: Policy> Server<P> {
-    /// Must be called once per request, unless [`Effect::ConnectionClosed`] or [`Effect::Closed`] has ended
-    /// the attempt. An open connection stays open until an effect closes it.
+    /// Reports the result of an [`Effect::Connect`]. Must be called once for each, unless
+    /// [`Effect::ConnectionClosed`] or [`Effect::Closed`] has ended the attempt. An open connection stays
+    /// open until an effect closes it.
     pub fn connected(
         &mut self,
         now: Now,
@@ -221,7 +223,8 @@ impl<P: Policy> Server<P> {
         PeerConnection::Accept { connection, client, link, bytes: &self.reply }
     }
 
-    /// Adds payload bytes since the last report; [`Server::connection_ended`] is the last one.
+    /// Adds the payload bytes copied since the last report. [`Server::connection_ended`] makes the last
+    /// report.
     pub fn connection_carried(&mut self, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.data.stats.connection_bytes[0] += to_peer;
         self.data.stats.connection_bytes[1] += to_client;
@@ -232,7 +235,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The runtime closes both halves together (section 5.5). Bytes are as in [`Server::connection_carried`].
+    /// The runtime must close both halves together (section 5.5). Bytes are counted as in
+    /// [`Server::connection_carried`].
     pub fn connection_ended(&mut self, now: Now, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.connection_carried(connection, to_peer, to_client);
         if let Some(index) = self.connections.owner(connection) {
@@ -255,7 +259,7 @@ impl<P: Policy> Server<P> {
         if !self.is_stream(context.client()) {
             return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::OverDatagrams));
         }
-        // These attributes apply to UDP only.
+        // The following attributes apply to UDP only.
         let refused = [kind::DONT_FRAGMENT, kind::EVEN_PORT, kind::RESERVATION_TOKEN];
         match refused.into_iter().find(|kind| context.request.get(*kind).is_some()) {
             Some(kind) => Err(Denied::bad(kind, Fault::RelaysTcp)),
@@ -304,7 +308,7 @@ impl<P: Policy> Server<P> {
                 self.write_connected(&context.envelope, connection);
                 return Disposition::Reply;
             }
-            // There is at most one connection per peer, whatever its stage.
+            // An allocation may have only one connection per peer, established or not.
             Some(Again::Another) => return self.fail(&context, 446),
         }
         let place = (index, of_allocation);

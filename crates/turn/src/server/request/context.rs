@@ -19,7 +19,7 @@ pub(crate) struct Context<'a> {
     pub(crate) nonce: Standing,
     pub(crate) who: Who,
     pub(crate) lookup_result: Option<LookupResult>,
-    /// The request came over a stream, or is kept together with the store's result.
+    /// The request may wait for the fleet's store: it came over a stream, or is kept with its lookup result.
     pub(crate) can_wait: bool,
     /// Set if the nonce was issued to this client, which rules out a forged source address.
     pub(crate) has_own_nonce: &'a Cell<bool>,

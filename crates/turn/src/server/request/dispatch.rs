@@ -1,4 +1,4 @@
-//! Request handling common to all methods. Data packets are not handled here.
+//! Handles the part of requests that all methods have in common. Data packets are not handled here.
 
 use std::{
     cell::Cell,
@@ -41,14 +41,15 @@ pub(crate) enum Disposition {
     ReplyFrom(Client),
     /// An effect continues the request.
     Later,
-    /// Waits for the fleet's store: either the stream delivers the request again, or the request is kept.
+    /// The request waits for the fleet's store. Either the stream delivers it again later, or it is kept
+    /// here.
     Wait,
     Drop(DropReason),
 }
 
-/// Milliseconds between a node's exchanges with the fleet's store.
+/// Interval at which a node exchanges data with the fleet's store, in milliseconds.
 const EXCHANGE_MS: u64 = 100;
-/// Pause of a stream whose client repeats a refused request, in milliseconds.
+/// Pause before reading from a stream whose client repeats a refused request, in milliseconds.
 const SLOW_MS: u64 = 100;
 
 impl<P: Policy> Server<P> {
@@ -86,7 +87,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Returns the next lookup result to pass to [`Server::finish_lookup`] again, now that its request has
+    /// Returns the next lookup result to pass to [`Server::finish_lookup`] again, after its request has
     /// waited for the fleet's store.
     pub fn next_finished_lookup(&mut self, now: Now) -> Option<(LookupId, LookupResult)> {
         self.lookups.next_finished(now.ms)
@@ -216,7 +217,8 @@ impl<P: Policy> Server<P> {
         self.policy.is_relayed(client.address, transport)
     }
 
-    /// Unauthenticated, so responses over UDP omit SOFTWARE: 32 bytes for a request of 20, or 44 over IPv6.
+    /// The request is unauthenticated, so responses over UDP omit SOFTWARE: a 20-byte request gets 32 bytes
+    /// over IPv4 and 44 over IPv6.
     fn binding(&mut self, now: Now, source: &Source, request: &Request<'_>) -> Verdict<'_> {
         let Source { client, link } = source;
         let envelope = Envelope::unsigned(request, self.config.listener(client.listener).transport);
@@ -243,7 +245,7 @@ impl<P: Policy> Server<P> {
             found => found,
         };
         let Some((index, state)) = found.and_then(|index| Some((index, self.states.get(index)?))) else {
-            // RFC 8656 section 5: no allocation on the 5-tuple is an Allocation Mismatch.
+            // RFC 8656 section 5: without an allocation on the 5-tuple, the error is Allocation Mismatch.
             return Err(self.fail(context, 437));
         };
         if state.pending.is_some() {
@@ -266,7 +268,7 @@ impl<P: Policy> Server<P> {
         Ok(index)
     }
 
-    /// A request gets all its permissions or none, so the log line names the refused peer.
+    /// A request gets all its permissions or none, so the log entry names the refused peer.
     pub(crate) fn refuse_peer(
         &mut self,
         context: &Context<'_>,
@@ -396,7 +398,7 @@ impl<P: Policy> Server<P> {
 }
 
 /// Detects an Allocate, ChannelBind or move from a 6to4 or Teredo address (RFC 8656 section 21.4). A client
-/// at such an address may still refresh or delete.
+/// with an address of this kind may still refresh or delete its allocation.
 fn is_by_tunnel(context: &Context<'_>) -> bool {
     let concerns = match context.request.method {
         Method::Allocate | Method::ChannelBind => true,
@@ -406,7 +408,7 @@ fn is_by_tunnel(context: &Context<'_>) -> bool {
     concerns && is_tunneled(context.client().address.ip())
 }
 
-/// Names the address as the client sent it.
+/// Contains the address in the form that the client sent.
 fn forbidden_peer(peer: IpAddr, others: usize) -> String {
     match others {
         0 => format!("Forbidden: peer {peer}"),

@@ -1,10 +1,10 @@
-//! NAT behaviour discovery (RFC 5780): Binding requests answered from another address, to another port of the
-//! client, or with padding, so that the client learns how its NAT maps and filters.
+//! NAT behaviour discovery (RFC 5780). The server answers a Binding request from another address, to another
+//! port of the client, or with padding, so that the client learns how its NAT maps and filters.
 //!
-//! All of these let an unauthenticated request trigger packets from another address or large packets.
-//! Countermeasures: off by default; padding no longer than the request's; no responses to well-known ports;
-//! limits per network and in total on requests that use any of these features, and on OTHER-ADDRESS, which
-//! makes a response longer than twice its request.
+//! Each of these features lets an unauthenticated request trigger packets from another address or large
+//! packets. So they are off by default, padding is no longer than the request's, and no response goes to a
+//! well-known port. The rates of requests that use them, and of OTHER-ADDRESS, which makes a response longer
+//! than twice its request, are limited per network and in total.
 
 use std::{
     hash::BuildHasher as _,
@@ -25,7 +25,7 @@ use crate::{
     time::Now,
 };
 
-/// An Ethernet MTU, which the padding is meant to exceed (RFC 5780 section 7.6).
+/// Maximum padding in bytes: an Ethernet MTU, so that padded responses exceed it (RFC 5780 section 7.6).
 pub const MAX_PADDING: usize = 1500;
 
 /// Lower ports belong to services that might interpret a response.
@@ -35,7 +35,7 @@ pub const MIN_RESPONSE_PORT: u16 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatDiscovery {
     pub addresses: [IpAddr; 2],
-    /// Announced to clients behind a one-to-one NAT.
+    /// External addresses to announce if the server is behind a one-to-one NAT.
     pub external: [Option<IpAddr>; 2],
     pub ports: [u16; 2],
     /// `listeners[i][j]` sends from `addresses[i]` and `ports[j]`.
@@ -45,9 +45,10 @@ pub struct NatDiscovery {
 /// Requests per second on each worker; those above the limit are dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscoveryLimits {
-    /// A source is an IPv4 /24 or IPv6 /56; burst of 5 seconds. Default 10 (RFC 5780 section 5).
+    /// Limit for one source (IPv4 /24 or IPv6 /56), with a burst worth 5 seconds. Default 10 (RFC 5780
+    /// section 5).
     pub per_source: u32,
-    /// Burst of one second. Default 1000.
+    /// Limit in total, with a burst worth one second. Default 1000.
     pub total: u32,
 }
 
@@ -136,7 +137,7 @@ fn is_of_discovery(kind: u16) -> bool {
 }
 
 impl<P: Policy> Server<P> {
-    /// `None` on other listeners, where discovery attributes get 420 (section 6).
+    /// Returns `None` on listeners without NAT discovery, where its attributes get 420 (section 6).
     pub(crate) fn discover(
         &mut self,
         now: Now,
@@ -193,8 +194,8 @@ impl<P: Policy> Server<P> {
         // length. OTHER-ADDRESS is an exception, at a bounded rate: it announces discovery in the response to
         // a plain request (sections 4.3 and 4.4).
         response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
-        // Section 6.1 requires padding as long as the MTU. Here it is no longer than the request's, because
-        // otherwise 24 bytes from a forged source address would cause a response of 1,500 bytes.
+        // Section 6.1 requires padding as long as the MTU. Here the padding is no longer than the request's,
+        // because otherwise 24 bytes from a forged source address would cause a response of 1,500 bytes.
         let padding = wanted.padding.map(|asked| &[0; MAX_PADDING][..asked.len().min(MAX_PADDING)]);
         let padding_len = padding.map_or(0, |padding| 4 + padding.len().next_multiple_of(4));
         let room = 2 * request.len_without_fingerprint() - padding_len;
@@ -227,7 +228,7 @@ const fn address_len(address: SocketAddr) -> usize {
     if address.is_ipv4() { 12 } else { 24 }
 }
 
-/// Bounds memory. Networks whose hashes collide share one rate.
+/// Number of buckets, which bounds memory. Networks whose hashes collide share one rate.
 const BUCKETS: usize = 4096;
 /// Burst, in seconds' worth of requests.
 const SOURCE_BURST: u64 = 5;

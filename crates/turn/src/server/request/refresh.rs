@@ -1,4 +1,4 @@
-//! Refresh (RFC 8656 section 8): extends or deletes an allocation or one family of it.
+//! Refresh (RFC 8656 section 8): extends or deletes an allocation, or deletes one of its families.
 
 use turnpike_wire::stun::kind;
 
@@ -47,7 +47,7 @@ impl<P: Policy> Server<P> {
             granted => duration_limit::within(self.left_ms(*now, index), granted),
         };
         let Some((_, entry, _)) = self.allocation(index) else { return self.fail(context, 437) };
-        // RFC 8656 section 8.2: a family that the allocation lacks is a mismatch.
+        // RFC 8656 section 8.2: a family that the allocation does not have is a mismatch (443).
         if family.is_some_and(|family| !entry.has(family)) {
             return self.fail(context, 443);
         }

@@ -18,7 +18,8 @@ use crate::{
 /// Maximum number of buckets tracked at the same time; additional 5-tuples are not limited.
 const MOST: usize = 4096;
 
-/// Allows 100 at once, then ten per second. Without it, libnice sent 9,900 ChannelBinds per second.
+/// Allows 100 refusals at once, then ten per second. Without this limit, libnice sent 9,900 ChannelBinds per
+/// second.
 const REPEATED: Rate = Rate::new(100, 100);
 const NO_LIMIT: Rate = Rate::new(1, 0);
 
@@ -46,7 +47,7 @@ impl<P: Policy> Server<P> {
         }
         let Ok(reply) = View::new_checked(&self.reply) else { return true };
         let Some([_, _, class, number, ..]) = reply.get(kind::ERROR_CODE) else { return true };
-        // Allocated once, so that a flood causes no allocations.
+        // Reserve the memory now, so that a flood causes no allocations.
         self.repeated_refusals.make_room_for_all();
         let now_us = now.ms.saturating_mul(1000);
         let peer = request.peers().next();

@@ -43,7 +43,7 @@ pub(crate) struct Envelope {
 }
 
 impl Envelope {
-    /// Over UDP the address may be forged.
+    /// Over UDP, the client's address may be forged.
     pub(crate) fn unsigned(request: &Request<'_>, transport: Transport) -> Self {
         Self {
             method: request.method,
@@ -61,7 +61,8 @@ impl Envelope {
         self.begin(buffer, Class::Success)
     }
 
-    /// False if the address may be forged, because every additional byte amplifies an attack.
+    /// True if the response may contain optional texts. If the address may be forged, each additional byte
+    /// amplifies an attack.
     pub(crate) fn has_texts(&self) -> bool {
         self.signer.is_some() || self.is_address_proved
     }
@@ -118,7 +119,8 @@ pub(crate) fn phrase(code: u16, why: RequestRefusal) -> Cow<'static, str> {
     }
 }
 
-/// RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4.
+/// Reason phrases of RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3 and RFC 8016 section
+/// 3.4.
 pub(crate) fn reason_phrase(code: u16) -> &'static str {
     match code {
         300 => "Try Alternate",

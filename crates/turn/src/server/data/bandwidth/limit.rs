@@ -1,12 +1,11 @@
-//! Rate arithmetic. A separate file, because the `interleave` crate compiles it together with the pools.
+//! Rate arithmetic, in its own file because the `interleave` crate compiles it with the pools.
 
 use super::Bandwidth;
 
 /// Tokens per byte. A token is a thousandth of a bit, so that a whole number of tokens accrues per
 /// millisecond at any rate.
 pub(super) const BYTE: i64 = 8000;
-/// Maximum wait before the next attempt, in milliseconds: other workers may have returned tokens in the
-/// meantime.
+/// Maximum wait before the next attempt, in milliseconds. Other workers may return tokens earlier.
 pub(super) const PATIENCE_MS: u64 = 100;
 
 pub(super) fn gained(rate: u64, elapsed_ms: u64) -> i64 {

@@ -1,13 +1,14 @@
-//! Bandwidth shared by the allocations of a user, a realm, or the server: atomic and common to all workers.
+//! Bandwidth shared by the allocations of a user, a realm, or the server. A pool consists of atomics, which
+//! all workers use.
 //!
-//! **Accuracy.** Exact in the long run. The burst can be exceeded by tokens that workers have leased but not
-//! spent: per worker and direction at most two slices, each worth 2 ms of the rate, at least 2 KiB, or one
-//! datagram of maximum length.
+//! **Accuracy.** In the long run, the limit is exact. The burst can be exceeded by tokens that workers have
+//! leased but not spent: for each worker and direction, at most one datagram of maximum length or two slices,
+//! each worth 2 ms of the rate but at least 2 KiB.
 //!
 //! **Fairness.** While there is enough for all, every datagram passes. Half of the burst is reserved for
-//! allocations within their share: each active allocation accrues an equal share of the rate, and the unused
-//! part of a share goes to the others (max-min). A flood gets the remainder and takes nothing from
-//! allocations within their share. Demand is measured four times a second.
+//! allocations within their share: each active allocation accrues an equal share of the rate, and others may
+//! use the unused part of a share (max-min fairness). A flood gets only the remainder. Demand is measured
+//! four times a second.
 
 use std::{
     fmt,
@@ -28,14 +29,14 @@ use crate::sync::{
     },
 };
 
-/// Smallest pool: the longest possible payload.
+/// Smallest pool: it must hold the longest possible payload.
 pub(super) const LEAST_POOL: i64 = 65_536 * BYTE;
-/// Slice that a worker leases: milliseconds' worth of the rate, and the minimum in tokens.
+/// Slice that a worker leases: this many milliseconds' worth of the rate, but at least `LEAST_SLICE` tokens.
 const SLICE_MS: u64 = 2;
 const LEAST_SLICE: i64 = 2048 * BYTE;
 /// Shares are recalculated every 256 ms.
 const PERIOD_BITS: u32 = 8;
-/// Weight of a full share. Allocations that requested less count as a fraction of one.
+/// Weight of an allocation that uses its full share. One that uses less counts as a fraction of this.
 pub(super) const WHOLE: u64 = 1 << 16;
 
 #[derive(Debug)]
@@ -79,13 +80,13 @@ impl Pool {
         self.burst.load(Relaxed) / 2
     }
 
-    /// Limited to 1/16 of the burst, unless that is below the minimum.
+    /// Number of tokens in a slice: at most 1/16 of the burst, unless that is below the minimum.
     fn slice(&self) -> i64 {
         let Limit { rate, burst } = self.limit();
         gained(rate, SLICE_MS).min(burst / 16).max(LEAST_SLICE)
     }
 
-    /// Takes at most `want` and leaves at least `floor`.
+    /// Takes at most `want` tokens and leaves at least `floor`.
     pub(super) fn take(&self, way: Way, want: i64, floor: i64, now_ms: u64) -> i64 {
         let (limit, way) = (self.limit(), &self.ways[way as usize]);
         way.refill(limit, now_ms);
@@ -94,7 +95,7 @@ impl Pool {
         way.tokens.fetch_update(Relaxed, Relaxed, take).map_or(0, granted)
     }
 
-    /// True if dropping the pool has no effect: no members, and full.
+    /// True if the pool can be dropped without effect, because it is full and has no members.
     pub(super) fn is_idle(pool: &Arc<Self>, now_ms: u64) -> bool {
         if Arc::strong_count(pool) > 1 {
             return false;
@@ -141,7 +142,7 @@ impl PoolWay {
     fn join(&self, period: u64, weight: u64) {
         let of = self.period.load(Relaxed);
         if of < period && self.period.compare_exchange(of, period, Relaxed, Relaxed).is_ok() {
-            // For a moment, the sum is in both fields. If it were in neither, an allocation would get the
+            // For a moment, the sum is in both fields: if it were in neither, an allocation would get the
             // full rate as its share.
             let sum = self.asking.load(Relaxed);
             self.asked.store(if of + 1 == period { sum } else { 0 }, Relaxed);
@@ -172,7 +173,7 @@ impl Lease {
         Self { pool, ways: Default::default() }
     }
 
-    /// `within` is the part of `want` within the allocation's share.
+    /// `within` is the part of `want` that is within the allocation's share.
     pub(super) fn offers(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
         let held = &self.ways[way as usize];
         let (open, kept) = (held.open.load(Relaxed), held.kept.load(Relaxed));
@@ -266,8 +267,8 @@ impl Share {
         (self.period, self.asked) = (period, 0);
     }
 
-    /// Returns all of `cost` or nothing. A datagram longer than `depth` counts as within the share if the
-    /// share is full.
+    /// Part of `cost` that is within the share: all of it or nothing. A datagram longer than `depth` is
+    /// within the share if the share is full.
     fn within(&self, cost: i64) -> i64 {
         if self.tokens >= cost.min(self.depth) { cost } else { 0 }
     }

@@ -81,7 +81,7 @@ impl Flow {
 
 fn run(flows: &mut [Flow], from_ms: u64, until_ms: u64) {
     for now_ms in from_ms..until_ms {
-        // Rotates, so that no flow is always first.
+        // Rotate the order, so that no flow is always first.
         let first = usize::try_from(now_ms).unwrap() % flows.len();
         for index in 0..flows.len() {
             let index = (first + index) % flows.len();
@@ -211,8 +211,8 @@ proptest! {
 fn a_datagram_above_the_burst_passes_and_the_next_one_waits() {
     let mut limited = limited(&mut worker(&Pools::default()), [Some(80_000), None, None], 10, 1);
     let passed = (1..=10_001).filter(|now_ms| limited.admit(Way::ToPeer, 60_000, *now_ms).is_ok()).count();
-    // 2,048 bytes at first and 10,000 per second: one datagram immediately, and one after a debt of 60,000
-    // bytes is paid off.
+    // The limit allows 2,048 bytes at first and 10,000 per second, so one datagram passes immediately and
+    // another after a debt of 60,000 bytes is paid off.
     assert_eq!(passed, 2);
     assert!(limited.admit(Way::ToClient, 60_000, 10_001).is_ok(), "the other direction has its own bucket");
 }

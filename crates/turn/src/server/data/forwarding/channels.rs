@@ -12,7 +12,7 @@ pub(crate) struct Channel {
     /// server behind a NAT.
     pub(crate) named: IpAddr,
     pub(crate) expires_ms: u64,
-    /// Stored here so that a datagram from the peer needs one lookup.
+    /// Expiry of the peer's permission, so that a datagram from the peer needs only one lookup.
     pub(crate) permitted_until_ms: u64,
     pub(crate) number: ChannelNumber,
     pub(crate) used: bool,
@@ -26,11 +26,11 @@ impl Channel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BindError {
-    /// 400: the number is bound to another peer.
+    /// Error 400: the number is bound to another peer.
     NumberTaken,
-    /// 400: the peer is bound to this other number.
+    /// Error 400: the peer is bound to this other number.
     PeerHas(ChannelNumber),
-    /// 508: at the limit.
+    /// Error 508: too many channels.
     Full,
 }
 
@@ -106,7 +106,7 @@ impl Channels {
         }
     }
 
-    /// Binds or refreshes a channel; a refresh keeps `used`.
+    /// Binds or refreshes a channel. A refresh leaves `used` unchanged.
     pub(crate) fn bind(&mut self, new: Channel) {
         match self.position(new.number) {
             Ok(at) => self.list[at] = Channel { used: self.list[at].used, ..new },

@@ -13,12 +13,12 @@ use hashbrown::HashTable;
 
 use crate::server::SharedPort;
 
-/// Bounded by permissions and channels: every entry has at least one.
+/// The limits on permissions and channels bound this table, because each entry has at least one of them.
 #[derive(Default)]
 pub(super) struct Claims {
     table: HashTable<Claim>,
     hasher: RandomState,
-    /// Most recent lookup: datagrams come in runs.
+    /// Most recent lookup; the next datagram often has the same peer.
     last: Option<Claim>,
 }
 

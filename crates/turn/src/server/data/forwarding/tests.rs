@@ -72,7 +72,7 @@ fn client(number: u16) -> Client {
     Client { listener: ListenerId(0), address, local: ([192, 0, 2, 9], 3478).into() }
 }
 
-/// Peer by number: enough to exceed [`FEW`] in each family, with two ports per address.
+/// Peer by number. There are enough to exceed [`FEW`] in each family, with two ports per address.
 fn peer(number: u8) -> SocketAddr {
     let port = 7000 + u16::from(number % 2);
     if number.is_multiple_of(7) {

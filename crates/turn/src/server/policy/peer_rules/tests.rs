@@ -72,7 +72,7 @@ const SPELLINGS: [&str; 12] = [
     "2001:0:c629:4::f7f7:f7f7",
     "2001:0:808:808::39d6:fffb",
     "2a00::5efe:c629:4",
-    // Operator prefixes (RFC 8215) of 48, 56, 64 and 96 bits.
+    // Prefixes of 48, 56, 64 and 96 bits within 64:ff9b:1::/48 (RFC 8215).
     "64:ff9b:1:c629:0:400::",
     "64:ff9b:1:99c6:29:4::",
     "64:ff9b:1:9999:c6:2900:400:0",
@@ -147,7 +147,7 @@ fn a_rule_for_one_of_the_servers_addresses_opens_it_except_listeners() {
     {
         assert!(!permitted(&named, listener), "{listener}");
     }
-    // No listener on this port.
+    // There is no listener on this port.
     assert!(permitted(&ours(&["127.0.0.1"]), "127.0.0.1:50000"));
     // A rule within loopback is meant for this machine; a wider one is not.
     assert!(permitted(&ours(&["127.0.0.0/8"]), "127.0.0.1:22") && permitted(&ours(&["::1"]), "[::1]:22"));
