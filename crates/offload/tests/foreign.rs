@@ -126,7 +126,7 @@ fn flows_that_a_program_at_egress_marks_stay_in_user_space() {
 }
 
 #[test]
-fn a_program_at_egress_drops_what_the_kernel_relays() {
+fn a_program_at_egress_drops_relayed_datagrams() {
     in_thread(|| {
         let Some(mut bench) = Bench::new("") else { return };
         assert!(bench.send(SOME).by_kernel > 0);

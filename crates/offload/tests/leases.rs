@@ -170,7 +170,7 @@ fn each_dscp_needs_its_own_grant_within_the_lease() {
         bench.leave();
         let first = bench.lease();
         assert_eq!(first.dscps, dscp_bit(TOS));
-        // The same DSCP with another ECN field.
+        // Only the ECN field differs, not the DSCP.
         bench.arrives = with_byte(&bench.arrives, 1, TOS ^ 3);
         assert_eq!(bench.arrive(), Count::ToPeer);
         bench.arrives = with_byte(&bench.arrives, 1, 0);

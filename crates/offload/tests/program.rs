@@ -236,7 +236,7 @@ impl Program {
     }
 
     /// Runs the program at TC egress on a frame with this mark, queue priority and arrival interface (0 for one
-    /// of a socket); returns what it counted.
+    /// of a socket); returns the counts.
     pub(crate) fn leave(&mut self, frame: &[u8], [mark, priority, arrived_by]: [u32; 3]) -> Vec<Count> {
         self.reset_counts();
         let mut context = [0_u8; 192];

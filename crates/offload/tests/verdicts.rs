@@ -30,7 +30,7 @@ pub(crate) fn run(line: &str) {
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// False after a skip notice if this kernel lacks what the rules need.
+/// Returns false, after a skip notice, if this kernel does not support the rules.
 fn has_made(rules: &str) -> bool {
     let output = Command::new("sh").args(["-c", rules]).output().expect("sh(1) runs");
     if !output.status.success() {
@@ -144,7 +144,7 @@ impl Bench {
         self.kernel.snapshot().counts[count as usize]
     }
 
-    /// Sends datagrams; user space forwards what comes up to it, and reports that it has.
+    /// Sends datagrams; user space forwards those it receives, and reports them as read.
     pub(crate) fn send(&mut self, count: u32) -> Passed {
         let (before, arrived) = (self.count(Count::Forwarded), self.arrived);
         for _ in 0..count {
@@ -342,7 +342,7 @@ fn cases<T>(all: &[T], tool: impl Fn(&T) -> &'static str) -> impl Iterator<Item 
     })
 }
 
-/// In a thread of its own, for its namespace.
+/// Runs the case in a thread of its own, because a namespace belongs to a thread.
 fn in_namespace(case: impl FnOnce() + Send) {
     thread::scope(|scope| scope.spawn(case).join()).expect("the case holds");
 }
@@ -421,7 +421,7 @@ fn no_datagram_is_lost_or_overtaken_when_rules_come_and_go() {
 }
 
 #[test]
-fn shaping_acts_on_what_the_kernel_relays() {
+fn shaping_acts_on_relayed_datagrams() {
     if !is_there("tc") {
         return skip("tc(8) is not installed");
     }
