@@ -141,8 +141,8 @@ pub enum Denial {
 }
 
 /// Number of allocations that a client with several interfaces may open at the same time. A node may use this
-/// many from a calm bucket without asking the store, unless that could exceed the limit together with what
-/// other nodes hold.
+/// many from a calm bucket without asking the store, unless they could exceed the limit together with the shares of
+/// other nodes.
 const BURST: u32 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]

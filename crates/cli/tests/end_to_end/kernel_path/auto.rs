@@ -94,7 +94,7 @@ fn auto_serves_in_user_space_without_capabilities() {
 }
 
 #[test]
-fn auto_forwards_in_the_kernel_what_the_machine_leaves_unchanged() {
+fn auto_forwards_unchanged_datagrams_in_the_kernel() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let targets = [0, 1].map(|family| bound(PEER[family]));
         let rules = [0, 1].map(|family| rule(at(family, 5000), &targets[family], ""));
