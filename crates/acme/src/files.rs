@@ -183,17 +183,20 @@ mod tests {
                 (&["turn.example.org".to_owned()][..], validity)
             );
         }
-        fs::write(files.certificate_file(&name), "-----BEGIN").expect("ours");
+        fs::write(files.certificate_file(&name), "-----BEGIN").expect("the directory is ours");
         assert!(!files.is_foreign(&name, CA), "no authority is named");
         files.put_account(CA, b"{}").expect("the directory is ours");
         assert_eq!(files.account(CA).as_deref(), Some(&b"{}"[..]));
         assert_eq!(files.account("https://ca.example/other"), None);
-        for entry in fs::read_dir(dir.at("state/acme")).expect("ours") {
-            let entry = entry.expect("ours");
-            let mode = entry.metadata().expect("ours").permissions().mode() & 0o777;
+        for entry in fs::read_dir(dir.at("state/acme")).expect("the directory is ours") {
+            let entry = entry.expect("the directory is ours");
+            let mode = entry.metadata().expect("the directory is ours").permissions().mode() & 0o777;
             assert_eq!(mode, 0o600, "{:?}", entry.path());
         }
-        assert_eq!(fs::metadata(dir.at("state/acme")).expect("ours").permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(dir.at("state/acme")).expect("the directory is ours").permissions().mode() & 0o777,
+            0o700
+        );
     }
 
     #[test]
@@ -213,7 +216,7 @@ mod tests {
     fn directory_that_cannot_be_written_is_found_before_the_order() {
         let dir = Dir::new();
         OrderFiles::new(dir.path().to_owned()).check_room().expect("there is room");
-        assert_eq!(fs::read_dir(dir.path()).expect("ours").count(), 0);
+        assert_eq!(fs::read_dir(dir.path()).expect("the directory is ours").count(), 0);
         let error =
             OrderFiles::new(dir.at("absent")).check_room().expect_err("there is no directory").to_string();
         assert!(error.contains("absent/room: ") && error.contains("must exist, be writable"), "{error}");

@@ -43,9 +43,9 @@ fn token_has_the_access_of_its_list() {
         assert_eq!(try_out(&running, true, Some(token)).status, change, "{token}");
     }
     assert_eq!(try_out(&running, true, Some(READ)).problem(403), "read_only");
-    let nobody = try_out(&running, false, None);
-    assert_eq!(nobody.problem(401), "no_token");
-    assert!(nobody.header("www-authenticate").starts_with("Bearer "));
+    let absent = try_out(&running, false, None);
+    assert_eq!(absent.problem(401), "no_token");
+    assert!(absent.header("www-authenticate").starts_with("Bearer "));
     running.program.settings().admin.tokens = vec![Secret::new("another-token-of-today")];
     assert_eq!(try_out(&running, true, Some("another-token-of-today")).status, 200);
     assert_eq!(try_out(&running, true, Some(FULL)).problem(401), "wrong_token");

@@ -205,8 +205,8 @@ fn top_prints_json_lines_or_one_screen() {
     let lines = shown(|out| top::run(client(&running), &options(false, true), out, enough));
     assert!(lines.lines().count() > 2, "{lines}");
     assert!(lines.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{lines}");
-    let nobody = Client::new(Some(Target::Unix(running.dir.path("none.sock"))), None).unwrap();
-    let error = top::run(nobody, &options(false, false), &mut Vec::new(), || false).expect_err("no program");
+    let absent = Client::new(Some(Target::Unix(running.dir.path("none.sock"))), None).unwrap();
+    let error = top::run(absent, &options(false, false), &mut Vec::new(), || false).expect_err("no program");
     assert!(error.to_string().contains("none.sock"), "{error}");
 }
 
@@ -217,8 +217,8 @@ fn connection_errors_list_the_tried_addresses_and_remedy() {
         let client = Client::new(Some(Target::Unix(path)), None).unwrap();
         commands::reload(&client, false, &mut Vec::new()).expect_err("no program").to_string()
     };
-    let nobody = asked(dir.path("none.sock"));
-    assert!(nobody.contains("none.sock") && nobody.contains("--admin"), "{nobody}");
+    let absent = asked(dir.path("none.sock"));
+    assert!(absent.contains("none.sock") && absent.contains("--admin"), "{absent}");
     drop(std::os::unix::net::UnixListener::bind(dir.path("dead.sock")).unwrap());
     assert!(asked(dir.path("dead.sock")).contains("no running turnpike serve"));
     // Root may connect to any socket.

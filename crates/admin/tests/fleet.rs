@@ -54,9 +54,9 @@ fn silent_node_is_named_and_the_others_are_listed() {
     assert_eq!(page["allocations"].as_array().unwrap().len(), 1);
     let silent = page["silent"][0].as_str().unwrap();
     assert!(silent.starts_with("b: "), "{silent}");
-    let nobody = nodes[0].get(&format!("/v1/allocations/{}", "0".repeat(32)));
-    assert_eq!(nobody.problem(404), "no_such_allocation");
-    assert!(nobody.body.contains("nodes that did not answer: 1"), "{nobody:?}");
+    let absent = nodes[0].get(&format!("/v1/allocations/{}", "0".repeat(32)));
+    assert_eq!(absent.problem(404), "no_such_allocation");
+    assert!(absent.body.contains("nodes that did not answer: 1"), "{absent:?}");
     assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/status").problem(504), "node_silent");
     assert_eq!(nodes[0].get("/v1/fleet/nodes/x/v1/status").problem(404), "no_such_node");
 }
@@ -143,8 +143,8 @@ fn node_can_be_drained_and_uncordoned() {
     let order = |what: &str| nodes[0].ask("POST", &format!("/v1/fleet/nodes/b/{what}"), None);
     assert_eq!((order("drain").status, order("uncordon").status), (202, 202));
     assert_eq!(*nodes[0].member().told.lock().unwrap(), ["b drains: true", "b drains: false"]);
-    let nobody = nodes[0].ask("POST", "/v1/fleet/nodes/x/drain", None);
-    assert_eq!(nobody.problem(404), "no_such_node");
+    let absent = nodes[0].ask("POST", "/v1/fleet/nodes/x/drain", None);
+    assert_eq!(absent.problem(404), "no_such_node");
     let alone = Running::server(1);
     assert_eq!(alone.get("/v1/fleet").problem(404), "no_fleet");
     assert_eq!(alone.ask("POST", "/v1/fleet/nodes/b/drain", None).problem(404), "no_fleet");

@@ -188,10 +188,10 @@ fn clients_return_to_a_recovered_target_and_no_others_move() {
 
 #[test]
 fn traffic_is_counted_per_target() {
-    let (a, nobody) = (greeter("a"), free_address());
-    let running = Running::start(&[weighted(&[(nobody, 1), (a, 1)], Balance::Failover)]);
+    let (a, absent) = (greeter("a"), free_address());
+    let running = Running::start(&[weighted(&[(absent, 1), (a, 1)], Balance::Failover)]);
     // Both are considered up before the first client connects.
-    assert!(target(&running, a).up && target(&running, nobody).up);
+    assert!(target(&running, a).up && target(&running, absent).up);
 
     let mut client = running.connect("r");
     assert_eq!(read_exactly(&mut client, 1), b"a");
@@ -204,7 +204,7 @@ fn traffic_is_counted_per_target() {
     assert_eq!(of_a.counts.connect_times.iter().sum::<u64>(), 1);
     assert!(of_a.counts.connect_time > Duration::ZERO && of_a.counts.connect_time < PATIENCE);
 
-    let of_nobody = target(&running, nobody);
+    let of_nobody = target(&running, absent);
     let refused = Failure::Refused as usize;
     assert_eq!((of_nobody.up, of_nobody.counts.failed[refused]), (false, 1));
     assert_eq!((of_nobody.counts.open, of_nobody.counts.connected), (0, 0));
@@ -213,17 +213,17 @@ fn traffic_is_counted_per_target() {
     eventually("the end of the connection", || target(&running, a).counts.open == 0);
 
     // A single connection is enough to detect that the target is up again.
-    support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
+    support::serve_greetings(TcpListener::bind(absent).unwrap(), "n");
     eventually("the recovered target is up", || {
         let _ = running.connect("r").read(&mut [0]);
-        target(&running, nobody).up
+        target(&running, absent).up
     });
 }
 
 #[test]
 fn traffic_is_counted_per_udp_target() {
-    let (a, nobody) = (udp_greeter(b'a'), free_address());
-    let rule = Rule { protocol: Protocol::Udp, ..weighted(&[(a, 1), (nobody, 1)], Balance::Source) };
+    let (a, absent) = (udp_greeter(b'a'), free_address());
+    let rule = Rule { protocol: Protocol::Udp, ..weighted(&[(a, 1), (absent, 1)], Balance::Source) };
     let running = Running::start(&[rule]);
     let to = running.address("r");
     // Each of the two targets gets some of these clients.
@@ -231,13 +231,13 @@ fn traffic_is_counted_per_udp_target() {
         UdpSocket::bind((source(number), 0)).unwrap().send_to(b"???", to).unwrap();
     }
     let counted = |running: &Running| {
-        let (a, nobody) = (target(running, a), target(running, nobody));
+        let (a, absent) = (target(running, a), target(running, absent));
         (a.up
             && a.counts.connected > 0
             && a.counts.to_client_bytes > 0
-            && !nobody.up
-            && nobody.counts.failed[0] > 0)
-            .then_some((a, nobody))
+            && !absent.up
+            && absent.counts.failed[0] > 0)
+            .then_some((a, absent))
     };
     let (of_a, of_nobody) = eventually("both targets in the metrics", || counted(&running));
     assert_eq!(of_a.counts.to_target_bytes % 3, 0);
@@ -248,16 +248,16 @@ fn traffic_is_counted_per_udp_target() {
 #[test]
 fn udp_to_tcp_sessions_count_their_connect_time() {
     let (server, address) = listener();
-    let nobody = free_address();
+    let absent = free_address();
     let protocol = Protocol::UdpToTcp { framed: false };
-    let targets = [(nobody, 1), (address, 1)];
+    let targets = [(absent, 1), (address, 1)];
     let running = Running::start(&[Rule { protocol, ..weighted(&targets, Balance::Failover) }]);
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.send_to(b"four", running.address("r")).unwrap();
     let mut accepted = support::accept(&server);
     assert_eq!(read_exactly(&mut accepted, 4), b"four");
     let seen = |running: &Running| {
-        let (one, two) = (target(running, nobody), target(running, address));
+        let (one, two) = (target(running, absent), target(running, address));
         let done = two.counts.to_target_bytes == 4 && two.counts.connected == 1 && one.counts.failed[0] == 1;
         done.then_some((one, two))
     };

@@ -113,9 +113,9 @@ fn follow() {
     hosts(&path, "127.0.0.3 moving.test\n127.0.0.1 moving.test\n");
     eventually("the second address", || greeting().filter(|name| *name == b'a'));
     let down = |snapshot: &turnpike_forward::RuleSnapshot| {
-        let nobody =
+        let absent =
             snapshot.targets.iter().find(|target| target.address.ip().unwrap().to_string() == "127.0.0.3")?;
-        (!nobody.up && nobody.counts.failed[0] > 0).then_some(())
+        (!absent.up && absent.counts.failed[0] > 0).then_some(())
     };
     // The first connection may use the other address.
     let tried = || greeting().and_then(|_| down(&running.snapshot("r")));

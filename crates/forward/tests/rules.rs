@@ -305,8 +305,8 @@ fn reload_changes_the_protocol_of_a_port() {
 
 #[test]
 fn refused_session_makes_the_next_one_try_another_target() {
-    let nobody = free_address();
-    let mut rule = of(Protocol::Udp, "u", nobody);
+    let absent = free_address();
+    let mut rule = of(Protocol::Udp, "u", absent);
     rule.balance = Balance::Failover;
     rule.targets.push(udp_echo("b").into());
     let running = Running::start(&[rule]);

@@ -240,37 +240,37 @@ fn stalled_tcp_target_loses_whole_datagrams_and_recovers() {
 #[test]
 fn refused_connect_tries_the_next_target_and_loses_nothing() {
     let listener = TcpListener::bind(LOCALHOST).unwrap();
-    let nobody = free_address();
-    let mut rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
+    let absent = free_address();
+    let mut rule = cross(Protocol::UdpToTcp { framed: false }, absent);
     let port = listener.local_addr().unwrap().port();
     let ports = PortRange { first: port, last: port };
-    rule.targets.push(Endpoint { host: Host::Ip(nobody.ip()), ports, weight: 1 });
+    rule.targets.push(Endpoint { host: Host::Ip(absent.ip()), ports, weight: 1 });
     let worker = Worker::start(Datapath::Gso);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
     client.send(b"anybody?").unwrap();
     assert_eq!(read(&mut accept(&listener), 8), b"anybody?");
-    assert_eq!(worker.world.lock().unwrap().failures, [nobody]);
+    assert_eq!(worker.world.lock().unwrap().failures, [absent]);
 }
 
 #[test]
 fn closed_tcp_target_ends_the_session_until_it_recovers() {
-    let nobody = free_address();
+    let absent = free_address();
     let worker = Worker::start(Datapath::Gso);
-    let rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
+    let rule = cross(Protocol::UdpToTcp { framed: false }, absent);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
     client.send(b"anybody?").unwrap();
     eventually("the connect fails", || worker.reasons() == [EndReason::ConnectFailed]);
     assert_eq!(worker.active(), 0);
-    let listener = TcpListener::bind(nobody).unwrap();
+    let listener = TcpListener::bind(absent).unwrap();
     client.send(b"now").unwrap();
     assert_eq!(read(&mut accept(&listener), 3), b"now");
 }
 
 #[test]
 fn closed_udp_target_ends_the_connection() {
-    let nobody = free_address();
+    let absent = free_address();
     let worker = Worker::start(Datapath::Gso);
-    let rule = cross(Protocol::TcpToUdp { framed: false }, nobody);
+    let rule = cross(Protocol::TcpToUdp { framed: false }, absent);
     let mut stream = connect(worker.add(KEY, &rule, Datapath::Gso));
     stream.write_all(b"anybody?").unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);

@@ -155,13 +155,13 @@ fn closed_target_ends_the_session_until_it_recovers() {
 #[test]
 fn next_target_is_tried_after_a_refusal() {
     let echo = Echo::start(LOCALHOST);
-    let nobody = free_address();
-    let mut rule = udp(nobody);
+    let absent = free_address();
+    let mut rule = udp(absent);
     let ports = PortRange { first: echo.address.port(), last: echo.address.port() };
     rule.targets.push(Endpoint { host: Host::Ip(echo.address.ip()), ports, weight: 1 });
     let worker = Worker::start(Datapath::Gso);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
-    client.send(b"to nobody").unwrap();
+    client.send(b"to absent").unwrap();
     eventually("the session is refused", || worker.reasons() == [EndReason::ConnectFailed]);
     expect_echo(&client, b"to somebody");
 }

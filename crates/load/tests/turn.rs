@@ -62,8 +62,8 @@ fn clients_are_divided_among_several_servers() {
         wait_until_empty(relay);
     }
     // The error names the server that does not respond, whichever it is.
-    let nobody = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let silent = nobody.local_addr().unwrap();
+    let absent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let silent = absent.local_addr().unwrap();
     let waits = load(&first, &reflector, &format!("{silent} --clients 2"));
     let waits = TurnLoadConfig { setup_timeout: Duration::from_secs(2), ..waits };
     let error = quiet(&waits).unwrap_err().to_string();

@@ -153,9 +153,9 @@ fn servers_that_redirect_in_a_loop_are_named() {
 #[test]
 fn an_unreachable_redirect_target_names_the_redirecting_server() {
     let reflector = reflector();
-    let nobody = free_address();
+    let absent = free_address();
     for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
-        let first = signpost(&[(nobody, None)], None, None);
+        let first = signpost(&[(absent, None)], None, None);
         let server = listener(&first, transport);
         match quiet(&TurnLoadConfig {
             servers: vec![server.into()],
@@ -163,7 +163,7 @@ fn an_unreachable_redirect_target_names_the_redirecting_server() {
         }) {
             Err(error @ LoadError::Alternate { .. }) => {
                 let text = error.to_string();
-                assert!(text.contains(&server.to_string()) && text.contains(&nobody.to_string()), "{text}");
+                assert!(text.contains(&server.to_string()) && text.contains(&absent.to_string()), "{text}");
             }
             other => panic!("{transport}: {other:?}"),
         }

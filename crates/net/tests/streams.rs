@@ -121,9 +121,9 @@ fn probe_detects_a_listener_with_reuse_port() {
 #[test]
 fn connect_reports_its_result_as_an_event() {
     let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
-    let nobody = turnpike_testkit::free_address();
+    let absent = turnpike_testkit::free_address();
     let mut poller = Poller::new().unwrap();
-    for (address, expected) in [(listener.local_addr(), None), (nobody, Some(ErrorKind::ConnectionRefused))] {
+    for (address, expected) in [(listener.local_addr(), None), (absent, Some(ErrorKind::ConnectionRefused))] {
         let source = Some(([127, 0, 0, 5], 0).into());
         let socket =
             TcpSocket::connect(address, &ConnectOptions { source, ..ConnectOptions::default() }).unwrap();

@@ -105,8 +105,8 @@ fn reload_with_a_new_external_address_keeps_calls() {
         });
         let mut layout = world.relay.layout();
         layout.follow(&config.listen, &config.dtls.listen, &config.streams);
-        let nobody: Arc<dyn turnpike_relay::CredentialStore> = Arc::new(());
-        world.relay.reconfigure(&config, &layout, &nobody).unwrap();
+        let absent: Arc<dyn turnpike_relay::CredentialStore> = Arc::new(());
+        world.relay.reconfigure(&config, &layout, &absent).unwrap();
         eventually("new clients get the new address", || {
             let socket = peer();
             socket.connect(world.udp()).unwrap();

@@ -627,8 +627,8 @@ fn reload_changes_rules_for_new_connections_only() {
     read_exactly(&mut server, 5);
     let (config, mut layout) = (with(Vec::new()), world.relay.layout());
     layout.follow(&config.listen, &config.dtls.listen, &config.streams);
-    let nobody: Arc<dyn CredentialStore> = Arc::new(());
-    world.relay.reconfigure(&config, &layout, &nobody).unwrap();
+    let absent: Arc<dyn CredentialStore> = Arc::new(());
+    world.relay.reconfigure(&config, &layout, &absent).unwrap();
     let mut other = world.client();
     other.send(b"\0\0\0\0GET / HTTP/1.1\r\n");
     other.ends();

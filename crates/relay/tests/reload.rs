@@ -12,8 +12,8 @@ fn reload(world: &World, change: impl FnOnce(&mut Config)) -> Result<Relistened,
     let config = configured(change);
     let mut layout = world.relay.layout();
     layout.follow(&config.listen, &config.dtls.listen, &config.streams);
-    let nobody: Arc<dyn CredentialStore> = Arc::new(());
-    world.relay.reconfigure(&config, &layout, &nobody)
+    let absent: Arc<dyn CredentialStore> = Arc::new(());
+    world.relay.reconfigure(&config, &layout, &absent)
 }
 
 fn asked(socket: &UdpSocket, server: SocketAddr, request: &[u8]) -> Message {

@@ -61,8 +61,8 @@ impl Machine {
         match own_addresses::read() {
             Ok(own) => machine.own = Some(own),
             Err(error) => tracing::warn!(
-                "cannot read the addresses of this machine ({error}): peers are only denied loopback, relay addresses and \
-                 turnpike's own listeners, not other local services; allow AF_NETLINK sockets"
+                "cannot read the addresses of this machine ({error}): only loopback, relay addresses and \
+                 turnpike's own listeners are refused as peers, not other services of this machine; allow AF_NETLINK sockets"
             ),
         }
         machine.detect();

@@ -455,8 +455,8 @@ fn keep_credential(
     if store.is_some_and(OpenStore::is_in_use) {
         return Ok(None);
     }
-    let nobody = "the configuration no longer has users or secrets, so no client could authenticate";
-    Err(ProcessError::Upgrade(nobody.to_owned()).into())
+    let absent = "the configuration no longer has users or secrets, so no client could authenticate";
+    Err(ProcessError::Upgrade(absent.to_owned()).into())
 }
 
 /// Generates a credential if none is configured: in the embedded store if possible, otherwise for this

@@ -166,7 +166,7 @@ fn cards_bans_and_answers_are_stored() {
     let any_bytes: Vec<u8> = (0..=255).collect();
     world.wait(async {
         store.put_card(&name("a"), &any_bytes).await.unwrap();
-        let cards = store.cards(&[name("a"), name("nobody")]).await.unwrap();
+        let cards = store.cards(&[name("a"), name("absent")]).await.unwrap();
         assert_eq!((cards.as_slice(), store.cards(&[]).await.unwrap().len()), (&[any_bytes.clone()][..], 0));
         let subject = "user alice@here".parse().unwrap();
         assert!(store.bans().await.unwrap().is_empty());
@@ -616,9 +616,9 @@ fn sentinels_name_the_current_master() {
         replica.say("INFO replication").contains("master_link_status:up")
     });
     let sentinel = Server::sentinel(&world.server, "main").expect("sentinel starts");
-    let nobody = "127.0.0.1:1";
+    let absent = "127.0.0.1:1";
     let url =
-        format!("redis+sentinel://:{}@{nobody},{}/main", PASSWORD.replace('%', "%25"), sentinel.address);
+        format!("redis+sentinel://:{}@{absent},{}/main", PASSWORD.replace('%', "%25"), sentinel.address);
     let store = store(&url, "f");
     world.wait(async {
         assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, false));

@@ -126,14 +126,14 @@ fn refused_credentials_are_401_and_logged_with_a_reason() {
     let mut world = World::new();
     let mut wrong_key = world.credentials("alice", Scheme::Md5);
     wrong_key.password = "guess".to_owned();
-    let nobody = world.credentials("nobody", Scheme::Sha256);
-    let nobody_hashed = world.credentials("nobody", Scheme::Userhash);
+    let absent = world.credentials("absent", Scheme::Sha256);
+    let nobody_hashed = world.credentials("absent", Scheme::Userhash);
     let expired = world.credentials("old", Scheme::Md5);
     let mut elsewhere = world.credentials("alice", Scheme::Md5);
     elsewhere.realm = "example.com".to_owned();
     for (credentials, why) in [
         (wrong_key, CredentialRefusal::WrongKey),
-        (nobody, CredentialRefusal::NoSuchUser),
+        (absent, CredentialRefusal::NoSuchUser),
         (nobody_hashed, CredentialRefusal::NoSuchUser),
         (expired, CredentialRefusal::Expired { ago: 42 }),
         (elsewhere, CredentialRefusal::WrongRealm),
@@ -367,7 +367,7 @@ fn an_invalid_nonce_is_438_after_user_and_key_checks() {
             ..alice.clone()
         };
         let code = |world: &mut World, of: &Credentials| world.ask(&Ask::allocate().signed(of)).code();
-        assert_eq!(code(&mut world, &of("nobody", "guess")), Some(401));
+        assert_eq!(code(&mut world, &of("absent", "guess")), Some(401));
         assert_eq!(code(&mut world, &of("alice", "guess")), Some(401));
         assert_eq!(code(&mut world, &of("alice", &alice.password)), Some(438));
         assert_eq!(world.refusals(), []);
@@ -394,8 +394,8 @@ fn a_401_repeats_a_valid_nonce() {
     world.sleep(100);
     let asks = || Ask::allocate().signed(&guess);
     assert_eq!(nonce_of_401(&mut world, asks()), guess.nonce);
-    let nobody = Credentials { user: "nobody".to_owned(), ..guess.clone() };
-    assert_eq!(nonce_of_401(&mut world, Ask::allocate().signed(&nobody)), guess.nonce);
+    let absent = Credentials { user: "absent".to_owned(), ..guess.clone() };
+    assert_eq!(nonce_of_401(&mut world, Ask::allocate().signed(&absent)), guess.nonce);
     assert_ne!(nonce_of_401(&mut world, Ask::allocate()), guess.nonce, "no nonce to repeat");
     world.sleep(1);
     assert_ne!(nonce_of_401(&mut world, asks()), guess.nonce, "the nonce is stale");

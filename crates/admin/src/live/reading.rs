@@ -121,9 +121,9 @@ impl ServerReading {
             less(total(self), total(before))
         };
         let (up, down) = (across(0), across(1));
-        let nobody = WorkerSnapshot::default();
+        let absent = WorkerSnapshot::default();
         let workers = self.workers.iter().enumerate().map(|(number, worker)| {
-            let before = before.workers.get(number).unwrap_or(&nobody);
+            let before = before.workers.get(number).unwrap_or(&absent);
             let share = shares.get(&format!("relay-{number}"));
             live_worker(number, before, worker, seconds, share, waits.get(number).copied().flatten())
         });

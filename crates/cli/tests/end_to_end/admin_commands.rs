@@ -85,7 +85,7 @@ fn errors_are_json_with_the_json_flag() {
         (&["allocation", "show", "00000000000000000000000000000000"][..], 1, 404, "no_such_allocation"),
         (&["allocations", "--client", "x"], 2, 400, "bad_request"),
         (&["fleet", "status"], 1, 404, "no_fleet"),
-        (&["user", "remove", "nobody"], 1, 404, "no_such_user"),
+        (&["user", "remove", "absent"], 1, 404, "no_such_user"),
         (&["user", "add", "a:b"], 2, 400, "bad_request"),
         (&["key", "add", "Shop"], 2, 400, "bad_request"),
         (&["user", "add", "a", "--realm", "elsewhere"], 1, 409, "realm_not_served"),
@@ -309,10 +309,10 @@ fn drain_exits_after_the_last_allocation_or_at_the_deadline() {
     assert!(!login.socket().exists(), "the socket is removed");
     // The next default, loopback, may belong to another test's server.
     let socket = format!("unix:{}", login.socket().display());
-    let nobody = login.run(&["reload", "--admin", &socket]);
-    assert_eq!(nobody.code, Some(1));
-    assert!(nobody.stderr.contains("no running turnpike serve"), "{}", nobody.stderr);
-    assert!(nobody.stderr.contains(&socket), "{}", nobody.stderr);
+    let absent = login.run(&["reload", "--admin", &socket]);
+    assert_eq!(absent.code, Some(1));
+    assert!(absent.stderr.contains("no running turnpike serve"), "{}", absent.stderr);
+    assert!(absent.stderr.contains(&socket), "{}", absent.stderr);
 }
 
 #[test]

@@ -168,14 +168,14 @@ fn every_log_line_of_serve_matches_the_schema() {
 #[test]
 fn every_log_line_of_forward_matches_the_schema() {
     let target = tcp_echo();
-    let nobody = format!("127.0.0.1:{}", free_port(V4));
+    let absent = format!("127.0.0.1:{}", free_port(V4));
     let rules = |more: &str| {
         format!(
             "[log]\nformat = \"json\"\nlevel = \"debug\"\n\
              [[rule]]\nname = \"web\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\n\
              [[rule]]\nname = \"no\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\ndeny = [\"127.*\"]\n\
              [[rule]]\nname = \"list\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\nallow = [\"10.*\"]\n\
-             [[rule]]\nname = \"dead\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{nobody}\"\nhealth = 1\n\
+             [[rule]]\nname = \"dead\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{absent}\"\nhealth = 1\n\
              [[rule]]\nname = \"host\"\nlisten = \"127.0.0.1:0\"\ntarget = \"localhost:9\"\n{more}"
         )
     };

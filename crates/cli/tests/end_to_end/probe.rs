@@ -70,8 +70,8 @@ fn refused_credential_is_reported_with_its_reason() {
     let expired = as_user(serve.address(V4), "1000000000:bob:cGFzc3dvcmQ=", &[]).ended(1);
     assert!(expired.stdout.contains("expired") && expired.stdout.contains("clock"), "{}", expired.stdout);
 
-    let nobody = probe(&[&format!("turn:{}?transport=udp", serve.address(V4))]).ended(0);
-    assert!(nobody.stdout.contains("--user NAME:PASSWORD"), "{}", nobody.stdout);
+    let absent = probe(&[&format!("turn:{}?transport=udp", serve.address(V4))]).ended(0);
+    assert!(absent.stdout.contains("--user NAME:PASSWORD"), "{}", absent.stdout);
 }
 
 #[test]

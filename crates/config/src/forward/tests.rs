@@ -363,11 +363,11 @@ fn keys_that_unix_sockets_and_one_family_lack_are_refused() {
         assert!(told.contains(&format!("{key}: ")) && told.contains(why), "{text}: {told}");
     }
     assert!(from_arguments(&["unix:///a=10.0.0.2:80?proxy_protocol_from=unix:&allow=10.*"]).is_ok());
-    let nobody =
+    let absent =
         from_arguments(&["tcp://0.0.0.0:1=a:1?proxy_protocol_from=unix:"]).expect_err("not a Unix socket");
     assert!(
-        nobody.to_string().contains("rule.proxy_protocol_from: the rule does not listen on a Unix socket"),
-        "{nobody}"
+        absent.to_string().contains("rule.proxy_protocol_from: the rule does not listen on a Unix socket"),
+        "{absent}"
     );
 }
 

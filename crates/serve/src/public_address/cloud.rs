@@ -208,8 +208,8 @@ mod tests {
         let private = service(&[("GET /latest/meta-data/public-ipv4", "")], "");
         let why = ask_at(private).expect_err("no public address").to_string();
         assert!(why.contains("AWS: no public address in the answer") && why.contains("Hetzner: "), "{why}");
-        let nobody =
+        let absent =
             TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("one");
-        assert!(matches!(ask_at(nobody), Err(RequestError::Silent(..))));
+        assert!(matches!(ask_at(absent), Err(RequestError::Silent(..))));
     }
 }

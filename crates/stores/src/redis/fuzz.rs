@@ -329,7 +329,7 @@ impl Keyspace {
         let mut answer = Vec::new();
         let name = words[0].to_ascii_uppercase();
         if name == b"EVAL" {
-            let text = |word: &[u8]| str::from_utf8(word).expect("ours").to_owned();
+            let text = |word: &[u8]| str::from_utf8(word).expect("the directory is ours").to_owned();
             let keys: usize = text(&words[2]).parse().expect("the number of keys");
             let (keys, arguments) = words[3..].split_at(keys);
             match self.eval(&text(&words[1]), keys, arguments) {

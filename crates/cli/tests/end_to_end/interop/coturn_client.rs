@@ -204,9 +204,9 @@ fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
     need!(coturn(V4));
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = Serve::start(&[&["--workers", workers], &certificate.flags()[..]].concat());
-    let nobody = SocketAddr::new(V4, 9);
+    let absent = SocketAddr::new(V4, 9);
     let ended =
-        uclient(serve.address(V4), nobody, clients, &[&ALICE[..], &["-T", "-X"], more].concat()).ended(0);
+        uclient(serve.address(V4), absent, clients, &[&ALICE[..], &["-T", "-X"], more].concat()).ended(0);
     // A single client would have no partner, so uclient starts two.
     let sent = clients.max(2) * MESSAGES;
     // -P: the server announces incoming connections. uclient counts one of each pair, also with coturn's own server.

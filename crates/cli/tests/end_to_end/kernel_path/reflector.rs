@@ -68,9 +68,9 @@ fn kernel_returns_datagrams_from_links() {
         let said = end(program).output();
         assert_eq!(number(&said, "returned in the kernel: "), lone, "{said}");
         assert_eq!(number(&said, "received "), lone + fragmented, "{said}");
-        let nobody = client(CLIENT[0], SocketAddr::new(SERVER[0], 9001));
-        nobody.send(b"anybody?").unwrap();
-        assert_eq!(nobody.recv(&mut [0; 64]).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        let absent = client(CLIENT[0], SocketAddr::new(SERVER[0], 9001));
+        absent.send(b"anybody?").unwrap();
+        assert_eq!(absent.recv(&mut [0; 64]).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     });
 }
 

@@ -147,8 +147,8 @@ fn draining_node_redirects_to_a_node_that_accepts_the_nonce() {
     assert_eq!(b.told(&["fleet", "uncordon", "a"]).code, Some(0));
     b.waits_for(&BOTH);
     assert_eq!((a.readiness().0, a.allocate(USER, PASSWORD)), (200, None));
-    let nobody = b.told(&["fleet", "drain", "x"]);
-    assert!(nobody.code == Some(1) && nobody.stderr.contains("there is no node"), "{}", nobody.output());
+    let absent = b.told(&["fleet", "drain", "x"]);
+    assert!(absent.code == Some(1) && absent.stderr.contains("there is no node"), "{}", absent.output());
 }
 
 /// A Kubernetes Service replaces its address with the node's, so only the port identifies the balancer's
@@ -365,7 +365,7 @@ fn emptied_store_is_filled_again() {
     });
     let stun::Challenge { realm, nonce } = before;
     let answer =
-        stun::Client::new(b.address()).allocate_once("nobody", "x", &stun::Challenge { realm, nonce });
+        stun::Client::new(b.address()).allocate_once("absent", "x", &stun::Challenge { realm, nonce });
     assert_eq!(answer.error(), Some(401), "not 438 Stale Nonce");
 }
 
@@ -422,7 +422,7 @@ fn upgraded_node_keeps_its_identity() {
         for node in [&a, &b] {
             let known = stun::Challenge { realm: realm.clone(), nonce: nonce.clone() };
             assert_eq!(
-                stun::Client::new(node.address()).allocate_once("nobody", "x", &known).error(),
+                stun::Client::new(node.address()).allocate_once("absent", "x", &known).error(),
                 Some(401),
                 "not stale"
             );

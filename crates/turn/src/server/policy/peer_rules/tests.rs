@@ -276,8 +276,8 @@ fn allow_only_refuses_unlisted_peers_in_every_notation() {
     let by = |peer: &str| rules.denial(peer.parse().unwrap());
     assert_eq!(by("9.9.9.9:1"), PeerDenial::NotAllowed);
     assert_eq!(by("8.8.4.4:1"), PeerDenial::Rule(cidr("8.8.4.4")));
-    let nobody = PeerRules { allow_only: true, ..PeerRules::default() };
-    assert!(!nobody.permits("8.8.8.8".parse().unwrap()), "an empty list allows no peer");
+    let absent = PeerRules { allow_only: true, ..PeerRules::default() };
+    assert!(!absent.permits("8.8.8.8".parse().unwrap()), "an empty list allows no peer");
 }
 
 #[test]
