@@ -1,20 +1,21 @@
 //! Sockets that user space has drained, with the time up to which everything they received has been sent.
 //! After that time, the kernel may relay their flows again.
 //!
-//! Two events show that a socket was empty without extra calls: a wait that does not report the socket (empty
-//! when the wait began), and a receive call that returned less than requested (empty when it ended). The time
-//! is reported once everything received by then has been sent. If neither event occurs, the next wait is cut
-//! short for a check, except after bulk traffic: its flow stays in user space anyway, and its next burst ends
-//! the wait.
+//! Two events show, without extra calls, that a socket was empty: a wait that does not report the socket
+//! (empty when the wait began), and a receive call that returned less than requested (empty when it ended).
+//! The time is reported once everything received by then has been sent. If neither event occurs, the next
+//! wait is cut short for a check, except after bulk traffic: its flow stays in user space anyway, and its
+//! next burst ends the wait.
 
 use std::time::Duration;
 
 use crate::{flows::Flows, layout::CALM_NS};
 
-/// Time in nanoseconds for which a socket that is behind may stay non-empty before its flows yield.
+/// Time in nanoseconds for which an overloaded socket may stay non-empty before its flows yield, that is,
+/// before the BPF program drops their packets until the socket is drained.
 const PATIENCE_NS: u64 = 50_000_000;
-/// Backlog above which a socket is behind even if it loses no datagrams. In bytes of kernel memory; about
-/// 2,700 single datagrams.
+/// Backlog above which a socket counts as overloaded even if it loses no datagrams, in bytes of kernel
+/// memory: about 2,700 single datagrams.
 const BACKLOG: usize = 2 << 20;
 /// Maximum time in nanoseconds for which flows yield.
 const GIVE_WAY_NS: u64 = 250_000_000;
@@ -36,7 +37,8 @@ impl Board for Flows {
     }
 }
 
-/// Sockets of one worker, indexed by the worker's own small numbers. All times are [`crate::now_ns`].
+/// Sockets of one worker, indexed by the worker's socket IDs, which are small. All times are
+/// [`crate::now_ns`].
 pub(crate) struct DrainedSockets {
     gap_ns: u64,
     places: Vec<Option<Place>>,
@@ -50,7 +52,7 @@ pub(crate) struct DrainedSockets {
     /// Number of sockets touched in this tick, and of those that have bulk traffic.
     fresh: usize,
     bulky: usize,
-    /// Time at which a check may settle the next watched socket.
+    /// Time at which a check may find that the next watched socket has been empty for long enough.
     look_ns: Option<u64>,
     lost: u64,
     /// Number of waits so far.
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_not_reported_by_a_wait_was_empty_at_its_start() {
+    fn a_socket_not_reported_by_a_wait_was_empty_when_it_began() {
         let mut bench = Bench::new();
         assert_eq!(bench.wait(1_000_000, 2_000_000, &[3, 9]), None);
         assert!(bench.told().is_empty());
@@ -317,7 +319,7 @@ mod tests {
             bench.told();
             let at_most = bench.wait(seen + 35_000, seen + 75_000, &[9]).expect("a check is due");
             assert!(at_most >= Duration::from_micros(40), "the response comes earlier");
-            // The next wait begins after the check was due, so it only polls and settles the socket.
+            // The next wait begins after the check was due, so it only polls, and finds the socket empty.
             assert_eq!(bench.wait(seen + 95_000, seen + 95_000, &[]), Some(Duration::ZERO));
             settled += bench.told().iter().filter(|told| told.is_ok_and(|at| at - GAP >= seen)).count();
         }
@@ -351,7 +353,7 @@ mod tests {
         assert_eq!(bench.wait(2_220_000, 9_000_000, &[3]), None);
         bench.emptied.bulk(SOCKET);
         assert_eq!(bench.wait(9_000_000, 9_100_000, &[3]), calm);
-        // A single datagram is settled soon, even next to bulk traffic.
+        // After a single datagram, the check is due soon, even if another socket has bulk traffic.
         assert_eq!(bench.wait(9_120_000, 9_170_000, &[]), Some(Duration::from_nanos(GAP)));
         let mut beside = Bench::new();
         assert_eq!(beside.emptied.slot(5, || Some(8)), Some(8));
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_may_omit_ready_sockets_settles_nothing() {
+    fn a_wait_that_may_omit_ready_sockets_proves_nothing() {
         let mut bench = Bench::new();
         bench.wait_with(1_000_000, 2_000_000, &[3], false);
         bench.wait_with(2_100_000, 2_200_000, &[9], false);

@@ -46,7 +46,7 @@ pub enum OffloadError {
     )]
     Links,
     #[error(
-        "the previous process did not use it, and an upgrade keeps the data path: restart to change that"
+        "the previous process did not use the kernel path, and an upgrade cannot change the data path: restart instead"
     )]
     Kept,
     #[error("cannot attach the program to {interface}: {said}; this needs CAP_NET_ADMIN")]

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_taken_over_from_versions_with_other_numbers_of_maps() {
+    fn links_are_taken_over_from_versions_with_more_or_fewer_maps() {
         let from = |maps: usize| opened(offered(2), maps + 2);
         assert_eq!(from(MAPS.len()), Some((Some(MAPS.len()), 2)));
         assert_eq!(from(MAPS.len() - 1), Some((None, 2)));

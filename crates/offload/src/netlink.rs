@@ -324,8 +324,8 @@ impl News {
         Ok(Self { socket: socket(None, GROUPS)? })
     }
 
-    /// Notifications about rules that may be obstacles of leases: tc filters, nf_tables (NFNLGRP_NFTABLES) and IPsec policies
-    /// (XFRMNLGRP_POLICY), as far as the kernel has them.
+    /// Notifications about rules that may prevent leases: tc filters, nf_tables (NFNLGRP_NFTABLES) and IPsec
+    /// policies (XFRMNLGRP_POLICY), as far as the kernel supports them.
     pub(crate) fn of_rules() -> Vec<Self> {
         let of = [(None, FILTERS), (Some(netlink::NETFILTER), 1 << 6), (Some(netlink::XFRM), 1 << 3)];
         let open = |(protocol, groups)| socket(protocol, groups).ok().map(|socket| Self { socket });
@@ -361,7 +361,7 @@ impl NeighbourNews {
         Ok(Self { socket: socket(None, NEIGHBOURS)? })
     }
 
-    /// Neighbours that have changed since the last call, with true if they are reachable; `None` if
+    /// Neighbours that have changed since the last call, and whether each is reachable; `None` if
     /// notifications were lost.
     pub(crate) fn heard(&self) -> Option<BTreeMap<NextHop, bool>> {
         let (mut changed, mut all, mut buffer) = (BTreeMap::new(), true, [0; 8192]);

@@ -222,7 +222,7 @@ fn legacy_tables() -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// True if there may be legacy tables. Each is a module, unless the kernel has none.
+/// True if there may be legacy tables. Each is a kernel module, unless the kernel was built without modules.
 fn may_have_tables(family: &str, modules: &str) -> bool {
     modules.is_empty() || modules.lines().any(|line| line.starts_with(&format!("{family}table_")))
 }
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_for_other_protocols_are_no_obstacle() {
+    fn rules_for_other_protocols_are_not_obstacles() {
         let compare = |protocol: u8| {
             let value = attribute(3 | 0x8000, &attribute(1, &[protocol]));
             ("cmp", [numbers(&[(1, 1), (2, 0)]), value].concat())

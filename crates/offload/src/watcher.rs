@@ -220,8 +220,8 @@ impl Watcher {
         before.is_some() && found.is_none()
     }
 
-    /// Attaches to new interfaces and detaches from removed ones. An interface that refuses is an error at
-    /// startup, and is only logged later.
+    /// Attaches to new interfaces and detaches from removed ones. If an interface refuses, that is an error
+    /// at startup, but is only logged later.
     pub(crate) fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
         let addressed = self.netlink.with_addresses()?;
         let relays = |it: &Interface| it.is_ethernet && !it.is_port;

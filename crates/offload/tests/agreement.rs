@@ -52,7 +52,7 @@ struct FlowRecipe {
 #[derive(Clone, Copy, Debug)]
 enum LeaseRecipe {
     Held,
-    /// Over, of an earlier flow, for another interface, or for few DSCPs.
+    /// The lease has ended, belongs to an earlier flow, is for another interface, or covers few DSCPs.
     Over,
     Other,
     From(u32),

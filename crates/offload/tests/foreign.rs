@@ -1,4 +1,4 @@
-//! BPF programs of others beside flows with leases.
+//! Other processes' BPF programs on the path of flows with leases.
 
 use crate::prelude::*;
 use std::{
@@ -92,20 +92,20 @@ const OK: u8 = 0;
 /// Attaches to TC egress of the link; detached when dropped. `None` after a skip notice before Linux 6.6.
 fn at_egress(instructions: &[[u8; 8]], order: u32) -> Option<OwnedFd> {
     let program = load(SCHED_CLS, instructions).expect("the verifier accepts it");
-    // SAFETY: a string that lives.
+    // SAFETY: the string is static.
     let interface = unsafe { libc::if_nametoindex(c"one".as_ptr()) };
     match bpf(LINK, &words(&[number(&program), interface, TCX_EGRESS, order, 0, 0, 0, 0])) {
         // SAFETY: a new descriptor, which nothing else owns.
         Ok(link) => Some(unsafe { OwnedFd::from_raw_fd(link) }),
         Err(error) => {
-            skip(&format!("no tcx here: {error}"));
+            skip(&format!("tcx is not supported: {error}"));
             None
         }
     }
 }
 
 fn in_thread(case: impl FnOnce() + Send) {
-    thread::scope(|scope| scope.spawn(case).join()).expect("the case holds");
+    thread::scope(|scope| scope.spawn(case).join()).expect("the test case passes");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_program_at_egress_drops_relayed_datagrams() {
         assert!(bench.send(SOME).by_kernel > 0);
         let Some(drops) = at_egress(&by_port(36, SHOT, OK), AFTER) else { return };
         let passed = bench.send(SOME);
-        assert!(passed.by_kernel > 0 && passed.arrived == 0, "at once: {passed:?}");
+        assert!(passed.by_kernel > 0 && passed.arrived == 0, "immediately: {passed:?}");
         drop(drops);
         let passed = bench.send(SOME);
         assert!(passed.by_kernel > 0 && passed.arrived == SOME, "{passed:?}");
@@ -151,13 +151,13 @@ impl Cgroup {
         let of_version_2 = |line: &&str| line.split(' ').nth(2) == Some("cgroup2");
         let root = mounts.lines().find(of_version_2).and_then(|line| line.split(' ').nth(1));
         let Some(root) = root.map(PathBuf::from) else {
-            skip("no file system of cgroup v2 is mounted");
+            skip("no cgroup v2 file system is mounted");
             return None;
         };
         let own = root.join(format!("turnpike-test-{}", std::process::id()));
         let cgroup = Self { root, own };
         if let Err(error) = fs::create_dir(&cgroup.own).and_then(|()| enter(&cgroup.own)) {
-            skip(&format!("no cgroup of its own: {error}"));
+            skip(&format!("cannot create a cgroup: {error}"));
             return None;
         }
         Some(cgroup)
@@ -187,7 +187,7 @@ fn flows_that_a_program_of_their_cgroup_drops_stay_in_user_space() {
             let directory = fs::File::open(&cgroup.own).expect("the test's own cgroup");
             let at = words(&[number(&directory), number(&program), CGROUP_EGRESS, 0]);
             if let Err(error) = bpf(ATTACH, &at) {
-                return skip(&format!("no programs at cgroups: {error}"));
+                return skip(&format!("cannot attach a program to a cgroup: {error}"));
             }
             bench.outlast_lease();
             let passed = bench.send(SOME);

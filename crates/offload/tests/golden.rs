@@ -77,7 +77,7 @@ pub(crate) const GOLDEN: &[Golden] = &[
         leaves: "00000000000000000000000008004500001f000000003f117dc2c0000202cb007109c0081770000b00006f6464",
     },
     Golden {
-        name: "forwards v4, what looks like ChannelData",
+        name: "forwards v4 payload that looks like ChannelData",
         kind: Kind::Forward,
         families: [0, 0],
         arrives: "000000000000000000000000080045b900231234400040113ba1c6336407c000020113880d96000fd4514abc00036f6464",
@@ -109,7 +109,7 @@ pub(crate) const GOLDEN: &[Golden] = &[
                   000000000009c0081770000faead4abc00036f6464",
     },
     Golden {
-        name: "forwards no checksum",
+        name: "forwards v4 without a checksum",
         kind: Kind::Forward,
         families: [0, 0],
         arrives: "00000000000000000000000008004500001e000000000211cc93c6336407c000020113880d96000a00006e6f",

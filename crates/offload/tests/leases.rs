@@ -35,12 +35,12 @@ impl<'p> Bench<'p> {
         Self { program, key, arrives: bytes(golden.arrives), leaves: bytes(golden.leaves) }
     }
 
-    /// The next datagram, after user space has sent everything.
+    /// Runs the program on the next datagram, after user space has sent everything.
     fn arrive(&mut self) -> Count {
         self.program.settle();
         let arrives = self.arrives.clone();
         let outcome = self.program.run(Place::Tc, &frame(&arrives, Summed::Nothing));
-        match outcome.expect("the kernel takes it").action {
+        match outcome.expect("the kernel accepts it").action {
             Action::Across { count, .. } | Action::Up(Some(count)) => count,
             other => panic!("{other:?}"),
         }
@@ -119,13 +119,13 @@ fn a_datagram_that_does_not_leave_grants_nothing() {
             assert_eq!(bench.program.leave(&leaves, [0, PRIORITY, 2]), []);
             assert_eq!(bench.arrive(), Count::Unseen);
         }
-        // Another length: not the datagram that requested it.
+        // A different length: this is not the datagram that requested the lease.
         let mut bench = Bench::new(bench.program, TO_PEER);
         bench.arrive();
         bench.change(|flow| flow.lease.asked_length = 12);
         assert_eq!(bench.leave(), []);
         assert_eq!(bench.arrive(), Count::Unseen);
-        // Another destination (NAT).
+        // A different destination (NAT).
         let other = with_byte(&leaves, 19, 200);
         assert_eq!(bench.program.leave(&other, SENT), []);
         assert_eq!(bench.arrive(), Count::Unseen);
@@ -179,7 +179,11 @@ fn each_dscp_needs_its_own_grant_within_the_lease() {
         assert_eq!(bench.program.leave(&leaves, [0; 3]), []);
         assert_eq!(bench.arrive(), Count::ToPeer);
         let second = bench.lease();
-        assert_eq!((second.dscps, second.until), (first.dscps | 1, first.until), "not longer than the first");
+        assert_eq!(
+            (second.dscps, second.until),
+            (first.dscps | 1, first.until),
+            "the second grant does not extend the lease"
+        );
     });
 }
 

@@ -235,8 +235,8 @@ impl Program {
         Ok(Outcome { action, states: states.iter().map(state).collect() })
     }
 
-    /// Runs the program at TC egress on a frame with this mark, queue priority and arrival interface (0 for one
-    /// of a socket); returns the counts.
+    /// Runs the program at TC egress on a frame with this mark, queue priority and arrival interface (0 if a
+    /// socket sent it); returns the counts.
     pub(crate) fn leave(&mut self, frame: &[u8], [mark, priority, arrived_by]: [u32; 3]) -> Vec<Count> {
         self.reset_counts();
         let mut context = [0_u8; 192];

@@ -21,7 +21,7 @@ const PEER: &str = "10.78.0.2:6000";
 
 /// More datagrams than a flow needs to settle and be granted its lease.
 pub(crate) const SOME: u32 = 40;
-/// The process that changes rules and the thread that reads them wait for the CPU.
+/// Allows for the process that changes rules and the thread that reads them having to wait for the CPU.
 const READ_AFTER: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(3);
 
@@ -69,7 +69,7 @@ pub(crate) struct Passed {
 }
 
 impl Bench {
-    /// `None` without permission. `rules` are in force before the flow starts.
+    /// `None` without permission. `rules` are in effect before the flow starts.
     pub(crate) fn new(rules: &str) -> Option<Self> {
         // SAFETY: changes the namespace of this thread and of its later threads and programs only.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -85,19 +85,19 @@ impl Bench {
             send.send(Err(unsafe { libc::gettid() })).expect("someone listens");
             wait.recv().expect("the link is made");
             run("ip addr add 10.78.0.2/24 dev other && ip link set other up && ip link set lo up");
-            // Beside the link, for rules that change addresses.
+            // A route over the link for rules that change addresses.
             run("ip route add 10.79.0.0/24 dev other");
             let [client, peer] = [CLIENT, PEER].map(|at| UdpSocket::bind(at).expect("an address of ours"));
             send.send(Ok(Far { client, peer })).expect("someone listens");
-            // Keeps the namespace: sockets do so too.
+            // The sockets keep the namespace alive.
         });
-        let Ok(Err(thread)) = far.recv() else { panic!("it begins with its number") };
+        let Ok(Err(thread)) = far.recv() else { panic!("the thread must send its ID first") };
         run(
             "ip link set lo up && ip link add one type veth peer name other && ip addr add 10.78.0.1/24 dev one",
         );
         run(&format!("ip link set other netns {thread} && ip link set one up"));
-        made.send(()).expect("it waits");
-        let Ok(Ok(far)) = far.recv() else { panic!("it has sockets") };
+        made.send(()).expect("the thread waits for the link");
+        let Ok(Ok(far)) = far.recv() else { panic!("the thread must send its sockets") };
         far.peer.set_nonblocking(true).expect("a socket");
         if !has_made(rules) {
             return None;
@@ -174,7 +174,7 @@ impl Bench {
         Passed { by_kernel: self.count(Count::Forwarded) - before, arrived: self.arrived - arrived }
     }
 
-    /// Sends until new rules have been read, and then the current lease has certainly ended.
+    /// Sends until new rules must have been read and the current lease must have ended.
     pub(crate) fn outlast_lease(&mut self) {
         let until = Instant::now() + Duration::from_nanos(LEASE_NS) + READ_AFTER;
         while Instant::now() < until {
@@ -250,13 +250,13 @@ const RULES: &[(&str, &str, &str, Count)] = &[
         Count::RefusedSource,
     ),
     (
-        "MARK by iptables",
+        "iptables MARK",
         "iptables",
         "iptables -t mangle -A OUTPUT -p udp --dport 6000 -j MARK --set-mark 7",
         Count::RefusedMark,
     ),
     (
-        "hashlimit by iptables",
+        "iptables hashlimit",
         "iptables",
         "iptables -A INPUT -p udp --dport 3478 -m hashlimit --hashlimit-name t --hashlimit-above 5/second -j DROP",
         Count::Unseen,
@@ -344,7 +344,7 @@ fn cases<T>(all: &[T], tool: impl Fn(&T) -> &'static str) -> impl Iterator<Item 
 
 /// Runs the case in a thread of its own, because a namespace belongs to a thread.
 fn in_namespace(case: impl FnOnce() + Send) {
-    thread::scope(|scope| scope.spawn(case).join()).expect("the case holds");
+    thread::scope(|scope| scope.spawn(case).join()).expect("the test case passes");
 }
 
 #[test]

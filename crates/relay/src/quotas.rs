@@ -1,4 +1,4 @@
-//! Limits on allocations over all workers: per user, per address prefix, per realm and in total. They are
+//! Limits on allocations across all workers: per user, per address prefix, per realm and in total. They are
 //! checked only for requests, never for relayed packets.
 
 use std::{

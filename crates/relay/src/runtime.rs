@@ -377,7 +377,7 @@ impl Relay {
         self.kernel_lack.as_deref()
     }
 
-    /// Allocations per realm over all workers in arbitrary order, without empty realms.
+    /// Allocations per realm across all workers in arbitrary order, without empty realms.
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
     }

@@ -14,7 +14,7 @@ pub enum StartError {
     Listen { protocol: &'static str, address: SocketAddr, source: io::Error, remedy: String },
     #[error("cannot bind relay address {address}: {source}; {remedy}")]
     RelayAddress { address: IpAddr, source: io::Error, remedy: String },
-    #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
+    #[error("NAT discovery needs a UDP listener on {address}, or a wildcard listener on its port")]
     NatDiscovery { address: SocketAddr },
     #[error(
         "the running process listens on {protocol} {address}, which is no longer configured: add it again, or restart, which ends the \

@@ -1,4 +1,5 @@
-//! Connections that a web server gets: chosen by their first bytes, replayed exactly, bounded and counted.
+//! Connections handed on to a web server: selected by their first bytes, replayed exactly, limited and
+//! counted.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -7,7 +8,7 @@ use turnpike_relay::{HandOnEnd, HandOnRule, HandOnStats, HandedOnBy};
 use turnpike_rules::Selector;
 use turnpike_wire::proxy_protocol::{Parsed, parse};
 
-/// A web server that gives each connection to the test.
+/// Listening socket of a web server whose connections the test handles itself.
 struct Web(TcpListener);
 
 impl Web {
@@ -21,7 +22,7 @@ impl Web {
 
     fn accept(&self) -> TcpStream {
         self.0.set_nonblocking(true).unwrap();
-        let stream = eventually("the web server is connected to", || self.0.accept().ok()).0;
+        let stream = eventually("the web server has a connection", || self.0.accept().ok()).0;
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         stream.set_write_timeout(Some(SOON)).unwrap();
@@ -46,7 +47,7 @@ impl Web {
         HandOnRule { selector, to: self.at(), proxy_protocol: None }
     }
 
-    /// Answers TLS with this certificate and echoes, until the client closes.
+    /// Accepts TLS with this certificate and echoes data until the client closes the connection.
     fn echo_by_tls(self, names: &[&str], protocols: &[&str]) -> SocketAddr {
         let (at, certificate) = (self.at(), identity(names).certified_key());
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -90,7 +91,7 @@ fn certificate(stream: &mut TlsStream) -> String {
     parsed.valid_dns_names().next().unwrap().to_owned()
 }
 
-/// TURN with the certificate of turn.example.org.
+/// TURN server with a certificate for turn.example.org and these rules.
 fn sharing(rules: Vec<HandOnRule>) -> World {
     start(|config| {
         config.tls = Some(context(&[identity(&["turn.example.org"])]));
@@ -150,7 +151,7 @@ fn name_decides_between_web_and_turn_without_terminating_tls() {
 }
 
 #[test]
-fn protocols_decide_and_those_of_turn_stay() {
+fn protocols_decide_and_turn_keeps_its_own() {
     let web = Web::start();
     let rules = vec![web.by_protocol(&["h2", "http/1.1"]), web.by_name(&["*"])];
     web.echo_by_tls(&["web.example.org"], &["http/1.1"]);
@@ -204,7 +205,7 @@ fn plain_text_goes_to_the_web_server_and_stun_does_not() {
     let rules = vec![web.plain()];
     let world = sharing(rules);
     let mut client = world.client();
-    // Byte by byte, STUN is TURN's.
+    // STUN goes to TURN even if it arrives byte by byte.
     for byte in binding(1) {
         client.send(&[byte]);
     }
@@ -235,7 +236,7 @@ fn forged_proxy_header_never_reaches_the_web_server() {
         let before = world.streams().read_bytes;
         client.send(&header[..first]);
         world.wait_for("the first bytes are read", |streams| streams.read_bytes >= before + first as u64);
-        // The server may have closed.
+        // Fails if the server has closed the connection.
         let _ = client.stream.write_all(&header[first..]);
         client.ends();
         world.wait_for_closed(CloseReason::UntrustedProxy, count);
@@ -287,7 +288,7 @@ fn split_hello_for_turn_completes_its_handshake() {
 }
 
 #[test]
-fn unreadable_hellos_get_the_alert_of_tls() {
+fn malformed_hellos_get_a_tls_alert() {
     let web = Web::start();
     let rules = vec![web.by_name(&["*"])];
     let world = sharing(rules);
@@ -310,7 +311,7 @@ fn unreadable_hellos_get_the_alert_of_tls() {
 }
 
 #[test]
-fn our_reader_and_that_of_rustls_agree() {
+fn our_parser_agrees_with_rustls() {
     for (name, protocols) in [("www.example.org", &["h2", "http/1.1"][..]), ("turn.example.org", &[])] {
         let bytes = hello(name, protocols);
         let mut acceptor = Acceptor::default();
@@ -330,7 +331,7 @@ fn our_reader_and_that_of_rustls_agree() {
 }
 
 #[test]
-fn proxy_header_has_the_address_of_the_client() {
+fn proxy_header_contains_the_clients_address() {
     let web = Web::start();
     for version in [ProxyVersion::V1, ProxyVersion::V2] {
         let rule = HandOnRule { proxy_protocol: Some(version), ..web.plain() };
@@ -365,7 +366,7 @@ fn client_of_a_trusted_proxy_keeps_its_address() {
 }
 
 #[test]
-fn bulk_is_exact_in_both_directions_and_half_close_passes() {
+fn bulk_data_arrives_unchanged_and_half_close_is_passed_on() {
     let web = Web::start();
     let rules = vec![web.plain()];
     let world = sharing(rules);
@@ -392,7 +393,7 @@ fn bulk_is_exact_in_both_directions_and_half_close_passes() {
     server.read_to_end(&mut received).unwrap();
     assert!(received == upload, "{} bytes", received.len());
     sender.join().unwrap();
-    // The client's direction is closed, and the other one still works.
+    // The client has closed its direction, but the other one still works.
     let answer = {
         let down = down.clone();
         thread::spawn(move || server.write_all(&down).unwrap())
@@ -429,7 +430,7 @@ fn server_may_close_its_direction_first() {
 }
 
 #[test]
-fn half_closed_connection_ends_once_nothing_moves() {
+fn half_closed_connection_ends_when_idle() {
     let web = Web::start();
     let rules = vec![web.plain()];
     let world = start_with(|config| {
@@ -449,7 +450,7 @@ fn reset(stream: TcpStream) {
 }
 
 #[test]
-fn resets_pass_in_both_directions() {
+fn resets_are_passed_on_in_both_directions() {
     let web = Web::start();
     let rules = vec![web.plain()];
     let world = sharing(rules);
@@ -471,7 +472,7 @@ fn resets_pass_in_both_directions() {
 }
 
 #[test]
-fn unreachable_web_server_ends_its_clients_only() {
+fn unreachable_web_server_closes_only_its_own_clients() {
     let web = Web::start();
     let rules = vec![web.plain()];
     drop(web);
@@ -484,7 +485,7 @@ fn unreachable_web_server_ends_its_clients_only() {
 }
 
 #[test]
-fn limits_of_handed_on_connections_close_the_newest() {
+fn handed_on_connections_above_a_limit_are_closed() {
     let web = Web::start();
     for (limit, reason) in [("total", HandOnEnd::Limit), ("address", HandOnEnd::LimitAddress)] {
         let rules = vec![web.plain()];
@@ -507,14 +508,14 @@ fn limits_of_handed_on_connections_close_the_newest() {
         assert_eq!(client().read(&mut [0]).unwrap(), 0, "{limit}");
         wait_for_end(&world, reason, 1);
         drop((first, server));
-        eventually("a place is free", || stats(&world).open == 1);
+        eventually("a slot is free", || stats(&world).open == 1);
         let _third = client();
         web.accept();
     }
 }
 
 #[test]
-fn slow_hello_is_closed_in_time_and_counts_for_its_address() {
+fn slow_hello_times_out_and_counts_towards_its_address() {
     let web = Web::start();
     let rules = vec![web.by_name(&["*"])];
     let world = start(|config| {
@@ -531,7 +532,7 @@ fn slow_hello_is_closed_in_time_and_counts_for_its_address() {
         streams.closed(CloseReason::NoMessage) + streams.closed(CloseReason::LimitAddress) == 4
     });
     assert_eq!(stats(&world).taken(HandedOnBy::Tls), 0);
-    // Handed-on connections take none of these places.
+    // Handed-on connections do not count towards this limit.
     let mut clients: Vec<TcpStream> = Vec::new();
     for _ in 0..8 {
         let mut client = connect(world.tcp());
@@ -565,27 +566,27 @@ fn handed_on_and_waiting_connections_of_an_address_are_limited_separately() {
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
         wait_for_end(&world, HandOnEnd::LimitAddress, refused);
     }
-    // Bytes that decide nothing: the third replaces the first.
+    // These bytes decide nothing yet; the third connection evicts the first.
     let undecided: Vec<_> = (0..3).map(|_| from(9, &[0, 1])).collect();
     world.wait_for_closed(CloseReason::LimitAddress, 1);
-    eventually("each kind has its places", || (stats(&world).open, world.streams().open) == (3, 2));
-    // Others have their own places.
+    eventually("each kind has its own slots", || (stats(&world).open, world.streams().open) == (3, 2));
+    // Other addresses have their own slots.
     let _other = (from(10, b"GET /"), web.accept());
-    eventually("it has a place", || stats(&world).open == 4);
+    eventually("the connection has a slot", || stats(&world).open == 4);
     drop((open, undecided));
 }
 
-/// The clients count until then.
+/// Until then, clients count towards the limits.
 #[test]
-fn web_server_that_never_accepts_is_given_up_after_ten_seconds() {
+fn connecting_to_a_web_server_times_out_after_ten_seconds() {
     let web = Web::start();
-    // The kernel drops SYNs for a full backlog.
+    // The kernel drops SYNs while the backlog is full.
     rustix::net::listen(&web.0, 0).unwrap();
     let _filler = TcpStream::connect(web.at()).unwrap();
     let world = sharing(vec![web.plain()]);
     let mut client = connect(world.tcp());
     client.write_all(b"GET /").unwrap();
-    eventually("it waits", || stats(&world).open == 1);
+    eventually("the connection is pending", || stats(&world).open == 1);
     assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)));
     wait_for_end(&world, HandOnEnd::ConnectTimeout, 1);
 }
@@ -646,7 +647,7 @@ fn shutdown_resets_handed_on_clients() {
     client.write_all(b"GET /").unwrap();
     let mut server = web.accept();
     read_exactly(&mut server, 5);
-    eventually("an upgrade waits for it", || world.relay.left() == (0, 1));
+    eventually("an upgrade waits for the connection", || world.relay.left() == (0, 1));
     drop(world);
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(server.read(&mut [0]).unwrap(), 0);

@@ -144,9 +144,10 @@ fn read_no_data() {
     world.wait_for_counter("connection_bytes", "to_client", sent.iter().sum());
 }
 
-/// Clients of a web server that read no answers: the kernel and one turn's bytes per connection hold them.
+/// Clients of a web server that do not read its responses: the data stays in the kernel, apart from one
+/// turn's bytes per connection.
 #[test]
-fn unread_answers_of_a_web_server_stall_and_use_no_memory() {
+fn unread_responses_of_a_web_server_stall_without_using_memory() {
     alone::in_own_process(turnpike_testkit::this_test!(), read_no_answers);
 }
 

@@ -196,7 +196,7 @@ fn a_second_connect_to_the_same_peer_is_446() {
     assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(446));
     bind(&mut world, &alice, 42_000, request.connection);
     assert_eq!(world.ask(&first).code(), Some(446));
-    // Connections made by the peer count too; another port of the address is another peer.
+    // Connections made by the peer count too; a different port of the address is a different peer.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     world.peer_connects(relay, OTHER_PEER);
     assert_eq!(world.ask(&Ask::connect(OTHER_PEER).signed(&alice)).code(), Some(446));

@@ -98,7 +98,7 @@ fn every_challenge_is_complete_for_any_number_of_clients() {
             world.client =
                 Client { address: address(&format!("198.51.100.1:{}", 1024 + newcomer)), ..client(1) };
             let (answer, _) = sizes(&mut world, &Ask::allocate());
-            assert_eq!(answer, whole, "newcomer {newcomer} with a realm of {len} bytes");
+            assert_eq!(answer, whole, "client {newcomer} with a realm of {len} bytes");
         }
         let alice = world.credentials("alice", Scheme::Sha256);
         world.ask(&Ask::allocate().signed(&alice)).success();
@@ -168,7 +168,7 @@ fn a_discovery_response_is_at_most_twice_its_request() {
 }
 
 #[test]
-fn responses_contain_texts_only_for_verified_addresses() {
+fn responses_contain_optional_text_only_for_verified_addresses() {
     for (listener, what) in [(0, "UDP"), (1, "TCP"), (2, "TLS"), (3, "DTLS")] {
         let mut world = World::with(ServerConfig { listeners: streams().listeners, ..usual() });
         world.client.listener = ListenerId(listener);

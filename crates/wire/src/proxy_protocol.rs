@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_read_back_and_every_prefix_is_incomplete() {
+    fn headers_round_trip_and_every_prefix_is_incomplete() {
         let pairs = [
             ("10.1.2.3:4", "10.0.0.1:5"),
             ("[2001:db8::1]:4", "[2001:db8::2]:65535"),

@@ -326,7 +326,7 @@ proptest! {
     }
 
     #[test]
-    fn written_messages_read_back_here_and_in_the_oracle(
+    fn written_messages_round_trip_here_and_in_the_oracle(
         header in any_header(),
         parts in prop::collection::vec(any_part(), 0..12),
         macs in any_macs(),

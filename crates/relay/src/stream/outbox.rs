@@ -11,7 +11,7 @@ pub(super) const SLICES: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// A reply, which is never dropped; but the connection is closed if too many replies are unsent.
+    /// A reply. It is never dropped, but the connection is closed if too many replies are unsent.
     Control,
     /// A relayed datagram. If the queue is full, the oldest is dropped, as a router would do.
     Datagram,

@@ -75,7 +75,7 @@ impl<P: Policy> Server<P> {
             Err(denied) => return Err(self.deny_request(context, denied)),
         };
         // For an unknown realm, the challenge names the listener's first realm. The 438 below provides a
-        // nonce for another one.
+        // nonce for any other realm.
         let Some(realm) = self.realms.find(&self.config, listener, realm).cloned() else {
             self.refused_before(context, &first, user, CredentialRefusal::WrongRealm);
             return Err(self.challenge(context, &first, 401));
@@ -148,7 +148,7 @@ impl<P: Policy> Server<P> {
             Some(result) => result.verify(context.now.unix, &mut verify),
             None => self.policy.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
-        // Use the result of the MAC check, in case a policy accepts a user although no key matched.
+        // Use the result of the MAC check too, in case a policy accepts a user even though no key matched.
         Ok(match (check, key) {
             (CredentialCheck::Accepted { username, identity, until_unix }, Some(key)) => {
                 Ok(Proof { key, username, identity, grant: None, until_unix })

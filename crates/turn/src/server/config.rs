@@ -28,7 +28,7 @@ pub struct ServerConfig {
     /// Node number in the fleet, 1 to 4095, or 0 while unassigned; `None` without a fleet. Never changes
     /// between `Some` and `None`.
     pub node: Option<u16>,
-    /// This table and the next two are shared by all workers and kept across reloads.
+    /// Like `owners` and `connection_counts`, shared by all workers and kept across reloads.
     pub replays: ReplayGuard,
     pub owners: MobileOwners,
     pub connection_counts: ConnectionCounts,

@@ -44,7 +44,7 @@ pub enum RelayTransport {
 /// Port of a relay socket (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortRequest {
-    /// Any port of the range; it may be shared with other allocations: [`OpenResult::Shared`].
+    /// Any port in the range; it may be shared with other allocations: [`OpenResult::Shared`].
     Any,
     /// Not shared: a mobile allocation takes its sockets with it to another worker (RFC 8016).
     Own,

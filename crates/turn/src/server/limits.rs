@@ -68,7 +68,7 @@ pub struct ConnectionLimits {
     /// Maximum bytes of relayed datagrams queued for one TCP or TLS client; beyond that, the oldest datagrams
     /// are dropped.
     pub stream_queue: usize,
-    /// Total of connections handed on to a web server; further ones are closed.
+    /// Maximum number of connections handed on to a web server; additional ones are closed.
     pub handed_on: usize,
     /// An address is an IPv4 address or IPv6 /64.
     pub handed_on_per_address: usize,

@@ -64,7 +64,7 @@ pub struct Stats {
     pub credentials_refused: [u64; 7],
     /// Indexed like [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// Refusals because of the user's quota, the total (server or fleet), and the client prefix's.
+    /// Refusals because of the user's quota, the total (server or fleet), and the client prefix's quota.
     pub quota_refusals: [u64; 3],
     pub permission_limit: u64,
     pub channel_limit: u64,

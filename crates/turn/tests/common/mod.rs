@@ -564,7 +564,7 @@ pub(crate) fn config() -> ServerConfig {
     }
 }
 
-/// [`config`] with everything that is off by default.
+/// [`config`] with everything enabled that is off by default.
 pub(crate) fn everything() -> ServerConfig {
     let key = turnpike_turn::access_token::TokenKey::A128Gcm([1; 16]);
     let second = "192.0.2.2".parse().unwrap();

@@ -152,7 +152,7 @@ impl Model {
         let standing = self.standing(asking);
         let unix = self.unix;
         let verdict = found.unwrap_or(if self.prompt { truth(asking.request) } else { Verdict::Later });
-        // For an expired credential, a wrong key counts as expired.
+        // If the credential has expired, a wrong key is reported as expired too.
         let has_expired = cast::until(claim.user).is_some_and(|until| until < unix);
         let verdict = if verdict == Verdict::WrongKey && has_expired && found.is_some() {
             Verdict::Expired
@@ -570,7 +570,7 @@ impl Model {
                 return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
             }
             family => {
-                // The response grants more time than is left in the last two seconds.
+                // In the last two seconds of an allocation, the response grants more time than is left.
                 let lifetime_ms = u64::from(lifetime) * 1000;
                 let until = now + left.map_or(lifetime_ms, |left| lifetime_ms.min(left * 1000));
                 for of in [Family::V4, Family::V6] {

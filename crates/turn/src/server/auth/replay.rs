@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_refused_on_every_worker_and_newer_nonces_accepted() {
+    fn replays_are_refused_on_every_worker_and_newer_nonces_accepted() {
         let granted = ReplayGuard::default();
         let other_worker = granted.clone();
         assert!(granted.record(transaction(1), 1000, 1001).is_some());
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_requests_per_second_pass_and_a_flood_admits_no_copy() {
+    fn ten_thousand_requests_per_second_pass_and_a_flood_admits_no_replay() {
         let granted = ReplayGuard::default();
         let refused = (0..10_000).filter(|n| granted.record(transaction(*n), 1000, 1000).is_none()).count();
         // About 0.5 are expected; a table of 65,536 places without buckets would refuse 720.
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_bucket_admits_no_copy_of_a_forgotten_request() {
+    fn a_full_bucket_admits_no_replay_of_a_forgotten_request() {
         let granted = ReplayGuard::default();
         for second in 1000..1004 {
             for n in 0..100_000 {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_withdrawn_place_admits_no_copy_of_its_previous_entry() {
+    fn a_withdrawn_place_admits_no_replay_of_its_previous_entry() {
         let granted = ReplayGuard::default();
         let admitted: Vec<u32> =
             (0..100_000).filter(|n| granted.record(transaction(*n), 1000, 1000).is_some()).collect();

@@ -18,7 +18,7 @@ use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
 
-/// Length in bytes; too short to make a response fragment (section 3.1.2).
+/// Length in bytes; short enough that responses are not fragmented (section 3.1.2).
 pub(crate) const LEN: usize = 32;
 const HALF: usize = LEN / 2;
 

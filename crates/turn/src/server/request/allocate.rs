@@ -45,8 +45,9 @@ impl<P: Policy> Server<P> {
         if let Some(index) = self.data.forwarding.find(context.client()) {
             return self.allocate_again(&context, index);
         }
-        // A mobile allocation that is moving to this 5-tuple also occupies it. If it is on another worker,
-        // the request is forwarded there, because it may have ended.
+        // A mobile allocation that is moving to this 5-tuple also occupies it. If that allocation is on
+        // another worker, the request is forwarded there, because the allocation may have ended in the
+        // meantime.
         match self.arriving(&context) {
             Ok(None) => {}
             Ok(Some(_)) => return self.refuse(&context, 437, RequestRefusal::AllocationExists),

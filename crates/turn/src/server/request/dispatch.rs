@@ -1,4 +1,4 @@
-//! Handles the part of requests that all methods have in common. Data packets are not handled here.
+//! Request handling that all methods have in common. Data packets are not handled here.
 
 use std::{
     cell::Cell,

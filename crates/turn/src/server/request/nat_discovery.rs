@@ -1,5 +1,6 @@
-//! NAT behaviour discovery (RFC 5780). The server answers a Binding request from another address, to another
-//! port of the client, or with padding, so that the client learns how its NAT maps and filters.
+//! NAT behaviour discovery (RFC 5780). The server may send the response to a Binding request from another
+//! address, to another port of the client, or with padding, so that the client learns how its NAT maps and
+//! filters.
 //!
 //! Each of these features lets an unauthenticated request trigger packets from another address or large
 //! packets. So they are off by default, padding is no longer than the request's, and no response goes to a

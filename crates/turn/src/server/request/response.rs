@@ -61,7 +61,7 @@ impl Envelope {
         self.begin(buffer, Class::Success)
     }
 
-    /// True if the response may contain optional texts. If the address may be forged, each additional byte
+    /// True if the response may contain optional text. If the address may be forged, each additional byte
     /// amplifies an attack.
     pub(crate) fn has_texts(&self) -> bool {
         self.signer.is_some() || self.is_address_proved
