@@ -20,7 +20,7 @@ struct {
 	TYPE(value, struct state);
 } states SEC(".maps");
 
-/* By socket: everything that it received before this time has been sent on by user space. ktime_get_ns. */
+/* Indexed by socket: user space has sent on everything that the socket received before this time (ktime_get_ns). */
 struct {
 	NUMBER(type, MAP_ARRAY);
 	NUMBER(map_flags, MMAPABLE);
@@ -101,7 +101,7 @@ struct arrival {
 	/* Argument of the kernel's functions: struct __sk_buff or struct xdp_md. */
 	void *context;
 	u32 interface;
-	/* It contains several datagrams. */
+	/* True if the packet contains several datagrams. */
 	int is_super_packet;
 };
 
@@ -117,15 +117,15 @@ struct packet {
 
 /* Outgoing side of a packet of a flow. */
 struct way {
-	/* Flow on which it leaves. */
+	/* Flow on which the packet leaves. */
 	struct flow flow;
-	/* State of the flow on which it arrived and, if one of our relayed addresses sends to another, of the one on which it leaves. */
+	/* State of the flow on which the packet arrived and, from one of our relayed addresses to another, of the flow on which it leaves. */
 	struct state *state, *next;
-	/* Time of the decision; a packet to user space holds up its flow from then on. 0 if it holds up nothing. */
+	/* Time of the decision, from which a packet passed to user space holds up its flow; 0 if it holds up nothing. */
 	u64 now;
-	/* `bulk`: part of bulk traffic. `leaving`: earlier packets of its flow may still be leaving the driver, and none are in user space. */
+	/* `bulk`: part of bulk traffic. `leaving`: earlier packets of the flow may still be leaving the driver, and none are in user space. */
 	u32 bulk, leaving;
-	/* Length of the ChannelData header on arrival and on departure; true if it leaves as IPv6. */
+	/* Length of the ChannelData header on arrival and on departure; true if the packet leaves as IPv6. */
 	u32 came_with, leaves_with, out_v6;
 	u32 interface, mtu;
 	/* For XDP. */
@@ -134,7 +134,7 @@ struct way {
 	/* Length and checksum of UDP, length of the payload, and length of UDP in the datagram that user space would send first if the packet is
 	 * turned back. */
 	u16 length, check, payload, first_length;
-	/* Decrement of the TTL, and TOS of the outgoing packet. */
+	/* Amount by which the TTL decreases, and TOS of the outgoing packet. */
 	u8 hops, tos;
 };
 
@@ -287,7 +287,7 @@ INLINE struct flow *find(struct packet *packet, int is_super_packet, u32 *reason
 		packet->key.channel = packet->channel_data.number;
 	flow = map_lookup(&flows, &packet->key);
 	if (!flow && looks) {
-		/* The channel is unknown, but its sender may have others. */
+		/* The channel is unknown, but the client may have other channels. */
 		packet->key.channel = 0;
 		flow = map_lookup(&flows, &packet->key);
 	}
@@ -327,7 +327,7 @@ INLINE u64 sum_of(enum place place, void *context, u32 at, u64 length, struct ro
 	return sum;
 }
 
-/* Copies a flow without its lease; 0 if it is a different one by now. The order matters: if the element is overwritten during the copy, the
+/* Copies a flow without its lease; 0 if the element is another flow by now. The order matters: if it is overwritten during the copy, the
  * stamps differ. */
 INLINE int take(const struct flow *found, const struct flow_key *key, struct flow *flow) {
 	u64 end = READ_ONCE(found->stamp_end);
@@ -388,7 +388,7 @@ INLINE int has_lease(const struct lease *lease, u64 stamp, u64 now, u32 interfac
 	       (READ_ONCE(lease->dscps) & dscp_bit(tos));
 }
 
-/* Asks for a lease with a datagram that goes to user space. Nothing else of its flow is there: all earlier datagrams have left, or never will.
+/* Requests a lease for a datagram that goes to user space. No other datagram of its flow is there: all earlier ones have left, or never will.
  * Returns the reason to count. */
 INLINE u32 ask(struct lease *lease, u64 stamp, u32 interface, const struct packet *packet, const struct way *way) {
 	u32 reason = READ_ONCE(lease->refused) ? PASS_REFUSED : READ_ONCE(lease->asked_by) == stamp ? PASS_UNSEEN : PASS_LEASE;
@@ -403,8 +403,8 @@ INLINE u32 ask(struct lease *lease, u64 stamp, u32 interface, const struct packe
 	return reason;
 }
 
-/* Another datagram may be in user space beside the one that asked. If they arrived on different interfaces, egress cannot tell them apart, so
- * the answer does not count. */
+/* Another datagram may be in user space besides the requesting one. If they arrived on different interfaces, egress cannot tell them apart, so
+ * the request is not granted. */
 INLINE void ask_too(struct lease *lease, u64 stamp, u32 interface, u8 tos) {
 	if (READ_ONCE(lease->asked_by) != stamp)
 		return;
@@ -422,7 +422,7 @@ INLINE int fits(const struct arrival *arrival, const struct way *way, u32 ip_len
 
 	if (!kernel_tells_mtu)
 		return ip_length <= way->mtu;
-	/* Its result for the packet itself includes the link header on that interface, which may be longer than Ethernet's (VLAN). */
+	/* The result for the packet itself includes the link header on that interface, which may be longer than Ethernet's (VLAN). */
 	return check_mtu(arrival->context, way->interface, &mtu, 0, 0) >= 0 && ip_length <= mtu;
 }
 
@@ -461,7 +461,7 @@ INLINE u32 turn_back(struct way *way) {
 	reason = settling(emptied, way->next, way->now, 0);
 	if (reason != COUNTS)
 		return reason;
-	/* Goes to user space, and asks when it arrives on loopback. */
+	/* The packet goes to user space, and requests the lease when it arrives on loopback. */
 	if (leases && !has_lease(&next->lease, way->flow.stamp, way->now, LOOPBACK, way->tos))
 		return PASS_LEASE;
 	leave_by(way, READ_ONCE(*route));
@@ -578,7 +578,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	return reason;
 }
 
-/* Checksum of the outgoing packet. Adds only the difference, so that a damaged payload is detected at the far end. */
+/* Checksum of the outgoing packet. Adds only the difference, so that the receiver detects a damaged payload. */
 INLINE u16 new_check(const struct packet *packet, const struct way *way, u64 pseudo) {
 	u64 sum = pseudo_header(way->flow.from, way->flow.to, way->out_v6, way->length), old;
 	u16 check;
@@ -626,7 +626,7 @@ INLINE int write_headers(void *data, void *end, const struct packet *packet, con
 		ip->version_length = 0x45;
 		ip->tos = way->tos;
 		ip->total_length = HTONS(way->length + IPV4_LEN);
-		/* It may be fragmented further on: a socket's datagrams also have an ID and no DF. */
+		/* Like a socket's datagrams, it has an ID and no DF, so routers may fragment it. */
 		ip->id = get_prandom_u32();
 		ip->fragment = 0;
 		ip->ttl = packet->ttl - way->hops;

@@ -35,7 +35,7 @@ INLINE void count(u32 index, u64 more) {
 		*value += more;
 }
 
-/* For a wildcard listener: true if this is an address of this machine. If it does not forward, every packet received here is for it. */
+/* For a wildcard listener: true if this is an address of this machine. If the machine does not forward, every packet received here is for it. */
 INLINE int is_ours(struct __sk_buff *skb, struct fib_lookup *way) {
 	long found;
 
@@ -61,7 +61,7 @@ INLINE int is_anybody(u32 address) {
 	return first != 0 && first != 127 && first < 224;
 }
 
-/* True if its length matches the IP payload and does not exceed the packet. The kernel handles all other packets. */
+/* True if the UDP length matches the IP payload and does not exceed the packet. The kernel handles all other packets. */
 INLINE int is_whole(struct __sk_buff *skb, struct udp *udp, u32 header, u32 length) {
 	return length >= UDP_LEN && NTOHS(udp->length) == length && ETH_LEN + header + length <= skb->len;
 }

@@ -37,7 +37,7 @@ INLINE void grant(struct lease *lease, u64 stamp, u8 tos) {
 	u64 now = ktime_get_ns(), bit = dscp_bit(tos), left = READ_ONCE(lease->asked) & ~bit;
 
 	if (READ_ONCE(lease->of) == stamp && READ_ONCE(lease->until) > now && READ_ONCE(lease->from) == from) {
-		/* Another DSCP does not prolong the lease. */
+		/* A grant for another DSCP does not extend the lease. */
 		WRITE_ONCE(lease->dscps, READ_ONCE(lease->dscps) | bit);
 	} else {
 		WRITE_ONCE(lease->of, 0);
@@ -87,7 +87,7 @@ SEC("classifier/leaves") int turnpike_leaves(struct __sk_buff *skb) {
 	u32 class;
 	u64 stamp;
 
-	/* It arrived on an interface: relayed by the kernel path, or forwarded. */
+	/* The packet arrived on an interface: it was relayed by the kernel path, or forwarded. */
 	if (skb->ingress_ifindex)
 		return TC_NEXT;
 	if (skb->protocol != HTONS(ETH_IPV4) && skb->protocol != HTONS(ETH_IPV6))
@@ -130,7 +130,7 @@ SEC("classifier/leaves") int turnpike_leaves(struct __sk_buff *skb) {
 	stamp = READ_ONCE(flow->stamp);
 	if (READ_ONCE(flow->lease.asked_by) != stamp || !READ_ONCE(flow->lease.asked_from) || !sends(flow, &leaves))
 		return TC_NEXT;
-	/* Not the datagram that asked: it arrived by TCP, or in a Send indication. */
+	/* Not the datagram that requested the lease: this one arrived over TCP, or in a Send indication. */
 	if (READ_ONCE(flow->lease.asked_length) != (skb->gso_size ? skb->gso_size + UDP_LEN : packet.length))
 		return TC_NEXT;
 	reason = compare(skb, &packet, flow, READ_ONCE(flow->lease.asked), READ_ONCE(flow->lease.asked_ttl));

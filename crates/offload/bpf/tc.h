@@ -23,7 +23,7 @@ INLINE int is_partial(struct __sk_buff *skb) {
 	return 0;
 }
 
-/* Checks the checksum, which the kernel itself does only after this program. */
+/* Verifies the checksum, which the kernel itself does only after this program has run. */
 INLINE enum csum checksum(struct __sk_buff *skb, const struct packet *packet, u64 pseudo, struct room *room) {
 	s64 complete = csum_update(skb, 0);
 
@@ -133,7 +133,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 	return 0;
 }
 
-/* Makes the kernel send it along a route. If the watcher of routes has stored the next hop, it need not be looked up for each packet. */
+/* Makes the kernel send a packet along a route. If the watcher has stored the next hop, it need not be looked up for each packet. */
 INLINE int send(u32 interface, u32 number) {
 	struct gateway *gateway = map_lookup(&gateways, &number);
 	u64 *route = map_lookup(&routes, &number);
@@ -156,7 +156,7 @@ INLINE int send(u32 interface, u32 number) {
 	return redirect_neigh(interface, &next, sizeof(next), 0);
 }
 
-/* True if it contains several datagrams. GRO sets their number; a virtual machine's network card leaves that at 0 and sets only their size. */
+/* True for a packet with several datagrams. GRO sets their number; a virtual machine's network card leaves that at 0 and sets only their size. */
 INLINE int is_super_packet(const struct __sk_buff *skb) {
 	return skb->gso_segs > 1 || skb->gso_size;
 }

@@ -23,11 +23,11 @@ struct sock {
 
 /* One socket of a pair, in a cache line of its own. `sockmap.rs` uses the same layout. */
 struct side {
-	/* Bytes received from it, and the flag UP if they go to user space. */
+	/* Number of bytes received from this socket, and the flag UP if they go to user space. */
 	u64 seen;
 	/* Write sequence number of the other socket when the first byte arrived, and the flag KNOWN. */
 	u64 base;
-	/* Bytes since the other side last sent data. */
+	/* Number of bytes since the other side last sent data. */
 	u64 run;
 	/* Value of `seen` when UP was set: these bytes have been passed on, or were read before. */
 	u64 handed;
@@ -93,9 +93,9 @@ INLINE int look_at(u32 place, u32 *written, s64 *room) {
 	return failed;
 }
 
-/* True if this many more bytes are too many. Data that the kernel has queued for a full socket (sk_psock_backlog) would wait there without
- * bound, and data from that socket behind it. So data is passed on only if the send buffer certainly has room for it, including the
- * overhead of each piece: about as much again. */
+/* True if `len` more bytes are too many. Data that the kernel has queued for a full socket (sk_psock_backlog) would wait there without
+ * limit, and data from that socket would wait behind it. So data is passed on only if the send buffer certainly has room for it, including the
+ * overhead of each piece, which is about as large as the data. */
 INLINE int is_too_much(struct side *side, u32 other, u64 seen, u32 len) {
 	u32 written = 0, waiting;
 	s64 room = 0;

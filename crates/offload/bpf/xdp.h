@@ -64,7 +64,7 @@ INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct
 	book(&way);
 	if (way.state) {
 		WRITE_ONCE(way.state->across, way.now);
-		/* After the next pause its flow goes to user space. */
+		/* After the next pause, the flow goes to user space. */
 		if (way.bulk)
 			at_least(&way.state->calm, way.now + CALM);
 	}
@@ -82,7 +82,7 @@ SEC("xdp") int turnpike_xdp(struct xdp_md *xdp) {
 	struct flow *flow = 0;
 	u64 sent_to;
 
-	/* Packets on a VLAN have a different protocol number, or are rejected by the check of their source. */
+	/* Packets on a VLAN have a different protocol number, or are rejected when their source is checked. */
 	if ((void *)(ethernet + 1) > end)
 		return XDP_PASS;
 	sent_to = link_address(ethernet->to);
