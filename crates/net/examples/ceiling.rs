@@ -66,7 +66,7 @@ fn main() {
         let (least, most) =
             (ratios.iter().copied().fold(f64::MAX, f64::min), ratios.iter().copied().fold(0.0, f64::max));
         println!(
-            "{:<24} bare {:6.0} ns, load {:6.0} ns a datagram there and back; ratio {:.2} ({least:.2}..{most:.2}), {rounds} rounds",
+            "{:<24} bare {:6.0} ns, load {:6.0} ns per datagram and round trip; ratio {:.2} ({least:.2}..{most:.2}), {rounds} rounds",
             shape.name,
             median(&mut found["bare"].clone()),
             median(&mut found["load"].clone()),

@@ -55,7 +55,7 @@ impl Relay {
         Route { socket, to: Some(to), from: None, tos: 0, ttl: 0, dont_fragment: false }
     }
 
-    /// Relays datagrams from clients, or, if each relay port has its own receiver, datagrams to one of them.
+    /// Relays datagrams from clients or, if each relay port receives for itself, from the target.
     fn receive(&mut self, from: SocketId, to: SocketAddr, next: &mut u16, watches: bool) {
         let Ok(received) = self.rx.recv(self.sockets.get(from).unwrap()) else { return };
         for index in received.first..received.first + received.count {

@@ -5,8 +5,9 @@
 //! streams --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --variant epoll|io-uring [--seconds 10]
 //! ```
 //!
-//! Single-threaded. Each message is read and written as a whole; a connection closes when either end does.
-//! epoll needs at worst a wait, a read and a write per message; io_uring needs one call for all of them.
+//! Single-threaded. Each message is read and written as a whole; a connection is closed when either end
+//! closes it. epoll needs at worst a wait, a read and a write per message; io_uring needs one call for all of
+//! them.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 mod bare;

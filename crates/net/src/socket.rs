@@ -426,7 +426,7 @@ pub struct Sockets {
 
 impl Sockets {
     pub fn insert(&mut self, socket: UdpSocket) -> SocketId {
-        #[expect(clippy::cast_possible_truncation, reason = "descriptors are fewer than 2^31")]
+        #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 2^31 descriptors")]
         SocketId(self.slots.insert(socket) as u32)
     }
 

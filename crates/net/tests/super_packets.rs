@@ -60,7 +60,8 @@ fn queued_runs_equal_single_pushes() {
         let mut sender = Sender::new(datapath, V4, &UdpOptions::default());
         let route = sender.route(to.local_addr());
         let mut sent = Vec::new();
-        // The first is longer than any super-packet, the third is a shorter one after it.
+        // The first run is too long for one super-packet, and the third has shorter datagrams than the one
+        // before it.
         for (count, len) in [(150, 120), (1, 120), (3, 60), (0, 60), (40, 1_400), (2, 1)] {
             sender.tx.push_run(&route, count, len, |all| {
                 for datagram in all.chunks_exact_mut(len) {

@@ -49,7 +49,7 @@ pub(crate) struct DrainedSockets {
     /// Start and end of the wait that began this tick.
     before_ns: u64,
     after_ns: u64,
-    /// Number of sockets touched in this tick, and of those that have bulk traffic.
+    /// Number of sockets touched in this tick, and how many of them have bulk traffic.
     fresh: usize,
     bulky: usize,
     /// Time at which a check may find that the next watched socket has been empty for long enough.

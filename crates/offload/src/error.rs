@@ -107,7 +107,7 @@ impl OffloadError {
         if is_forbidden(&source) {
             let missing = missing_capabilities();
             let missing =
-                if missing.is_empty() { "a permission other than capabilities".to_owned() } else { missing };
+                if missing.is_empty() { "a permission other than a capability".to_owned() } else { missing };
             Self::Capability { missing, source }
         } else {
             Self::Kernel { what, source }

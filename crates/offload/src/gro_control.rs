@@ -28,7 +28,7 @@ pub(crate) struct GroControl {
     waiting: Vec<u32>,
     stopping: Vec<u32>,
     now_ms: u64,
-    /// Super-packets since the last judgement, those in this tick, and the number of ticks with any.
+    /// Numbers of super-packets since the last judgement and in this tick, and of ticks with super-packets.
     super_packets: u64,
     of_tick: u64,
     ticks: u64,

@@ -16,8 +16,8 @@ use crate::{
 pub(crate) const MAPS: [&str; 8] =
     ["flows", "states", "drained", "routes", "gateways", "hops", "ports", "departures"];
 
-/// Result of [`crate::Kernel::export_fds`], besides the descriptors: those of the maps, then those of the
-/// links.
+/// Result of [`crate::Kernel::export_fds`]. The descriptors are passed separately: first those of the maps,
+/// then those of the links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PassedKernel {
     layout: u64,

@@ -278,7 +278,7 @@ pub enum Count {
     Lease,
     /// The datagram that requested a lease was not seen leaving: dropped, translated or encrypted on its way.
     Unseen,
-    /// The datagram that requested a lease left in a different way than the kernel path sends.
+    /// The datagram that requested a lease did not leave as the kernel path would have sent it.
     Refused,
     /// It left through another interface, or with a VLAN tag.
     RefusedInterface,

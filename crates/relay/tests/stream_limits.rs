@@ -17,8 +17,8 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
         }
         world.streams().queue_drops >= 1000
     });
-    // The client reads the oldest datagrams, which were in the kernel's buffers; after a gap follow the
-    // newest ones, with a reply among them.
+    // The client reads the oldest datagrams, which were in the kernel's buffers, and then, after a gap, the
+    // newest ones with a reply among them.
     client.send(&refresh(9));
     let (mut numbers, mut replied) = (Vec::new(), false);
     while !replied || numbers.last() != Some(&(number - 1)) {

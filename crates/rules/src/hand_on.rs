@@ -104,7 +104,7 @@ impl FromStr for NamePattern {
         match text.strip_prefix('*') {
             Some("") => Ok(Self::Any),
             Some(rest) => {
-                let domain = rest.strip_prefix('.').ok_or("a wildcard is * or *. and a domain")?;
+                let domain = rest.strip_prefix('.').ok_or("a wildcard is * or *.DOMAIN")?;
                 server_name(domain).map(|domain| Self::Below(format!(".{domain}")))
             }
             None => server_name(text).map(Self::Exact),
@@ -127,7 +127,7 @@ impl FromStr for ProtocolName {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if TURN_PROTOCOLS.contains(&text) {
-            return Err("clients that offer it are always TURN's");
+            return Err("clients that offer this protocol always stay with the TURN server");
         }
         if !(1..=255).contains(&text.len()) || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err("not the name of an application protocol");
@@ -211,7 +211,11 @@ mod tests {
         let wildcards = [rule(&["*.example.org"], &[], 1), rule(&["*"], &[], 2)];
         assert_eq!(chosen(&wildcards, Some("turn.example.org"), &[]), None);
         assert_eq!(chosen(&wildcards, Some("other.example.net"), &[]), Some(2));
-        assert_eq!(chosen(&wildcards, None, &[]), None, "no name is not any name");
+        assert_eq!(
+            chosen(&wildcards, None, &[]),
+            None,
+            "a client that sends no server name matches no name pattern"
+        );
         for protocol in TURN_PROTOCOLS {
             assert_eq!(chosen(&wildcards, Some("www.example.org"), &["h2", protocol]), None);
             assert!(protocol.parse::<ProtocolName>().is_err());

@@ -58,7 +58,7 @@ fn made_and_altered(key: &TokenKey, input: &mut Input<'_>) {
     assert!(open(key, NAME, &[&sealed[..], &[mask]].concat()).is_err());
 }
 
-/// Any authentic plaintext that opens must seal to the same bytes.
+/// If a token with an arbitrary plaintext opens, sealing it again must yield the same bytes.
 fn made_by_no_rule(key: &TokenKey, input: &mut Input<'_>) {
     let nonce: [u8; NONCE_LEN] = input.array();
     let text = input.rest();

@@ -95,7 +95,7 @@ fn a_retransmission_causes_one_lookup_and_one_response() {
     for _ in 0..5 {
         assert_eq!(world.feed(&allocate), Outcome::Drop(DropReason::LookupPending));
     }
-    assert_eq!(world.server.policy_mut().lookups.get(), 6, "the policy answered Later each time");
+    assert_eq!(world.server.policy_mut().lookups.get(), 6, "the policy returned NeedsLookup each time");
     let other = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
     assert_ne!(asked.lookup, other.lookup);
     let request = world.found(asked.lookup, found(&asked)).opens();

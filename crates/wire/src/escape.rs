@@ -10,7 +10,7 @@ use std::{
     fmt::{self, Write as _},
 };
 
-/// Marks a truncated text.
+/// Marks truncated text.
 const MARK: char = '…';
 
 /// Escapes a single value. The alternate form (`{:#}`) adds double quotes.

@@ -43,7 +43,7 @@ fn check(bytes: &[u8]) {
         let header_len = indication::write_header(which, [1; 12], &view.peer, length, &mut header);
         let padding = &[0; 3][..usize::from(frame::padding(view.data.len()))];
         let again = [&header[..header_len], view.data, padding].concat();
-        let reparsed = indication::parse(which, &again).expect("the directory is ours");
+        let reparsed = indication::parse(which, &again).expect("our own message is valid");
         assert_eq!((reparsed.peer, reparsed.data), (canonical(view.peer), view.data));
     }
 }

@@ -62,7 +62,7 @@ fn addresses_are_written_as_read(view: &View<'_>, value: &[u8]) {
     let mut buffer = Vec::new();
     let mut writer = Writer::begin(&mut buffer, view.header());
     writer.xor_address(kind::XOR_PEER_ADDRESS, address);
-    let again = View::new_checked(writer.finish(false)).expect("the directory is ours");
+    let again = View::new_checked(writer.finish(false)).expect("our own message is valid");
     // The reserved first byte is not kept.
     assert_eq!(again.get(kind::XOR_PEER_ADDRESS).map(|again| &again[1..]), Some(&value[1..]));
 }
@@ -71,7 +71,7 @@ fn means_the_same_written_anew(view: &View<'_>) {
     let mut buffer = Vec::new();
     let mut writer = Writer::begin(&mut buffer, view.header());
     view.attributes().for_each(|attribute| _ = writer.attribute(attribute.kind, attribute.value));
-    let again = View::new_checked(writer.finish(view.has_fingerprint())).expect("the directory is ours");
+    let again = View::new_checked(writer.finish(view.has_fingerprint())).expect("our own message is valid");
     assert_eq!((again.header(), again.has_fingerprint()), (view.header(), view.has_fingerprint()));
     let parts = |view: &View<'_>| -> Vec<(u16, Vec<u8>)> {
         view.attributes().map(|attribute| (attribute.kind, attribute.value.to_vec())).collect()

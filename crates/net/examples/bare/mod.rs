@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A run, which ends at SIGTERM, SIGINT or after `--seconds`.
+/// A run, which ends on SIGTERM or SIGINT, or after `--seconds`.
 pub(crate) struct Run {
     flags: BTreeMap<String, String>,
     began: Instant,

@@ -25,7 +25,7 @@ pub struct DataPlane {
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) tells_use: bool,
     pub(crate) indications: Indications,
-    /// Data indication of an ICMP error, lent out by [`super::Verdict::Reply`].
+    /// Buffer for the Data indication of an ICMP error, which [`super::Verdict::Reply`] borrows.
     icmp: Vec<u8>,
 }
 

@@ -181,7 +181,7 @@ impl Run {
                 let read = |bytes| View::new_checked(bytes).or_else(|_| View::new_checked_classic(bytes));
                 let (request, answer) = (
                     read(bytes).expect("only valid requests are answered"),
-                    read(reply).expect("the directory is ours"),
+                    read(reply).expect("our own message is valid"),
                 );
                 assert_eq!(bytes[4..8], reply[4..8], "the cookie, or its RFC 3489 replacement");
                 assert_eq!(answer.header().transaction, request.header().transaction);
@@ -215,7 +215,7 @@ impl Run {
     fn learn(&mut self, client: Client, reply: &[u8]) {
         assert!(reply.len() <= 2048, "{} bytes", reply.len());
         assert!(Message::from_bytes(reply).is_ok(), "the oracle cannot read {reply:02x?}");
-        let view = View::new_checked(reply).expect("the directory is ours");
+        let view = View::new_checked(reply).expect("our own message is valid");
         if let (Some(realm), Some(nonce)) = (view.get(kind::REALM), view.get(kind::NONCE)) {
             self.challenges.retain(|(known, ..)| *known != client);
             self.challenges.push((client, realm.to_vec(), nonce.to_vec()));

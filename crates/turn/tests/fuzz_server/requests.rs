@@ -1,4 +1,4 @@
-//! Client input: requests with arbitrary attributes, signed or almost signed, and data.
+//! Client input: requests with arbitrary attributes and a valid or almost valid signature, and data.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ const MAC_KEY: [u8; 20] = [5; 20];
 pub(super) const RELAYED: &str = "203.0.113.1:50002";
 
 impl Run {
-    /// Builds a request from meaningful attributes, signed as clients sign, or almost.
+    /// Builds a request from meaningful attributes, with a valid or almost valid signature.
     pub(super) fn request(&mut self, input: &mut Input<'_>) -> Vec<u8> {
         let (method, how) = (input.below(8), input.u16());
         let method = METHODS.get(usize::from(method)).copied().unwrap_or_else(|| input.u16() & 0xFFF);

@@ -253,8 +253,8 @@ pub(super) enum Stage {
 pub(super) struct Mobility {
     pub(super) counter: u32,
     pub(super) owner: usize,
-    /// Previous ticket, valid until the client has evidently received the response. `Some` counts datagrams
-    /// sent before a move without data.
+    /// Previous ticket, valid until the client has evidently received the response. After a move that was not
+    /// caused by data, also contains the number of datagrams sent before it.
     pub(super) spent: Option<(u32, Option<u64>)>,
     pub(super) arriving: Option<(Source, usize)>,
     pub(super) last: Option<LastArrival>,
@@ -995,7 +995,8 @@ impl Model {
         self.workers[at].deleted.get(&(client, transaction, user)).is_some_and(|until| *until > self.ms)
     }
 
-    /// Records a request by its nonce. `None` if it may be a copy; otherwise the time of the previous nonce.
+    /// Records a request by its nonce. `None` if it may be a replay; otherwise the time of the previous
+    /// nonce.
     pub(super) fn record(&mut self, request: (Once, [u8; 12]), issued: u64) -> Option<Option<u64>> {
         let before = self.granted.get(&request).copied();
         if before.is_some_and(|before| before >= issued) {

@@ -348,7 +348,7 @@ impl Model {
             return Ok(self.fail(asking, 508));
         }
         let transaction = asking.request.transaction;
-        // A copy of a granted request, from another port or too late.
+        // A replay of a granted request, from another port or too late.
         let Some(before) = self.record((Once::Allocate, transaction), asking.issued) else {
             return self.challenge(asking, 438, realm);
         };
@@ -546,7 +546,7 @@ impl Model {
         if family.is_some_and(|family| !self.allocations[number].has(family)) {
             return Ok(self.fail(asking, 443));
         }
-        // A copy of a request that has moved the allocation.
+        // A replay of a request that has moved the allocation.
         if spent.is_some() && self.record((Once::Move, transaction), asking.issued).is_none() {
             return self.challenge(asking, 438, asking.who.0);
         }

@@ -9,8 +9,8 @@
 //!  └──────┴────────┴────────┴───────────────┴───────────────────────────────────┘
 //! ```
 //!
-//! [`View::new_checked`] checks the whole message once, after which accessors cannot fail. What a method
-//! means and which attributes it requires is up to the callers.
+//! [`View::new_checked`] checks the whole message once, after which accessors cannot fail. The callers know
+//! what each method means and which attributes it requires.
 
 mod attribute;
 mod value;
