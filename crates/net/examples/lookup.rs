@@ -5,10 +5,10 @@
 //! lookup --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --variant own|lookup [--first 20000] [--flows 2000] [--seconds 10]
 //! ```
 //!
-//! Like the example `sockets`, with a relay port per client. With `own`, each socket receives for itself.
-//! With `lookup`, one socket receives for all of them and distinguishes them by destination port
-//! (IP_RECVORIGDSTADDR); the other sockets only send, because a source port belongs to a socket. Needs
-//! CAP_NET_ADMIN and CAP_BPF.
+//! The program works like the example `sockets`, but with a relay port per client. With `own`, each socket
+//! receives for itself. With `lookup`, one socket receives for all of them and distinguishes them by
+//! destination port (IP_RECVORIGDSTADDR); the other sockets only send, because a source port belongs to a
+//! socket. Needs CAP_NET_ADMIN and CAP_BPF.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 mod bare;

@@ -30,8 +30,8 @@ pub fn raise_open_files(needed: u64) -> u64 {
 
 /// Makes the kernel allocate a descriptor table for `most` descriptors (limited by RLIMIT_NOFILE), 8 bytes
 /// each. Otherwise the table doubles when full, and in a multi-threaded process each doubling waits for an
-/// RCU grace period (`expand_fdtable`), 16 ms on an idle machine, in which no thread can open a descriptor.
-/// Fails with EMFILE if no descriptor is free, or with ENOMEM.
+/// RCU grace period (`expand_fdtable`), 16 ms on an idle machine, during which no thread can open a
+/// descriptor. Fails with EMFILE if no descriptor is free, or with ENOMEM.
 pub fn make_room(most: u64) -> io::Result<()> {
     let limit = raise_open_files(0);
     let last = RawFd::try_from(most.min(limit).saturating_sub(1)).unwrap_or(RawFd::MAX);
@@ -74,8 +74,8 @@ pub(crate) fn room_for_one(any: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the timer slack of this thread to the minimum (PR_SET_TIMERSLACK, prctl(2)), for generators. By
-/// default, timed waits end up to 50 us late.
+/// Sets the timer slack of this thread to the minimum (PR_SET_TIMERSLACK, prctl(2)). By default, timed waits
+/// end up to 50 us late.
 pub fn exact_timers() -> io::Result<()> {
     Ok(set_current_timer_slack(NonZeroU64::new(1))?)
 }

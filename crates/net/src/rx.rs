@@ -105,7 +105,8 @@ pub struct RxStats {
     pub kernel_drops: u64,
     /// Buffers dropped because they exceed a slot or lack a source address.
     pub truncated: u64,
-    /// Histogram of datagrams per call: bucket i counts 2^i to 2^(i+1)-1, the last one everything above.
+    /// Histogram of datagrams per call: bucket i counts calls with 2^i to 2^(i+1)-1 datagrams, and the last
+    /// one also those with more.
     pub batch: [u64; 12],
 }
 

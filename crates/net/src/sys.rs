@@ -111,7 +111,7 @@ pub(crate) fn empty_message() -> libc::mmsghdr {
 }
 
 /// sendmmsg(2) with MSG_DONTWAIT. musl's wrapper calls sendmsg(2) for each message instead, because it cannot
-/// rely on the padding of lengths being zero. Ours is.
+/// rely on the padding of lengths being zero, whereas this crate can.
 ///
 /// # Safety
 /// `messages` must point at `count` headers that describe live memory and have zeroed padding.

@@ -14,7 +14,7 @@ pub fn filter(program: &[Instruction]) -> io::Result<()> {
     let program = libc::sock_fprog { len, filter: instructions.as_mut_ptr() };
     rustix::thread::set_no_new_privs(true)?;
     // The process runs no untrusted code that could exploit speculation, so it opts out of the mitigation
-    // that Linux before 5.16 enables with a filter. Linux before 4.17 does not have the flag.
+    // that Linux before 5.16 enables along with a filter. Linux before 4.17 does not have the flag.
     let as_fast = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     match seccomp(&program, as_fast) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {

@@ -118,7 +118,7 @@ fn moving_deadlines_are_met() {
         assert!(wake_ups <= 3, "woke up {wake_ups} times for one deadline");
         assert!(since(started) >= due);
     }
-    // A deadline in the past does not wait, and a later deadline survives an earlier one.
+    // A deadline in the past causes no wait, and a later deadline survives an earlier one.
     assert!(bell.poller.wait_until(since(started), Some(0), None).unwrap().is_empty());
     let (near, later) = (since(started) + 10, since(started) + 30);
     wait_like_a_worker(&mut bell.poller, started, near);

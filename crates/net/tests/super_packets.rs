@@ -8,7 +8,8 @@ fn gro() -> UdpOptions {
     UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() }
 }
 
-/// Like a container with loopback down: once the machine has any address, loopback addresses cannot be bound.
+/// Simulates a container whose loopback is down: once the machine has any other address, loopback addresses
+/// cannot be bound.
 #[test]
 fn best_data_path_is_found_without_loopback() {
     const LINK: [&str; 8] = ["link", "add", "e0", "type", "veth", "peer", "name", "e1"];

@@ -89,7 +89,7 @@ pub struct Flow {
 // SAFETY: numbers and bytes, no padding: 8 + 40 + 16 + 16 + 8 + 4 * 4 + 8 + 8 + 56 = 176, a multiple of 8.
 unsafe impl Pod for Flow {}
 
-/// Permission of a flow to be relayed by the kernel for some seconds, if leases are required. Written by the
+/// Permission for a flow to be relayed by the kernel for some seconds, if leases are required. Written by the
 /// programs; an installation resets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

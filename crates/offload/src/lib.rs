@@ -1,5 +1,5 @@
 //! Kernel data path: a program at TC ingress or in the driver (XDP) relays single datagrams between bound
-//! channels without waking a worker. Bulk traffic and all packets in doubt go to user space.
+//! channels without waking a worker. Bulk traffic and all doubtful packets go to user space.
 //!
 //! ```text
 //!                     ┌──▶ no: user space, unchanged

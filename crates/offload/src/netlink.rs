@@ -73,7 +73,7 @@ pub(crate) struct Interface {
     pub(crate) number: u32,
     pub(crate) mtu: u32,
     pub(crate) name: String,
-    /// True if it is a member of a bridge, bond or similar, on which its traffic appears again.
+    /// True if the interface is a member of a bridge, bond or the like, on which its traffic appears again.
     pub(crate) is_port: bool,
     pub(crate) is_up: bool,
     pub(crate) is_ethernet: bool,
@@ -202,7 +202,8 @@ impl Netlink {
             for (kind, value) in attributes(&body[12..]) {
                 match kind {
                     4 if value.len() == 4 => interface = Some(u32_at(value, 0)),
-                    // The gateway is of the same family, or of the other one if two bytes come first.
+                    // RTA_GATEWAY (same family), and RTA_VIA (other family), in which two bytes precede the
+                    // address.
                     5 => neighbour = ip_of(value).unwrap_or(to),
                     18 => neighbour = value.get(2..).and_then(ip_of).unwrap_or(to),
                     _ => {}

@@ -297,8 +297,8 @@ mod tests {
         MappedArray::map(file.unwrap(), len).unwrap()
     }
 
-    /// A kernel without interfaces that fails the first `times` route queries with ENOBUFS, and a counter of
-    /// queries.
+    /// Simulates a kernel without interfaces that answers the first `times` route queries with ENOBUFS; also
+    /// returns a counter of queries.
     fn busy_kernel(times: usize) -> (Netlink, Arc<AtomicUsize>) {
         let (ours, its) = UnixDatagram::pair().unwrap();
         let asked = Arc::new(AtomicUsize::new(0));

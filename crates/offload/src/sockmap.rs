@@ -198,7 +198,7 @@ impl Sockmap {
     /// all are written to the other side. Returns true if it does so.
     pub fn lower(&self, joined: &Joined, side: usize, taken: u64) -> bool {
         let place = joined.place(side);
-        // The program does not know how much of the data received before the join of the other socket is
+        // The program does not know how much of the data received before the other socket was joined is
         // unwritten.
         let is_based = taken == 0 || self.word(place, BASE).load(Ordering::Acquire) & KNOWN != 0;
         if !joined.is_whole || !is_based {

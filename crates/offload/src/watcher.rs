@@ -31,8 +31,7 @@ use crate::{
 /// interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
-/// Minimum time between two readings of the rules, and the maximum part of CPU time that they may take, one
-/// in 20.
+/// Minimum time between two readings of the rules, and the maximum share of CPU time for them: one 20th.
 const RULES_AGAIN: Duration = Duration::from_millis(50);
 const RULES_SHARE: u32 = 20;
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };

@@ -347,7 +347,7 @@ fn a_successor_with_other_maps_or_hooks_starts_without_flows() {
     }
 }
 
-/// Copies of the links, such as a process forked by another thread holds until it calls exec.
+/// Copies of the links, like those that a process forked by another thread holds until it calls exec.
 fn links_of_this_process() -> Vec<OwnedFd> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("Linux 5.3");
     let all = fs::read_dir("/proc/self/fd").expect("/proc").flatten();

@@ -1,5 +1,5 @@
-//! Flows with leases on a real link, beside rules of this machine: the kernel relays only what would have passed
-//! user space unchanged.
+//! Flows with leases on a real link, while this machine has rules of various kinds: the kernel relays only
+//! what would have passed through user space unchanged.
 
 use crate::prelude::*;
 use std::{
@@ -21,7 +21,8 @@ const PEER: &str = "10.78.0.2:6000";
 
 /// More datagrams than a flow needs to settle and be granted its lease.
 pub(crate) const SOME: u32 = 40;
-/// Allows for the process that changes rules and the thread that reads them having to wait for the CPU.
+/// Long enough even if the process that changes rules and the thread that reads them have to wait for the
+/// CPU.
 const READ_AFTER: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(3);
 

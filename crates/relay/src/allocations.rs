@@ -292,7 +292,7 @@ impl Relay {
     }
 
     /// Makes a worker publish its counters, so that [`Relay::snapshots`] is up to date. `answer` receives the
-    /// time for which the command waited; a datagram currently waits equally long.
+    /// time for which the command waited; a datagram would wait just as long.
     pub fn probe(&self, worker: usize, answer: impl FnOnce(Duration) + Send + 'static) {
         if let Some(sender) = self.senders().nth(worker) {
             let probe = Probe { asked: Instant::now(), answer: Box::new(answer) };

@@ -231,8 +231,8 @@ fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     stream
 }
 
-/// New clients beyond the limit of their address have to wait; as many as the limit may wait, and others are
-/// refused.
+/// New clients beyond the limit of their address have to wait. At most as many as the limit may wait; others
+/// are refused.
 #[test]
 fn waiting_clients_are_bounded_and_eventually_served() {
     let world =

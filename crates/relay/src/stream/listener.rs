@@ -243,7 +243,8 @@ impl Streams {
         }
     }
 
-    /// Counts a connection for the address in its PROXY header, unless that address has too many recent ones.
+    /// Counts a connection towards the limit of the address in its PROXY header, unless that address has too
+    /// many recent ones.
     pub(super) fn count_for(&mut self, slot: usize, address: IpAddr, now_ms: u64) -> Result<(), CloseReason> {
         let network = PrefixLengths::HOST.of(address);
         if self.idle.is_crowded_by(network, now_ms) {

@@ -79,7 +79,7 @@ pub(crate) struct AllocationState {
     pub(crate) granted: u32,
     pub(crate) reservation: Option<Masked<[u8; 8]>>,
     pub(crate) address_error: Option<(Family, u16)>,
-    /// The relayed transport address of a dual-stack allocation that ended first, for the log.
+    /// Relayed transport address that ended first in a dual-stack allocation, for the log.
     pub(crate) former: Option<Box<SocketAddr>>,
     /// Present while relay sockets are being opened.
     pub(crate) pending: Option<Box<Pending>>,

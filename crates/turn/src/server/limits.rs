@@ -11,7 +11,7 @@ pub struct ServerLimits {
     /// Includes connections being established.
     pub peer_connections_per_allocation: usize,
     pub peer_connections_per_user: usize,
-    /// LIFETIME if the client requests none, in seconds.
+    /// LIFETIME in seconds if the client requests none.
     pub default_lifetime: u32,
     /// Highest LIFETIME granted, in seconds.
     pub max_lifetime: u32,

@@ -42,7 +42,7 @@ const MOST_BINDINGS: usize = 4;
 const MOST_CONNECTIONS: usize = 2;
 /// Bytes that this configuration adds to a challenge: the longer realm and the server name for tokens.
 const CONFIGURED: usize = 8 + 20;
-/// Maximum number of effects of one call: the end of everything that five allocations have.
+/// Maximum number of effects of one call, which may end everything that five allocations have.
 const MOST_EFFECTS: usize = TOTAL * (2 * MOST_BINDINGS + 2 * MOST_CONNECTIONS + 4);
 
 #[test]

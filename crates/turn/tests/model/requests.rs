@@ -570,7 +570,7 @@ impl Model {
                 return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
             }
             family => {
-                // In the last two seconds of an allocation, the response grants more time than is left.
+                // During an allocation's last two seconds, the response grants more time than is left.
                 let lifetime_ms = u64::from(lifetime) * 1000;
                 let until = now + left.map_or(lifetime_ms, |left| lifetime_ms.min(left * 1000));
                 for of in [Family::V4, Family::V6] {

@@ -9,8 +9,8 @@
 //!  └──────┴────────┴────────┴───────────────┴───────────────────────────────────┘
 //! ```
 //!
-//! [`View::new_checked`] checks the whole message once, after which accessors cannot fail. The callers know
-//! what each method means and which attributes it requires.
+//! [`View::new_checked`] checks the whole message once, after which accessors cannot fail. The meaning of
+//! each method and its required attributes are up to the callers.
 
 mod attribute;
 mod value;

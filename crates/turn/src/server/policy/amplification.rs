@@ -19,7 +19,7 @@ pub struct RefusalLimit {
     pub per_second: u32,
 }
 
-/// Maximum number of tracked prefixes. Even a flood cannot exceed it on one worker; any additional prefixes
+/// Maximum number of tracked prefixes, which even a flood cannot exceed on one worker. Additional prefixes
 /// would not be limited.
 const MOST: usize = 16_384;
 /// Milliseconds between two sweeps of a full table.
