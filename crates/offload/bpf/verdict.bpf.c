@@ -133,7 +133,7 @@ SEC("sk_skb/stream_verdict") int turnpike_chat(struct __sk_buff *skb) {
 		u32 own = place ^ 1;
 
 		WRITE_ONCE(side->handed, seen);
-		/* Unless user space has set it first. */
+		/* Unless user space has already set UP. */
 		if (!(__sync_fetch_and_or(&side->seen, UP) & UP))
 			ringbuf_output(&raised, &own, sizeof(own), 0);
 	}

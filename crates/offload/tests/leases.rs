@@ -62,7 +62,7 @@ impl<'p> Bench<'p> {
     }
 }
 
-/// Sets a byte of an IPv4 header, and its checksum.
+/// Sets a byte of an IPv4 header, and updates the checksum.
 fn with_byte(frame: &[u8], at: usize, value: u8) -> Vec<u8> {
     let mut frame = frame.to_vec();
     frame[14 + at] = value;
@@ -111,7 +111,7 @@ fn a_datagram_that_does_not_leave_grants_nothing() {
         let mut bench = Bench::new(program, TO_PEER);
         assert_eq!(bench.leave(), []);
         assert_eq!(bench.lease(), Lease::default());
-        // A datagram that the kernel relayed passes here as well.
+        // A datagram that the kernel relayed also passes through TC egress.
         assert_eq!(bench.arrive(), Count::Lease);
         let leaves = bench.leaves.clone();
         // Linux 5.10 cannot run a program on such a datagram in a test.
@@ -147,7 +147,7 @@ fn a_changed_datagram_is_a_refusal_with_its_reason() {
             assert_eq!(bench.arrive(), Count::Lease);
             assert_eq!(bench.program.leave(&leaves, context), [reason]);
             assert_eq!(bench.arrive(), Count::Refused, "{reason:?}");
-            // Then it leaves unchanged.
+            // Then the datagram leaves unchanged.
             assert_eq!(bench.leave(), []);
             assert_eq!(bench.arrive(), Count::ToPeer, "{reason:?}");
         }

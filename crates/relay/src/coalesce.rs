@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn first_datagrams_after_silence_are_served_immediately() {
+    fn first_datagrams_after_a_gap_are_served_immediately() {
         let mut worker = Simulated::new();
         worker.run(&steady(100_000, Duration::ZERO, Duration::from_millis(100)));
         let before = worker.coalescer.pauses();

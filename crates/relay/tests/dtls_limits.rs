@@ -60,7 +60,7 @@ fn stalled_handshake_times_out() {
 }
 
 #[test]
-fn silent_association_without_an_allocation_ends() {
+fn idle_association_without_an_allocation_ends() {
     // Longer than a handshake and a request can take on a busy machine.
     let world = world_with(|config| config.limits.idle = Duration::from_millis(3000));
     let kinds = [Kind::V12, Kind::V13];

@@ -139,7 +139,7 @@ fn name_decides_between_web_and_turn_without_terminating_tls() {
         assert_eq!(stream.conn.alpn_protocol(), Some(&b"h2"[..]));
         stream.write_all(b"GET /").unwrap();
         assert_eq!(read_exactly(&mut stream, 5), b"GET /");
-        // The name of TURN's certificate, an unknown name, and none.
+        // The name in TURN's certificate, an unknown name, and none.
         for name in ["turn.example.org", "other.example.net", "127.0.0.1"] {
             let mut stream = tls_connect(server, name, &tls_config(&[])).unwrap();
             assert_eq!(certificate(&mut stream), "turn.example.org", "{name}");

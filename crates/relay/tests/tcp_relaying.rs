@@ -222,7 +222,7 @@ fn bytes_after_a_connection_bind_are_data() {
 }
 
 #[test]
-fn peer_that_refuses_gives_447_and_duplicate_peer_gives_446() {
+fn refused_connection_is_447_and_duplicate_peer_is_446() {
     let world = support::start_workers(1);
     let (mut client, _) = control(&world);
     let gone = listener().local_addr().unwrap();
@@ -446,7 +446,7 @@ fn reset_ends_a_stalled_tls_data_connection() {
 
 /// After one side has closed (RFC 6062 section 5.5), the other side may still send for a while.
 #[test]
-fn half_closed_connection_ends_when_silent() {
+fn half_closed_connection_ends_when_idle() {
     let world = support::start_with(|config| {
         config.half_closed = Duration::from_millis(600);
         config.streams.tls = Some(support::context(&[support::identity(&["turn.example.org"])]));

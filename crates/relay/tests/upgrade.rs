@@ -242,7 +242,7 @@ fn upgrade_keeps_stream_clients_in_the_old_process() {
 }
 
 #[test]
-fn udp_clients_take_their_shared_ports_along() {
+fn udp_clients_keep_their_shared_ports() {
     let config = configured(|config| (config.workers, config.shared_ports) = (2, 1));
     let mut world = start(&config);
     let far = peer_at(100);

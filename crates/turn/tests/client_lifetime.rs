@@ -100,7 +100,7 @@ fn permissions_and_channels_are_refreshed_before_a_permission_expires() {
 }
 
 #[test]
-fn deleting_requests_a_zero_lifetime_and_drops_all_state() {
+fn a_deletion_sends_lifetime_zero_and_drops_all_state() {
     let mut client = allocated(0, 600);
     client.bind_channel(0, peer()).unwrap();
     client.delete(5).unwrap();

@@ -116,7 +116,7 @@ fn neither_number_nor_peer_can_be_bound_twice() {
 }
 
 #[test]
-fn a_peer_is_permitted_while_a_channel_to_it_lives() {
+fn a_peer_is_permitted_while_it_has_a_channel() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::refresh(3600).signed(&alice)).success();

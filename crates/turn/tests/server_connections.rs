@@ -83,7 +83,7 @@ fn udp_only_attributes_with_tcp_are_400() {
 }
 
 #[test]
-fn tcp_relaying_switched_off_is_442() {
+fn disabled_tcp_relaying_is_442() {
     let mut world = World::with(ServerConfig { tcp_relay: false, ..streams() });
     world.client = stream(1);
     let alice = world.credentials("alice", Scheme::Md5);

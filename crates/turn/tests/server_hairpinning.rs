@@ -194,7 +194,7 @@ fn a_reload_updates_the_addresses_behind_channels() {
 
 /// The serialized form contains external addresses, which the receiver maps to its own bound ones.
 #[test]
-fn a_moved_allocation_uses_the_new_processs_addresses() {
+fn a_moved_allocation_uses_the_addresses_of_the_new_process() {
     let (mut here, mut there) = (World::with(streams()), world());
     let (alice, relay) = here.allocated();
     here.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();

@@ -121,7 +121,7 @@ fn another_user_cannot_change_the_allocation() {
 }
 
 #[test]
-fn an_index_is_reused_with_another_generation() {
+fn an_index_is_reused_with_a_new_generation() {
     let mut world = World::new();
     let (alice, first) = world.allocated();
     world.ask(&Ask::refresh(0).signed(&alice)).success();

@@ -58,7 +58,7 @@ fn only_a_client_that_asks_gets_a_ticket() {
 }
 
 #[test]
-fn mobility_switched_off_is_405() {
+fn disabled_mobility_is_405() {
     let (mut world, _, ticket) = mobile();
     let off = ServerConfig { mobility: false, ..streams() };
     world.server.reconfigure(world.now, Arc::new(off));

@@ -163,7 +163,7 @@ fn a_nonce_of_another_address_is_otherwise_invalid() {
 }
 
 #[test]
-fn a_ticket_reaches_its_owner_with_the_old_addresss_nonce() {
+fn a_ticket_reaches_its_owner_with_the_nonce_of_the_old_address() {
     let mut workers = World::workers(&config(), 2);
     let (alice, ticket) = mobile(&mut workers[0]);
     let new = elsewhere(1);

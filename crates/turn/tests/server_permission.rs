@@ -63,7 +63,7 @@ fn a_permission_covers_all_ports_of_an_address() {
 }
 
 #[test]
-fn a_permission_lives_300_seconds_from_its_last_refresh() {
+fn a_permission_lasts_300_seconds_from_its_last_refresh() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();

@@ -101,7 +101,7 @@ fn a_key_of_one_realm_is_wrong_in_another() {
 }
 
 #[test]
-fn a_username_in_another_realm_is_another_user() {
+fn a_username_in_another_realm_is_a_different_user() {
     let mut world = World::with(tenants());
     let alice = alice_in(&mut world, 0, TENANT);
     world.ask(&Ask::allocate().signed(&alice)).success();
@@ -180,7 +180,7 @@ fn a_namesake_gets_no_allocation_of_a_removed_realm() {
 }
 
 #[test]
-fn a_realm_with_another_name_is_another_realm() {
+fn a_renamed_realm_is_a_different_realm() {
     let mut world = World::with(tenants());
     let tenant = alice_in(&mut world, 1, TENANT);
     world.ask(&Ask::allocate().signed(&tenant)).success();

@@ -13,7 +13,7 @@ fn granted(world: &mut World) -> (Credentials, Ask) {
 }
 
 #[test]
-fn a_copy_gets_the_same_response_while_the_allocation_lives() {
+fn a_copy_gets_the_same_response_while_the_allocation_exists() {
     let mut world = World::new();
     let (_, ask) = granted(&mut world);
     let reply = world.ask(&ask).success();

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_of_an_earlier_version_opens() {
+    fn a_ticket_of_an_earlier_version_can_be_opened() {
         let secret = [7; 32];
         let own = own_key(&secret);
         let mut plain = [0; HALF];
@@ -167,7 +167,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_do_not_open(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_cannot_be_opened(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             prop_assert_eq!(Ticket::open(&bytes, &[7; 32]), None);
         }
     }

@@ -234,7 +234,7 @@ const BUCKETS: usize = 4096;
 /// Burst, in seconds' worth of requests.
 const SOURCE_BURST: u64 = 5;
 
-/// Each bucket is the time when it will be full again, in microseconds.
+/// Each bucket stores the time at which it will be full again, in microseconds.
 #[derive(Default)]
 pub(crate) struct DiscoveryRate {
     /// Allocated on the first request.
