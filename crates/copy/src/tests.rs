@@ -193,7 +193,7 @@ fn end_of_stream_leaves_the_other_direction_open() {
 }
 
 #[test]
-fn last_end_of_stream_is_left_to_close() {
+fn last_end_of_stream_is_passed_on_by_closing() {
     let (mut mover, mut flow, ends) = (Mover::default(), Flow::default(), Ends::new());
     ends.source.shutdown(Shutdown::Write).unwrap();
     until(|| {

@@ -174,7 +174,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_cannot_be_opened(bytes: Vec<u8>) {
+        fn arbitrary_bytes_do_not_open(bytes: Vec<u8>) {
             prop_assert!(Sealer::new("s").open("card", &bytes).is_none());
         }
     }

@@ -133,7 +133,7 @@ fn a_datagram_that_does_not_leave_grants_nothing() {
 }
 
 #[test]
-fn a_changed_datagram_is_a_refusal_with_its_reason() {
+fn a_changed_datagram_is_refused_with_a_reason() {
     with_program(|program| {
         let leaves = bytes(GOLDEN[TO_PEER].leaves);
         let unchanged = leaves.clone();
@@ -188,7 +188,7 @@ fn each_dscp_needs_its_own_grant_within_the_lease() {
 }
 
 #[test]
-fn a_lease_holds_for_one_flow_and_one_interface() {
+fn a_lease_applies_to_one_flow_and_one_interface() {
     with_program(|program| {
         let mut bench = Bench::new(program, TO_PEER);
         bench.arrive();

@@ -349,7 +349,7 @@ fn in_namespace(case: impl FnOnce() + Send) {
 }
 
 #[test]
-fn flows_stay_in_user_space_beside_rules_that_would_act() {
+fn flows_stay_in_user_space_if_rules_would_affect_them() {
     for (name, _, rules, reason) in cases(RULES, |(_, tool, ..)| tool) {
         in_namespace(|| {
             let Some(mut bench) = Bench::new(rules) else { return };
@@ -361,7 +361,7 @@ fn flows_stay_in_user_space_beside_rules_that_would_act() {
 }
 
 #[test]
-fn flows_cross_beside_rules_that_let_them_through() {
+fn flows_cross_if_rules_let_them_through() {
     for (name, _, rules) in cases(HARMLESS, |(_, tool, _)| tool) {
         in_namespace(|| {
             let Some(mut bench) = Bench::new(rules) else { return };
@@ -377,7 +377,7 @@ fn flows_cross_beside_rules_that_let_them_through() {
 }
 
 #[test]
-fn rules_added_later_act_after_one_lease() {
+fn rules_added_later_take_effect_after_one_lease() {
     thread::scope(|scope| {
         let cases: Vec<_> = cases(RULES, |(_, tool, ..)| tool)
             .map(|(name, _, rules, _)| {
@@ -422,7 +422,7 @@ fn no_datagram_is_lost_or_overtaken_when_rules_come_and_go() {
 }
 
 #[test]
-fn shaping_acts_on_relayed_datagrams() {
+fn shaping_applies_to_relayed_datagrams() {
     if !is_there("tc") {
         return skip("tc(8) is not installed");
     }

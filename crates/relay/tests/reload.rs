@@ -94,7 +94,7 @@ fn removed_udp_listener_serves_only_existing_clients() {
 }
 
 #[test]
-fn removed_stream_listener_closes_at_once_and_keeps_connections() {
+fn removed_stream_listener_closes_immediately_and_keeps_connections() {
     let world = start_workers(2);
     let (tcp, peer) = (world.tcp(), peer());
     let mut client = world.client();

@@ -195,7 +195,7 @@ fn two_clients_of_a_relay_behind_a_nat_are_connected() {
 }
 
 #[test]
-fn peer_without_permission_is_closed_at_once() {
+fn peer_without_permission_is_closed_immediately() {
     let world = support::start_workers(1);
     let (mut client, relayed) = control(&world);
     assert!(is_over(&mut connect(relayed)));
