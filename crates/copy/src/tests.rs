@@ -319,7 +319,7 @@ fn unannounced_urgent_byte_does_not_end_the_stream() {
         until(|| poller.wait(None).unwrap().iter().any(|event| event.priority && event.closed).then_some(()));
         let first = to_the_end(&mut mover, &mut flow, &mut ends, copy);
         if first != Pumped::Done {
-            // A read that stops short waits for that event.
+            // After a read that stops short, the flow waits for that event.
             assert_eq!((first, flow.bytes, flow.has_ended()), (Pumped::Idle, 3, false), "{copy:?}");
             flow.on_urgent(&ends.from);
             (flow.readable, flow.fin) = (true, true);

@@ -500,7 +500,7 @@ fn empty_datagrams_are_sent_alone_and_in_order() {
 }
 
 #[test]
-fn df_is_set_only_for_routes_that_want_it() {
+fn df_is_set_only_for_routes_with_dont_fragment() {
     let mut b = bench(Datapath::Gso);
     let mut kernel = ruled(|_| None);
     for n in 0..40 {

@@ -75,7 +75,7 @@ impl Scope<'_> {
         let raw = u64::from(time) << (64 - TIME_BITS) | u64::from(salt) << MAC_BITS | mac;
         let mut nonce = [0; LEN];
         nonce[..RAW_AT].copy_from_slice(self.cookie());
-        // 8 bytes are encoded as 11 characters, exactly the room after the cookie.
+        // 8 bytes are encoded as 11 characters, exactly the space left after the cookie.
         let written = STANDARD_NO_PAD.encode_slice(raw.to_be_bytes(), &mut nonce[RAW_AT..]);
         debug_assert_eq!(written, Ok(LEN - RAW_AT));
         nonce
