@@ -201,7 +201,7 @@ async fn fault(order: &mut Order) -> String {
             return error::describe(problem);
         }
     }
-    "it gives no reason".to_owned()
+    "no reason given".to_owned()
 }
 
 fn is_kind(problem: &instant_acme::Problem, kind: &str) -> bool {

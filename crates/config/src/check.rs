@@ -121,10 +121,10 @@ impl Judge<'_> {
                 self.refuse(
                     "server.hand_on",
                     format!("{to} is this server itself: {key} has {listener}"),
-                    "the address of a web server; with the same port, listen on other addresses than it does",
+                    "the address of a web server; if it uses the same port, listen on addresses that it does not use",
                 );
             }
-            // Everyone's requests would come from the loopback address, which may have full access.
+            // All requests would come from the loopback address, which may have full access.
             if settings.admin.tcp().any(is_here) {
                 self.refuse(
                     "server.hand_on",

@@ -1,5 +1,5 @@
 //! Allocation log: one line per ended allocation and refused credential. Workers send effects over a bounded
-//! channel and never wait; the control thread writes.
+//! channel and never wait; the control thread writes the lines.
 
 use std::{
     sync::Arc,

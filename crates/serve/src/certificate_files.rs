@@ -18,7 +18,7 @@ use turnpike_relay::{
 };
 
 /// Loads the configuration at startup. Accepts certificates outside their validity period: a machine without
-/// a battery starts with a wrong clock, and UDP clients need no certificate.
+/// a battery-backed clock boots with the wrong time, and UDP clients need no certificate.
 pub fn load(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     let loaded =
         sources.load(|settings| read_by(settings, |files| certificates::read(&files.cert, &files.key)))?;

@@ -22,7 +22,7 @@ pub(crate) struct Machine {
     /// Addresses of this machine; `None` if they cannot be read. All configured addresses are then assumed
     /// to be present.
     own: Option<Vec<OwnAddress>>,
-    /// Detected addresses of IPv4 and IPv6. An address stays here until another one replaces it.
+    /// Detected IPv4 and IPv6 addresses. An address stays here until another one replaces it.
     detected: [Option<IpAddr>; 2],
     /// True once there has been a default route. Until then, any address of the machine is used.
     had_route: bool,

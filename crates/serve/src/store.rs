@@ -261,7 +261,7 @@ pub(crate) fn failure(settings: &StoreSettings) -> StoreFailure {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Merged {
-    /// Merged realms, limits and token keys; the configuration takes precedence.
+    /// Realms, limits and token keys, merged from both; the configuration takes precedence.
     pub(crate) settings: Settings,
     /// Rules that only a store can have.
     pub(crate) rules: StoredRules,

@@ -208,7 +208,7 @@ fn refusals_are_explained_and_do_not_stop_the_service() {
     let mut serve = serve(&authority.config(&dir, &["blocked.example.org", NAME], &more), &[]);
     let line = serve.program.line_with("no new certificate for blocked.example.org");
     for part in
-        ["rejectedIdentifier", "use another name", "next attempt in", "start when the certificate is there"]
+        ["rejectedIdentifier", "use another name", "next attempt in", "start once the certificate is issued"]
     {
         assert!(line.contains(part), "{part}: {line}");
     }
