@@ -19,7 +19,7 @@ pub(crate) enum OrderError {
     Unreachable(String),
     #[error("the authority offers no {0} for this name: set acme.challenge to one of {1}")]
     NotOffered(&'static str, String),
-    #[error("the authority cannot validate the name by {challenge}: {why}")]
+    #[error("the authority cannot validate the name with {challenge}: {why}")]
     Invalid { challenge: &'static str, why: String },
     #[error(
         "http-01 cannot listen on {0}: {1}; free the port, or set another acme.http_listen or acme.challenge"
@@ -86,7 +86,7 @@ pub(crate) fn describe(problem: &Problem) -> String {
         }
         "caa" => "a CAA record of the domain must permit this authority",
         "rejectedIdentifier" | "unsupportedIdentifier" => {
-            "this authority does not certify this name: use another name or another acme.directory"
+            "this authority does not issue certificates for this name: use another name or another acme.directory"
         }
         "externalAccountRequired" => {
             "set acme.eab_key_id and acme.eab_key to the values shown in your account with this authority"

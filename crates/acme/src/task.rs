@@ -292,11 +292,13 @@ impl OneName<'_> {
                 Ok(validity) => {
                     let left = span(validity.last.saturating_sub(now()));
                     tracing::info!(
-                        "certificate for {name} from another server of the fleet: valid for {left}"
+                        "took over the certificate for {name} from another server of the fleet: valid for {left}"
                     );
                 }
                 Err(error) => {
-                    tracing::error!("certificate for {name} from another server of the fleet: {error}");
+                    tracing::error!(
+                        "cannot use the certificate for {name} from another server of the fleet: {error}"
+                    );
                 }
             }
         }

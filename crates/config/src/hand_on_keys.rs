@@ -13,7 +13,7 @@ use crate::{key::Kind, read::ValueReader};
 
 pub(crate) const RULES: Kind<Vec<HandOnRule>> = Kind::list(
     "a list of { sni = \"*.example.org\", to = \"ADDR:PORT\" }, each with sni, alpn (one or a list) or plain = true, and \
-     perhaps proxy_protocol = \"v1\" or \"v2\"",
+     optionally proxy_protocol = \"v1\" or \"v2\"",
     |reader, node| reader.list(node, rule),
     |rules| list(rules.iter().map(shown)),
 );

@@ -102,7 +102,7 @@ impl Worker {
         self.worker_rules.common = Arc::clone(common);
     }
 
-    /// Takes the kernel resources that the rules added next need.
+    /// Takes the kernel resources needed by the rules that are added next.
     pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
         let now = self.frame.now_ms();
         if let Some(flows) = flows {

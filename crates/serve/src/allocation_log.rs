@@ -82,7 +82,7 @@ fn is_debugged() -> bool {
     tracing::enabled!(target: "turnpike::allocation", tracing::Level::DEBUG)
 }
 
-/// Realm, and the name that its quotas are kept under.
+/// Realm, and the name under which the user's quotas are kept.
 type QuotaUser = (Arc<str>, Box<str>);
 
 struct AllocationLogLimits {

@@ -29,8 +29,8 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     }
 }
 
-/// Loads the configuration at a reload. Returns certificate problems separately, because the old
-/// certificates can stay in use: a removed user must lose access even if a certificate has expired.
+/// Loads the configuration at a reload. Returns certificate problems separately, because they must not
+/// prevent the reload: the old certificates can stay in use, but a removed user must lose access.
 pub(crate) fn load_for_reload(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     sources.load(read)
 }
@@ -98,8 +98,8 @@ fn read_by(
     ReadCertificates { certificates, problems, warnings }
 }
 
-/// Reads a certificate that the server ordered; `None` if it has not arrived. Its validity is not checked: an expired one
-/// is replaced as soon as the CA issues a new one.
+/// Reads a certificate that the server ordered; `None` if it has not been issued yet. Its validity is not
+/// checked: an expired one is replaced as soon as the CA issues a new one.
 fn read_ordered(file: &Path) -> Result<Option<Identity>, String> {
     match certificates::read(file, file) {
         Ok(identity) => Ok(Some(identity)),

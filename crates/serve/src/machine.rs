@@ -62,7 +62,7 @@ impl Machine {
             Ok(own) => machine.own = Some(own),
             Err(error) => tracing::warn!(
                 "cannot read the addresses of this machine ({error}): only loopback, relay addresses and \
-                 turnpike's own listeners are refused as peers, not other services of this machine; allow AF_NETLINK sockets"
+                 turnpike's own listeners are refused as peers, so clients can reach other services on this machine; allow AF_NETLINK sockets"
             ),
         }
         machine.detect();
@@ -200,8 +200,8 @@ impl Machine {
         &self.states
     }
 
-    /// Relay addresses whose allocations must end, because for a minute they have been missing or have not
-    /// been routed through their interface.
+    /// Relay addresses whose allocations must end, because the address has been missing, or has not been
+    /// routed through its interface, for a minute.
     pub(crate) fn lost(&mut self, relayed: &[RelayAddress], now: Instant) -> Vec<IpAddr> {
         let missing: BTreeSet<IpAddr> =
             relayed.iter().map(|relay| relay.bind).filter(|ip| !self.serves(*ip)).collect();

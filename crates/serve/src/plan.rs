@@ -175,7 +175,7 @@ impl RelayPlan {
     }
 }
 
-/// Warnings about what packets bypass when the kernel relays them.
+/// Warnings about firewalls and other features that packets bypass when the kernel relays them.
 fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
     use DatapathChoice::{Auto, Step, Xdp};
     let firewall = "packets relayed by the kernel bypass this machine's firewall (netfilter) and IPsec policies: \

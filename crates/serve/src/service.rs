@@ -744,7 +744,7 @@ fn log_started(plan: &RelayPlan, relay: &Relay) {
     }
     if config.shared_ports > 0 {
         tracing::info!(
-            "UDP clients of a worker share {0} ports on each of these, other clients {0} more; on a shared port, each peer address belongs to one client",
+            "UDP clients of a worker share {0} ports on each of these addresses, and its other clients share {0} more; on a shared port, each peer address belongs to one client",
             config.shared_ports
         );
     }
@@ -779,7 +779,9 @@ impl Generated {
     /// Prints the password, which is shown nowhere else.
     fn print(&self, realm: &str, out: &mut dyn Write) {
         let (before, user, after) = match self {
-            Self::ForThisRun(user) => ("No user configured; for this run".to_owned(), user, String::new()),
+            Self::ForThisRun(user) => {
+                ("No user configured; one for this run".to_owned(), user, String::new())
+            }
             Self::Kept(MadeUp { user, dir }) => (
                 "No user configured; created one".to_owned(),
                 user,

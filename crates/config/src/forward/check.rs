@@ -281,7 +281,7 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
             let listener = parts::show_listener(&rule.bind, rule.ports);
             refuse(
                 "rule.listen",
-                format!("{listener} is already listened on by the rule at {}", other.origin),
+                format!("{listener} is already used by the rule at {}", other.origin),
                 "each address and port once per protocol",
             );
         } else if let Some(other) = drafts[..index].iter().find(|other| other.rule.id == rule.id) {

@@ -379,7 +379,7 @@ fn dual_stack_listener_conflicts_with_either_family() {
     {
         for rules in [[both, other], [other, both]] {
             let told = from_arguments(&rules).expect_err(other).to_string();
-            assert!(told.contains("is already listened on by the rule at"), "{other}: {told}");
+            assert!(told.contains("is already used by the rule at"), "{other}: {told}");
         }
     }
     for fine in [
@@ -390,7 +390,7 @@ fn dual_stack_listener_conflicts_with_either_family() {
         assert!(from_arguments(&fine).is_ok(), "{fine:?}");
     }
     let twice = from_arguments(&["unix:///a=a:1", "unix:///a=b:1"]).expect_err("one socket").to_string();
-    assert!(twice.contains("unix:/a is already listened on"), "{twice}");
+    assert!(twice.contains("unix:/a is already used"), "{twice}");
     assert!(from_arguments(&["unix:///a=a:1", "unix:///b=b:1"]).is_ok());
 }
 
@@ -578,14 +578,10 @@ fn unknown_option_suggests_the_nearest_one() {
 #[test]
 fn two_rules_cannot_share_a_listener_or_a_name() {
     for (one, two, message) in [
-        (
-            "tcp://0.0.0.0:1-5=a:1",
-            "tcp://0.0.0.0:5=b:1",
-            "0.0.0.0:5 is already listened on by the rule at argument",
-        ),
-        ("udp://[::1]:7=a:1", "udptotcp://[::1]:7=b:1", "[::1]:7 is already listened on"),
-        ("tcp://0.0.0.0:1=a:1", "tcp://127.0.0.1:1=b:1", "127.0.0.1:1 is already listened on"),
-        ("tcp://[fe80::1%e0]:1=a:1", "tcp://[fe80::1%e0]:1=b:1", "[fe80::1%e0]:1 is already listened on"),
+        ("tcp://0.0.0.0:1-5=a:1", "tcp://0.0.0.0:5=b:1", "0.0.0.0:5 is already used by the rule at argument"),
+        ("udp://[::1]:7=a:1", "udptotcp://[::1]:7=b:1", "[::1]:7 is already used"),
+        ("tcp://0.0.0.0:1=a:1", "tcp://127.0.0.1:1=b:1", "127.0.0.1:1 is already used"),
+        ("tcp://[fe80::1%e0]:1=a:1", "tcp://[fe80::1%e0]:1=b:1", "[fe80::1%e0]:1 is already used"),
         ("tcp://0.0.0.0:1=a:1?name=x", "tcp://0.0.0.0:2=a:1?name=x", "is also named \"x\""),
     ] {
         let found = from_arguments(&[one, two]).expect_err("they collide").to_string();

@@ -165,8 +165,8 @@ impl Beater {
                         BeatAnswer::Waits
                     }
                     NameVerdict::Taken => {
-                        // The node that took the name also has the number, and receives the clients
-                        // redirected to it.
+                        // The node that took the name also has the number, so clients redirected by number
+                        // reach that node.
                         node.lose_number();
                         BeatAnswer::Taken
                     }

@@ -242,7 +242,7 @@ fn port_in_use_and_a_failing_validation_are_explained() {
     let mut second = serve(&authority.config(&dir, &[NAME], &elsewhere), &[]);
     let line = second.program.line_with("no new certificate for");
     assert!(
-        line.contains("cannot validate the name by http-01") && line.contains("make the name resolve"),
+        line.contains("cannot validate the name with http-01") && line.contains("make the name resolve"),
         "{line}"
     );
 }
