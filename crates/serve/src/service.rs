@@ -779,9 +779,7 @@ impl Generated {
     /// Prints the password, which is shown nowhere else.
     fn print(&self, realm: &str, out: &mut dyn Write) {
         let (before, user, after) = match self {
-            Self::ForThisRun(user) => {
-                ("No user configured; one for this run".to_owned(), user, String::new())
-            }
+            Self::ForThisRun(user) => ("No user configured; for this run".to_owned(), user, String::new()),
             Self::Kept(MadeUp { user, dir }) => (
                 "No user configured; created one".to_owned(),
                 user,

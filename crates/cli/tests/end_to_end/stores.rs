@@ -256,7 +256,7 @@ fn commands_create_the_embedded_store_and_report_errors() {
 #[test]
 fn unwritable_state_directory_leaves_a_credential_for_this_run() {
     let mut serve = Serve::start_bare(&["--state", "/proc/turnpike"]);
-    let line = serve.program.line_with("No user configured; one for this run: user turnpike password ");
+    let line = serve.program.line_with("No user configured; for this run: user turnpike password ");
     serve.program.line_with("only until this process exits");
     let (_, rest) = line.split_once(" password ").expect("a password");
     assert_eq!(allocate(&serve, "turnpike", rest.split(' ').next().expect("a word")), None);
