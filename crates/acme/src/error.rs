@@ -4,7 +4,7 @@ use std::{error::Error as _, io, net::SocketAddr, path::PathBuf};
 
 use instant_acme::{Error, Problem};
 
-/// Maximum length of a CA's text in an error message.
+/// Maximum length of text from a CA in an error message.
 const LONGEST: usize = 500;
 
 #[derive(Debug, thiserror::Error)]

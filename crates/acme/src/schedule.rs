@@ -79,7 +79,7 @@ impl Schedule {
         }
     }
 
-    /// Records the certificate that is in use. A different certificate than before resets the schedule, and one from
+    /// Records the certificate that is in use. A different certificate resets the schedule, and one from
     /// another CA is replaced immediately.
     pub(crate) fn found(&mut self, certificate: Option<Validity>, is_foreign: bool) {
         if (self.certificate, self.is_foreign) != (certificate, is_foreign) {

@@ -95,7 +95,7 @@ impl Judge<'_> {
         if settings.tls.only && settings.tls.listen.is_empty() {
             self.refuse(
                 "tls.only",
-                "there is no tls.listen, and the key only affects those listeners",
+                "the key affects only the listeners in tls.listen, and there are none",
                 "tls.listen as well; server.listen also accepts plain TCP unless server.tcp is false",
             );
         }

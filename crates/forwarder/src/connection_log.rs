@@ -142,8 +142,8 @@ impl ConnectionLogWriter {
                     if let Some(suppressed) = line {
                         write(report, suppressed, lists);
                     }
-                    // The file contains all connections, except for reports that unknown clients can cause
-                    // without limit.
+                    // The file contains all reports, except for those that unknown clients can cause without
+                    // limit.
                     line.is_some() || Noise::of(report) == Noise::None
                 });
                 if let Some(file) = file {

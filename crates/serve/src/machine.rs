@@ -135,8 +135,8 @@ impl Machine {
         set_of(self.own.as_deref()).into_iter().collect()
     }
 
-    /// Configured addresses that the machine lacks. A swapped bind/external pair is not waited for: it is a
-    /// configuration error that aborts startup.
+    /// Configured addresses that the machine lacks. Leaves out swapped bind/external pairs, which are
+    /// configuration errors that abort startup.
     pub(crate) fn absent(&self, named: impl Iterator<Item = IpAddr>, relay: &[RelayAddress]) -> Vec<IpAddr> {
         let is_swapped = |ip: IpAddr| {
             let pair = relay.iter().find(|relay| relay.bind == ip);

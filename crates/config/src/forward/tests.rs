@@ -316,7 +316,7 @@ fn source_address_may_have_a_zone() {
 }
 
 #[test]
-fn keys_that_unix_sockets_and_one_family_lack_are_refused() {
+fn keys_that_unix_sockets_or_a_single_family_cannot_use_are_refused() {
     for (text, key, why) in [
         ("udp://unix:/a=10.0.0.2:80", "rule.listen", "Unix sockets are streams here"),
         ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "Unix sockets are streams here"),
@@ -746,7 +746,7 @@ fn flags_win_over_environment_over_file_over_defaults() {
 }
 
 #[test]
-fn the_environment_wins_over_rinetd_conf_too() {
+fn the_environment_overrides_rinetd_conf_too() {
     let file = "logfile /var/log/a\n0.0.0.0 1 10.0.0.1 2\n";
     let loaded = load(Some(file), &[], &[("TURNPIKE_LOG_CONNECTIONS", "/b")], Flags::new()).expect("valid");
     assert_eq!(loaded.settings.connections, Some(PathBuf::from("/b")));

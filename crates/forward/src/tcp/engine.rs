@@ -126,7 +126,7 @@ pub(crate) struct Engine {
     pub(super) pairs: usize,
     /// Directions waiting to be checked again, each with the time of the check.
     pub(super) waiting: Vec<(u64, usize, Side)>,
-    /// Time of the last read of kernel counters, and which part of the connections was read.
+    /// Time of the last read of kernel counters, and the part of the connections that it covered.
     pub(super) swept: u64,
     pub(super) sweep: usize,
     ticked: u64,

@@ -61,7 +61,7 @@ pub struct Engine {
     /// Sockets of ended sessions, closed once their queued datagrams have been sent.
     pub(super) leaving: Vec<SocketId>,
     pub(super) unanswered: Unanswered,
-    /// Lower bound of the time of the next timer.
+    /// Lower bound on the time of the next timer.
     due: Option<u64>,
     pub(super) draining: bool,
     complained: bool,

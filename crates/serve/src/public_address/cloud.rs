@@ -1,4 +1,5 @@
-//! Metadata services of clouds: all use one link-local address, but different paths and headers.
+//! Metadata services of cloud providers: all use the same link-local address, but different paths and
+//! headers.
 
 use std::net::{IpAddr, SocketAddr};
 
