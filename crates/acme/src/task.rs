@@ -380,7 +380,7 @@ impl OneName<'_> {
         let AcmeSettings { directory, authority, .. } = &wanted.settings;
         let (_, challenge) = crate::challenge::kind(wanted.challenge);
         if schedule.failures() == 0 {
-            tracing::info!("ordering a certificate for {name} from {directory} by {challenge}");
+            tracing::info!("ordering a certificate for {name} from {directory} with {challenge}");
         }
         let https = Https::new(authority.clone());
         let replaced = id.filter(|_| schedule.has_window());

@@ -37,8 +37,7 @@ fn rule(reader: &mut ValueReader<'_>, node: &Node) -> Option<HandOnRule> {
         (false, true) => Selector::Tls { names, protocols },
         (true, false) => Selector::Plain,
         (true, true) => {
-            let why =
-                "plain = true selects connections without TLS, sni and alpn those with TLS: write two rules";
+            let why = "plain = true selects connections without TLS, sni and alpn select those with TLS: write two rules";
             return reader.refuse(node, Some(why.to_owned()));
         }
         (false, false) => {

@@ -291,7 +291,7 @@ impl Worker {
     fn change(&mut self, change: Change, now: u64) {
         self.set_common(&change.common);
         if let Err(error) = self.take(change.parts) {
-            tracing::error!(worker = self.frame.number, %error, "cannot watch kernel-forwarded connections: raise the limit of watches \
+            tracing::error!(worker = self.frame.number, %error, "cannot watch kernel-forwarded connections: raise the limit on watches \
              (fs.epoll.max_user_watches); using copy = auto");
         }
         self.keep_time();

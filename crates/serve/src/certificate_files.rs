@@ -104,7 +104,7 @@ fn read_ordered(file: &Path) -> Result<Option<Identity>, String> {
     match certificates::read(file, file) {
         Ok(identity) => Ok(Some(identity)),
         Err(_) if !file.exists() => Ok(None),
-        Err((_, problem)) => Err(format!("{}: {problem}; a new certificate is ordered", file.display())),
+        Err((_, problem)) => Err(format!("{}: {problem}; ordering a new certificate", file.display())),
     }
 }
 

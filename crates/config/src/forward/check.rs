@@ -203,14 +203,14 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     if listens && !from_tcp_to_tcp {
         refuse(
             "rule.listen",
-            "Unix sockets are streams here".to_owned(),
+            "only stream-type Unix sockets are supported".to_owned(),
             "an address and port where one side is UDP",
         );
     }
     if target.is_some() && !from_tcp_to_tcp {
         refuse(
             "rule.target",
-            "Unix sockets are streams here".to_owned(),
+            "only stream-type Unix sockets are supported".to_owned(),
             "an address and port where one side is UDP",
         );
     }

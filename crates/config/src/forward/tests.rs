@@ -318,8 +318,8 @@ fn source_address_may_have_a_zone() {
 #[test]
 fn keys_that_unix_sockets_or_a_single_family_cannot_use_are_refused() {
     for (text, key, why) in [
-        ("udp://unix:/a=10.0.0.2:80", "rule.listen", "Unix sockets are streams here"),
-        ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "Unix sockets are streams here"),
+        ("udp://unix:/a=10.0.0.2:80", "rule.listen", "only stream-type Unix sockets are supported"),
+        ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "only stream-type Unix sockets are supported"),
         ("tcp://0.0.0.0:1=unix:/a?source=10.0.0.1", "rule.source", "unix:/a has no address and no route"),
         ("tcp://0.0.0.0:1=unix:/a?mark=1", "rule.mark", "unix:/a has no address and no route"),
         ("tcp://0.0.0.0:1=unix:/a?copy=kernel", "rule.copy", "the kernel forwards only between TCP sockets"),

@@ -583,8 +583,8 @@ impl Engine {
         if !self.complained {
             self.complained = true;
             if is_exhaustion(error) {
-                tracing::warn!(%error, "accepting is paused until descriptors or memory are free; raise the limit of open files \
-                 (ulimit -n) or lower the limit of connections; logged once");
+                tracing::warn!(%error, "accepting is paused until descriptors or memory are free; raise the limit on open files \
+                 (ulimit -n) or lower the limit on connections; logged once");
             } else {
                 tracing::warn!(%error, "cannot serve a connection; logged once");
             }

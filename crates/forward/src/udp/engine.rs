@@ -607,7 +607,7 @@ impl Engine {
         }
         self.complained = true;
         let remedy = if is_exhaustion(error) {
-            "raise the limit of open files (ulimit -n)"
+            "raise the limit on open files (ulimit -n)"
         } else if error.kind() == io::ErrorKind::AddrInUse {
             "no local port is free; widen net.ipv4.ip_local_port_range, or lower `idle` or `max_connections` of UDP rules"
         } else {
