@@ -131,7 +131,7 @@ pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "realm_configured",
         statuses: &[409],
-        meaning: "The configuration sets this limit of the realm and overrides the store.",
+        meaning: "The configuration sets this limit for the realm and overrides the store.",
     },
     Code { name: "realm_exists", statuses: &[409], meaning: "The store already has a realm with this name." },
     Code { name: "realm_not_served", statuses: &[409], meaning: "No realm with this name is served." },

@@ -92,7 +92,7 @@ pub struct CertificateOrder {
     pub next: String,
     /// Failed orders since the last success.
     pub failures: u32,
-    /// Reason of the last failure; null after a success.
+    /// Reason for the last failure; null after a success.
     pub error: Option<String>,
 }
 

@@ -471,7 +471,7 @@ impl Judge<'_> {
         if settings.fleet.secret.is_none() {
             self.refuse(
                 "fleet.secret",
-                "it is missing; the nodes of a fleet recognise each other by it",
+                "it is missing; the nodes of a fleet recognize each other by it",
                 "the same secret on all nodes, for example from `openssl rand -hex 32`, in the file or in TURNPIKE_FLEET_SECRET_FILE",
             );
         }

@@ -27,7 +27,7 @@ function tile(title, help) {
   };
 }
 
-// Time for which all graphs show values, with a slider for use without a pointer.
+// Moment whose values all graphs show, with a slider for use without a pointer.
 function timeCursor(changed) {
   let back = 0;
   const slider = h("input", { type: "range", id: "back", min: 0, max: SECONDS - 1, value: 0, step: 1 });

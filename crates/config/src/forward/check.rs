@@ -78,7 +78,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
         (
             protocol != Protocol::Udp && draft.has("rule.kernel"),
             "rule.kernel",
-            "the choice exists only from UDP to UDP",
+            "it applies only to rules from UDP to UDP",
             "a rule without this key",
         ),
     ];
@@ -94,14 +94,14 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
         (
             draft.has("rule.copy"),
             "rule.copy",
-            "the choice exists only from TCP to TCP",
+            "it applies only to rules from TCP to TCP",
             "a rule without this key",
         ),
         (
             rule.idle.is_none(),
             "rule.idle",
             "a UDP session ends only by timeout",
-            "1 or more seconds where one side is UDP",
+            "1 or more seconds, because one side is UDP",
         ),
     ];
     let with_udp = with_udp.into_iter().filter(|_| protocol != Protocol::Tcp);
@@ -204,14 +204,14 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
         refuse(
             "rule.listen",
             "only stream-type Unix sockets are supported".to_owned(),
-            "an address and port where one side is UDP",
+            "an address and port, because one side is UDP",
         );
     }
     if target.is_some() && !from_tcp_to_tcp {
         refuse(
             "rule.target",
             "only stream-type Unix sockets are supported".to_owned(),
-            "an address and port where one side is UDP",
+            "an address and port, because one side is UDP",
         );
     }
     if named && !listens {

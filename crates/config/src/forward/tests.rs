@@ -514,7 +514,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?idle=0",
-        "column 26: rule.idle: a UDP session ends only by timeout; expected 1 or more seconds where one side is UDP",
+        "column 26: rule.idle: a UDP session ends only by timeout; expected 1 or more seconds, because one side is UDP",
     ),
     (
         "tcp://0.0.0.0:1=a:1?framed",
@@ -532,7 +532,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?copy=splice",
-        "column 26: rule.copy: the choice exists only from TCP to TCP; expected a rule without this key",
+        "column 26: rule.copy: it applies only to rules from TCP to TCP; expected a rule without this key",
     ),
     (
         "tcp://0.0.0.0:1=a:1?copy=kernel&max_bytes_per_second=1000",
@@ -540,7 +540,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1?kernel=false",
-        "column 28: rule.kernel: the choice exists only from UDP to UDP; expected a rule without this key",
+        "column 28: rule.kernel: it applies only to rules from UDP to UDP; expected a rule without this key",
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&mark=1",
