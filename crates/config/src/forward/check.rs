@@ -24,7 +24,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let protocol = draft.rule.protocol;
     let rule = &draft.rule;
     let asks = rule.health_question.is_some();
-    let begins = "a PROXY header starts a TCP connection";
+    let begins = "only TCP connections start with a PROXY header";
     let announces_datagrams = protocol == Protocol::Udp && rule.send_proxy == Some(ProxyVersion::V2);
     let only_tcp = "a rule from TCP to TCP";
     let limit = rule.limits.max_bytes_per_second.or(rule.limits.max_bytes_per_second_per_connection);
@@ -88,7 +88,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
         (
             rule.send_proxy.is_some() && !announces_datagrams,
             "rule.proxy",
-            "a PROXY header starts a TCP connection or, in version 2, a datagram",
+            "PROXY headers exist for TCP and, in version 2, also for UDP",
             "a rule from TCP to TCP, or v2 in a rule from UDP to UDP",
         ),
         (

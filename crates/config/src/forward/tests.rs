@@ -465,7 +465,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy=v1",
-        "column 27: rule.proxy: a PROXY header starts a TCP connection or, in version 2, a datagram; expected a rule from TCP to TCP, \
+        "column 27: rule.proxy: PROXY headers exist for TCP and, in version 2, also for UDP; expected a rule from TCP to TCP, \
          or v2 in a rule from UDP to UDP",
     ),
     (
@@ -552,7 +552,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy_protocol_from=10.0.0.2",
-        "column 41: rule.proxy_protocol_from: a PROXY header starts a TCP connection; expected a rule from TCP to TCP",
+        "column 41: rule.proxy_protocol_from: only TCP connections start with a PROXY header; expected a rule from TCP to TCP",
     ),
 ];
 

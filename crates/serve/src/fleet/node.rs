@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_node_ignores_messages_from_before() {
+    fn a_restarted_node_ignores_messages_from_before_the_restart() {
         let node = node("a");
         let opens = |at| {
             let from = "b".parse().expect("a name");
