@@ -35,7 +35,7 @@ mod tests {
             params.serial_number = Some(vec![0x87, 0x65, 0x43, 0x21].into());
             params.use_authority_key_identifier_extension = true;
         });
-        assert_eq!(id(&made).expect("it has an authority").serial, "AIdlQyE");
+        assert_eq!(id(&made).expect("it names its authority").serial, "AIdlQyE");
     }
 
     #[test]

@@ -4,25 +4,25 @@ use std::{error::Error as _, io, net::SocketAddr, path::PathBuf};
 
 use instant_acme::{Error, Problem};
 
-/// Maximum length of a CA's text in an error message.
+/// Maximum length of text from a CA in an error message.
 const LONGEST: usize = 500;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OrderError {
     #[error("{}: {error}; the directory must exist, be writable and have free space (store.state)", file.display())]
     File { file: PathBuf, error: io::Error },
-    #[error("another process orders certificates in {}: this one uses them and takes over when that one ends", .0.display())]
+    #[error("another process orders certificates in {}: this one uses them and takes over when the other one exits", .0.display())]
     Locked(PathBuf),
     #[error("{}", authority(.0))]
     Authority(Error),
-    #[error("the authority's server cannot be reached: {0}")]
+    #[error("the certificate authority cannot be reached: {0}")]
     Unreachable(String),
     #[error("the authority offers no {0} for this name: set acme.challenge to one of {1}")]
     NotOffered(&'static str, String),
-    #[error("the authority cannot validate the name by {challenge}: {why}")]
+    #[error("the authority cannot validate the name with {challenge}: {why}")]
     Invalid { challenge: &'static str, why: String },
     #[error(
-        "http-01 cannot listen on {0}: {1}; free the port, or set acme.http_listen, or acme.challenge to another one"
+        "http-01 cannot listen on {0}: {1}; free the port, or set another acme.http_listen or acme.challenge"
     )]
     Listen(SocketAddr, io::Error),
     #[error("tls-alpn-01 needs a TCP or TLS listener")]
@@ -31,9 +31,11 @@ pub(crate) enum OrderError {
     Hook { hook: PathBuf, why: String },
     #[error("the authority sent an unusable certificate: {0}")]
     Certificate(String),
-    #[error("no key could be made: {0}")]
+    #[error("cannot generate a key: {0}")]
     Key(String),
-    #[error("{0}; the servers of the fleet order through its store, once it answers")]
+    #[error(
+        "{0}; the nodes of a fleet coordinate orders through its store, so nothing is ordered until the store answers"
+    )]
     Shared(String),
     #[error("the order did not finish within {0} s")]
     Timeout(u64),
@@ -61,7 +63,7 @@ fn authority(error: &Error) -> String {
         Error::Api(problem) => describe(problem),
         error => {
             let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-            printable(&format!("unexpected answer of the authority: {error}{cause}"))
+            printable(&format!("unexpected response from the authority: {error}{cause}"))
         }
     }
 }
@@ -76,20 +78,20 @@ pub(crate) fn describe(problem: &Problem) -> String {
     }
     let remedy = match kind {
         "rateLimited" => {
-            "the authority limits orders: it is tried again later; remove names that cannot be validated"
+            "the authority limits the rate of orders: turnpike tries again later; remove names that cannot be validated"
         }
         "dns" => "make the name resolve to this server",
         "connection" | "tls" | "unauthorized" => {
-            "make the name resolve to this server only, and let port 443 (tls-alpn-01) or 80 (http-01) through"
+            "make the name resolve to this server only, and open port 443 (tls-alpn-01) or 80 (http-01) in the firewall"
         }
         "caa" => "a CAA record of the domain must permit this authority",
         "rejectedIdentifier" | "unsupportedIdentifier" => {
-            "this authority does not certify this name: use another name or another acme.directory"
+            "this authority does not issue certificates for this name: use another name or another acme.directory"
         }
         "externalAccountRequired" => {
-            "set acme.eab_key_id and acme.eab_key to those that this authority shows in your account there"
+            "set acme.eab_key_id and acme.eab_key to the values shown in your account with this authority"
         }
-        "accountDoesNotExist" => "a new account is made at the next attempt",
+        "accountDoesNotExist" => "the next attempt creates a new account",
         "badNonce" => "the authority does not accept its own nonces",
         _ => "",
     };
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_the_authority_are_cut_and_harmless() {
+    fn messages_of_the_authority_are_truncated_and_printable() {
         let detail = format!("\u{1b}[31mone\ntwo{}", "x".repeat(10_000));
         let problem = Problem {
             r#type: Some("urn:ietf:params:acme:error:rateLimited".to_owned()),
@@ -122,6 +124,6 @@ mod tests {
         assert!(text.starts_with("rateLimited:  [31mone two"), "{text}");
         assert!(text.chars().count() <= LONGEST + 1 && !text.contains(char::is_control));
         let problem = Problem { detail: Some("slow down".to_owned()), ..problem };
-        assert!(describe(&problem).contains("slow down; the authority limits orders"));
+        assert!(describe(&problem).contains("slow down; the authority limits the rate of orders"));
     }
 }

@@ -181,14 +181,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silent_authority_is_given_up() {
+    async fn request_to_a_silent_authority_times_out() {
         let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let at = silent.local_addr().expect("bound");
         assert_eq!(failure(&format!("https://{at}/dir")).await, "127.0.0.1: no response within 30 s");
     }
 
     #[tokio::test]
-    async fn unencrypted_and_unreachable_authorities_are_refused_with_the_reason() {
+    async fn http_urls_and_unreachable_authorities_fail_with_the_reason() {
         assert!(failure("http://127.0.0.1/dir").await.contains("is not an https:// URL"));
         let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let at = closed.local_addr().expect("bound");

@@ -43,7 +43,8 @@ pub(crate) async fn order(
         None => new_account(wanted, files, https).await?,
     };
     let begun = match begin(&account, wanted, name, replaced).await {
-        // A certificate can be replaced only once, and an earlier order that failed may have used this up.
+        // A certificate can be replaced only once, and an earlier, failed order may have counted as that
+        // replacement.
         Err(error) if replaced.is_some() && may_be_of_replaced(&error) => {
             begin(&account, wanted, name, None).await
         }
@@ -201,7 +202,7 @@ async fn fault(order: &mut Order) -> String {
             return error::describe(problem);
         }
     }
-    "it gives no reason".to_owned()
+    "no reason given".to_owned()
 }
 
 fn is_kind(problem: &instant_acme::Problem, kind: &str) -> bool {

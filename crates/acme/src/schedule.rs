@@ -79,7 +79,7 @@ impl Schedule {
         }
     }
 
-    /// Records the certificate that is in use. A different certificate than before resets the schedule, and one from
+    /// Records the certificate that is in use. A different certificate resets the schedule, and one from
     /// another CA is replaced immediately.
     pub(crate) fn found(&mut self, certificate: Option<Validity>, is_foreign: bool) {
         if (self.certificate, self.is_foreign) != (certificate, is_foreign) {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_certificate_the_order_is_due_at_once() {
+    fn without_a_certificate_the_order_is_due_immediately() {
         assert_eq!(Schedule::new(0).step(T), Step::Order);
     }
 
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn window_of_the_authority_replaces_two_thirds() {
+    fn renewal_window_of_the_authority_overrides_two_thirds() {
         let mut schedule = schedule(LAST / 2);
         schedule.suggested(T, (T + 10 * DAY, T + 12 * DAY), Duration::from_secs(6 * HOUR));
         let renewal = schedule.renewal().expect("a certificate");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_that_is_due_at_once_is_not_ordered_again_within_the_hour() {
+    fn certificate_that_is_due_immediately_is_not_ordered_again_within_the_hour() {
         let mut schedule = Schedule::new(0);
         schedule.issued(T + 80 * DAY, NINETY);
         assert_eq!(schedule.step(T + 80 * DAY), Step::Wait(T + 80 * DAY + HOUR));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn pause_of_the_authority_is_kept_but_bounded() {
+    fn retry_after_of_the_authority_is_observed_but_bounded() {
         let mut schedule = Schedule::new(0);
         assert_eq!(schedule.failed(T, Some(Duration::from_secs(7200)), 0), T + 7200);
         assert_eq!(schedule.failed(T, Some(Duration::from_secs(60 * DAY)), 0), T + DAY);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_of_another_authority_is_replaced_at_once_but_not_in_a_loop() {
+    fn certificate_of_another_authority_is_replaced_immediately_but_not_in_a_loop() {
         let mut schedule = schedule(0);
         schedule.found(Some(NINETY), true);
         assert_eq!(schedule.step(T), Step::Order);
@@ -288,8 +288,11 @@ mod tests {
         assert_eq!((schedule.step(T), schedule.failures()), (Step::Wait(T + 110), 1));
         assert!(!schedule.failed_elsewhere(T + 110, T - 10, T + 110, 1), "known");
         assert_eq!(schedule.step(T + 110), Step::Order);
-        assert_eq!(schedule.failed(T + 110, None, 0), T + 110 + 240, "doubled over the servers");
-        assert!(!schedule.failed_elsewhere(T + 110, T + 100, T + 900, 1), "older than the own one");
+        assert_eq!(schedule.failed(T + 110, None, 0), T + 110 + 240, "the backoff doubles across servers");
+        assert!(
+            !schedule.failed_elsewhere(T + 110, T + 100, T + 900, 1),
+            "older than this server's own failure"
+        );
         // The other server's clock is an hour ahead.
         let ahead = (T + 120 + HOUR, T + 600 + HOUR);
         assert!(schedule.failed_elsewhere(T + 120, ahead.0, ahead.1, 3));

@@ -162,7 +162,10 @@ impl Shared {
     pub(crate) async fn remove_challenge(&self) {
         if let Err(why) = self.storage.write(vec![(self.field("challenge", ""), Zeroizing::default())]).await
         {
-            tracing::debug!("{why}; the other servers show the challenge for {} s", RESERVED.as_secs());
+            tracing::debug!(
+                "{why}; the other servers may present the challenge for another {} s",
+                RESERVED.as_secs()
+            );
         }
     }
 
@@ -249,7 +252,7 @@ async fn show(wanted: &Wanted, challenge: &SharedChallenge) -> Option<Shown> {
         Ok(shown) => Some(shown),
         Err(error) => {
             tracing::warn!(
-                "{server} orders a certificate for {name}, but this server cannot answer the authority: {error}"
+                "{server} is ordering a certificate for {name}, but this server cannot present its challenge to the authority: {error}"
             );
             None
         }
@@ -361,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn certificate_moves_through_the_storage_which_may_lose_it() {
+    async fn certificate_is_shared_through_the_storage_and_restored_if_lost() {
         let (dir, storage) = (Dir::new(), Memory("a", Arc::default()));
         let name: CertificateName = NAME.parse().expect("a name");
         let states = ["a", "b", "c"].map(|server| dir.path().join(server));
@@ -390,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_server_orders_and_the_others_keep_its_back_off() {
+    async fn one_server_orders_and_the_others_observe_its_backoff() {
         let (dir, storage) = (Dir::new(), Memory("a", Arc::default()));
         let all = ["a", "b"].map(|server| settings(&dir.path().join(server)));
         *storage.1.owner.lock().expect("no panic") = Some("c".to_owned());
@@ -441,7 +444,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn garbage_in_the_storage_counts_as_nothing() {
+    async fn garbage_in_the_storage_is_ignored() {
         let (dir, storage) = (Dir::new(), Memory("a", Arc::default()));
         let settings = settings(dir.path());
         let from = shared(&storage, &settings);

@@ -292,11 +292,13 @@ impl OneName<'_> {
                 Ok(validity) => {
                     let left = span(validity.last.saturating_sub(now()));
                     tracing::info!(
-                        "certificate for {name} from another server of the fleet: valid for {left}"
+                        "took over the certificate for {name} from another server of the fleet: valid for {left}"
                     );
                 }
                 Err(error) => {
-                    tracing::error!("certificate for {name} from another server of the fleet: {error}");
+                    tracing::error!(
+                        "cannot use the certificate for {name} from another server of the fleet: {error}"
+                    );
                 }
             }
         }
@@ -366,7 +368,7 @@ impl OneName<'_> {
                 self.schedule.suggested(now(), window, again);
                 if let Some(url) = info.explanation_url {
                     let url: String = url.chars().filter(|one| !one.is_control()).take(LONGEST_URL).collect();
-                    tracing::info!("the authority suggests another time of renewal: {url}");
+                    tracing::info!("the authority suggests a different renewal time: {url}");
                 }
             }
             None => self.schedule.ask_again(now(), ASK_AGAIN),
@@ -378,7 +380,7 @@ impl OneName<'_> {
         let AcmeSettings { directory, authority, .. } = &wanted.settings;
         let (_, challenge) = crate::challenge::kind(wanted.challenge);
         if schedule.failures() == 0 {
-            tracing::info!("ordering a certificate for {name} from {directory} by {challenge}");
+            tracing::info!("ordering a certificate for {name} from {directory} with {challenge}");
         }
         let https = Https::new(authority.clone());
         let replaced = id.filter(|_| schedule.has_window());
@@ -398,7 +400,7 @@ impl OneName<'_> {
                 let next = schedule.failed(at, https.pause(), rand::random());
                 let wait = span(next.saturating_sub(at));
                 let current = match files.certificate(name).map(|identity| identity.not_after()) {
-                    None => "TLS and DTLS for this name start when the certificate is there".to_owned(),
+                    None => "TLS and DTLS for this name start once the certificate is issued".to_owned(),
                     Some(end) if end < at => "the old certificate has expired".to_owned(),
                     Some(end) => {
                         format!("the old certificate stays in use, for {} at most", span(end - at))
@@ -490,7 +492,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusing_authority_is_left_alone_for_as_long_as_it_asks() {
+    async fn refusing_authority_gets_no_request_before_its_retry_after() {
         for (status, kind) in [(429, "rateLimited"), (503, "serverInternal")] {
             let certificate = Certificate::new(&["127.0.0.1"]);
             let dir = Dir::new();

@@ -42,8 +42,8 @@ use crate::{
     web,
 };
 
-/// Delay of the response to a wrong token or key; together with the connection limit, it allows a few dozen
-/// attempts per second.
+/// Delay of the response to a wrong token or key; together with the connection limit, it allows only a few
+/// dozen attempts per second.
 pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
 /// Maximum length of a path in bytes in a log line.
 const LONGEST_PATH: usize = 200;
@@ -350,7 +350,7 @@ fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::new(StatusCode::FORBIDDEN, "foreign_origin", problem))
 }
 
-/// Returns true if a browser sends the request for a page of another origin.
+/// Returns true if a browser sends the request on behalf of a page of another origin.
 pub(crate) fn is_of_another_page(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let is_own = |origin: &str| {

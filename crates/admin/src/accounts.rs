@@ -515,7 +515,7 @@ impl Accounts {
         let existed = store.apply(&edit, existing).await.map_err(told)?;
         if existed && existing == Existing::Keep {
             let detail = format!(
-                "there already is a {} {name:?}: choose another name, or remove the existing one first",
+                "there is already a {} {name:?}: choose another name, or remove the existing one first",
                 kind.what
             );
             return Err(Problem::new(StatusCode::CONFLICT, kind.exists, detail));

@@ -55,7 +55,7 @@ pub const CREDENTIALS_DESCRIPTORS: u64 = 144;
 
 /// Pause after a failed accept, usually because descriptors have run out.
 const REST: Duration = Duration::from_millis(100);
-/// Time for a client to receive the response that its request was too slow.
+/// Time for a slow client to receive the response that its request timed out.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time for a new client to send its request and receive 503.
 const REFUSAL: Duration = Duration::from_secs(2);
@@ -315,7 +315,7 @@ async fn speak<S>(
     wire.close().await;
 }
 
-/// Returns when the response has timed out; for an endless response, the time starts at its end.
+/// Returns when the response has timed out; for an endless response, the timeout starts when it ends.
 async fn overdue(limits: ConnectionLimits, progress: &Progress) -> Closed {
     let in_time = async {
         time::sleep(limits.whole).await;

@@ -1,4 +1,5 @@
-//! Checks `Host` against DNS rebinding: a page whose domain resolves to our address still sends that domain.
+//! Validates `Host` to prevent DNS rebinding: even if an attacker's domain resolves to our address, the
+//! browser sends that domain as `Host`.
 
 use std::net::IpAddr;
 

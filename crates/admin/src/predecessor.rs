@@ -68,7 +68,7 @@ impl SuccessorLink {
         Ok(there.into())
     }
 
-    /// Starts to answer requests, until the new process exits. Must be called within a runtime.
+    /// Starts answering requests, and stops when the new process exits. Must be called within a runtime.
     pub(crate) fn answer(&self) {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(channel) = channel else { return };

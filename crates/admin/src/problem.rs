@@ -131,7 +131,7 @@ pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "realm_configured",
         statuses: &[409],
-        meaning: "The configuration sets this limit of the realm and overrides the store.",
+        meaning: "The configuration sets this limit for the realm and overrides the store.",
     },
     Code { name: "realm_exists", statuses: &[409], meaning: "The store already has a realm with this name." },
     Code { name: "realm_not_served", statuses: &[409], meaning: "No realm with this name is served." },
@@ -145,7 +145,7 @@ pub(crate) const CODES: [Code; 56] = [
         statuses: &[507],
         meaning: "The response is too long to be passed on by another node.",
     },
-    Code { name: "too_many_watchers", statuses: &[503], meaning: "There already are eight subscribers." },
+    Code { name: "too_many_watchers", statuses: &[503], meaning: "There are already eight subscribers." },
     Code { name: "unknown_host", statuses: &[421], meaning: "The Host header names another server." },
     Code { name: "unknown_kid", statuses: &[400], meaning: "The realm has no token key with this name." },
     Code { name: "unknown_realm", statuses: &[400], meaning: "The realm is not served." },

@@ -62,7 +62,7 @@ impl ListenerTls {
         Self::with(files, "the API for credentials", None, None)
     }
 
-    /// Clients with certificates from the CAs in `full` have full access, those with certificates from
+    /// Clients with certificates from the CAs in `full` have full access; those with certificates from
     /// `read` have read access.
     fn with(
         files: CertificateFiles,

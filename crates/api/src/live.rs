@@ -249,7 +249,7 @@ impl RuleState {
     }
 }
 
-/// The last minutes in steps of one second, as lists of equal length; null is an unknown value.
+/// The last minutes in steps of one second, as lists of equal length; null means that a value is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct History {
     /// Time of the last point (RFC 3339); null if there are no points.

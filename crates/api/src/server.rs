@@ -92,7 +92,7 @@ pub struct CertificateOrder {
     pub next: String,
     /// Failed orders since the last success.
     pub failures: u32,
-    /// Reason of the last failure; null after a success.
+    /// Reason for the last failure; null after a success.
     pub error: Option<String>,
 }
 
@@ -108,7 +108,7 @@ pub struct CertificateInfo {
     pub not_after: String,
     /// Seconds until then; negative afterwards.
     pub expires_in_s: i64,
-    /// Its renewal is overdue: it ends within 14 days and within a sixth of its validity.
+    /// Its renewal is overdue: it expires within 14 days and is in the last sixth of its validity period.
     #[serde(default)]
     pub ends_soon: bool,
     /// True if DTLS can use it too.

@@ -34,7 +34,7 @@ pub struct AcmeSettings {
     pub hook: Option<PathBuf>,
     /// CA certificate that verifies the ACME server itself, if the machine does not trust it.
     pub authority: Option<PathBuf>,
-    /// Identifier of an account created beforehand at the CA (external account binding); empty for none.
+    /// Identifier of an account created beforehand with the CA (external account binding); empty for none.
     pub eab_key_id: String,
     pub eab_key: Option<BindingKey>,
     /// Certificate profile to request; empty to let the CA choose.
@@ -179,11 +179,12 @@ pub(super) const HOOK: Kind<Option<PathBuf>> = Kind::one(
 );
 
 pub(super) const EAB_KEY_ID: Kind<String> =
-    text!("the key identifier of an account made beforehand at the authority, or \"\"", |id| id.len() <= 256
+    text!("the key identifier of an account created beforehand with the authority, or \"\"", |id| id.len()
+        <= 256
         && id.bytes().all(|byte| byte.is_ascii_graphic()));
 
 pub(super) const EAB_KEY: Kind<Option<BindingKey>> = Kind::one(
-    "the key of an account made beforehand at the authority, 16 bytes or more in base64url, or \"\"",
+    "the key of an account created beforehand with the authority, 16 bytes or more in base64url, or \"\"",
     |reader, node| {
         let key = match &node.value {
             Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0])?,

@@ -95,7 +95,7 @@ impl Judge<'_> {
         if settings.tls.only && settings.tls.listen.is_empty() {
             self.refuse(
                 "tls.only",
-                "there is no tls.listen, and the key only affects those listeners",
+                "the key affects only the listeners in tls.listen, and there are none",
                 "tls.listen as well; server.listen also accepts plain TCP unless server.tcp is false",
             );
         }
@@ -121,10 +121,10 @@ impl Judge<'_> {
                 self.refuse(
                     "server.hand_on",
                     format!("{to} is this server itself: {key} has {listener}"),
-                    "the address of a web server; with the same port, listen on other addresses than it does",
+                    "the address of a web server; if it uses the same port, listen on addresses that it does not use",
                 );
             }
-            // Everyone's requests would come from the loopback address, which may have full access.
+            // All requests would come from the loopback address, which may have full access.
             if settings.admin.tcp().any(is_here) {
                 self.refuse(
                     "server.hand_on",
@@ -471,7 +471,7 @@ impl Judge<'_> {
         if settings.fleet.secret.is_none() {
             self.refuse(
                 "fleet.secret",
-                "it is missing; the nodes of a fleet recognise each other by it",
+                "it is missing; the nodes of a fleet recognize each other by it",
                 "the same secret on all nodes, for example from `openssl rand -hex 32`, in the file or in TURNPIKE_FLEET_SECRET_FILE",
             );
         }

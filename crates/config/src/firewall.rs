@@ -13,7 +13,7 @@ use crate::{AdminSettings, RelayPlace, Settings, forward::ForwardSettings};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum FirewallFormat {
-    /// File for `nft -f`: a separate chain, which the chain that drops packets must jump to.
+    /// File for `nft -f` with a separate chain, to which the chain that drops packets must jump.
     Nftables,
     /// Shell script of iptables and ip6tables commands with a separate chain.
     Iptables,

@@ -62,7 +62,7 @@ impl Default for FleetSettings {
     }
 }
 
-/// Condition for redirecting clients to another node, or to this one at an address of its own.
+/// Condition for redirecting clients to another node, or to this node's own address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FleetRedirect {
     /// While this node drains or is full.

@@ -13,7 +13,7 @@ use crate::{key::Kind, read::ValueReader};
 
 pub(crate) const RULES: Kind<Vec<HandOnRule>> = Kind::list(
     "a list of { sni = \"*.example.org\", to = \"ADDR:PORT\" }, each with sni, alpn (one or a list) or plain = true, and \
-     perhaps proxy_protocol = \"v1\" or \"v2\"",
+     optionally proxy_protocol = \"v1\" or \"v2\"",
     |reader, node| reader.list(node, rule),
     |rules| list(rules.iter().map(shown)),
 );
@@ -37,8 +37,7 @@ fn rule(reader: &mut ValueReader<'_>, node: &Node) -> Option<HandOnRule> {
         (false, true) => Selector::Tls { names, protocols },
         (true, false) => Selector::Plain,
         (true, true) => {
-            let why =
-                "plain = true selects connections without TLS, sni and alpn those with TLS: write two rules";
+            let why = "plain = true selects connections without TLS, sni and alpn select those with TLS: write two rules";
             return reader.refuse(node, Some(why.to_owned()));
         }
         (false, false) => {

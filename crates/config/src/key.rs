@@ -18,7 +18,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) apply: fn(&mut ValueReader<'_>, &Node, &mut S) -> Option<()>,
     /// Formats the effective value as TOML, with secrets masked.
     pub(crate) show: fn(&S) -> String,
-    /// Compares values, including secrets, which are all shown alike.
+    /// Compares values, including secrets, whose displayed form is always the same.
     pub(crate) differs: fn(&S, &S) -> bool,
     /// Copies the value from the first to the second, if the key is a field.
     pub(crate) keep: fn(&S, &mut S),

@@ -212,7 +212,7 @@ fn stored_key(reader: &mut ValueReader<'_>, node: &Node) -> Option<StoredKey> {
     match StoredKey::from_hex(text.reveal()) {
         Some(key) => Some(key),
         None => {
-            let why = "a key is 32 hex digits (MD5) or 64 (SHA-256), see `turnpike credentials --help`";
+            let why = "a key is 32 hex digits (MD5) or 64 (SHA-256); see `turnpike credentials --help`";
             reader.refuse(node, Some(why.to_owned()))
         }
     }

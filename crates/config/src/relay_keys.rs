@@ -59,8 +59,8 @@ pub fn is_detected(places: &[RelayPlace]) -> bool {
     places.is_empty() || places.iter().any(|place| place.fixed().is_none())
 }
 
-/// Resolves the entries with the detected addresses `found`. Also returns the entries for which no
-/// address of the right family was found. Without entries, all detected addresses are used.
+/// Resolves the entries with the detected addresses `found`. Also returns the entries for which no address
+/// of the right family was found. If there are no entries, all detected addresses are used.
 #[must_use]
 pub fn resolve(places: &[RelayPlace], found: &[IpAddr]) -> (Vec<RelayAddress>, Vec<RelayPlace>) {
     let lone = |bind| RelayAddress { bind, external: None };

@@ -2,7 +2,7 @@
 //! and `static-auth-secret`), and stored keys. `turnpike credentials` prints them and the store checks them.
 //!
 //! `username = expiry ":" id`, `password = base64(HMAC-SHA1(secret, username))`, expiry in seconds of Unix
-//! time. The server also accepts coturn's other forms, see [`parse`].
+//! time. The server also accepts coturn's other forms; see [`parse`].
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! Files of secrets, one per line. Detects errors that would become part of a secret.
+//! Files of secrets, one per line. Detects text that would become part of a secret by mistake.
 
 use crate::Secret;
 

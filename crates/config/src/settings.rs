@@ -26,8 +26,7 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DatapathChoice {
-    /// The best path of this machine. If possible, it relays flows in the kernel, but only those with a
-    /// lease.
+    /// The best path on this machine. If possible, the kernel relays flows, but only those with a lease.
     #[default]
     Auto,
     Step(Datapath),

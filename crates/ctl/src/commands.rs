@@ -138,7 +138,7 @@ pub fn end_allocation(
     Ok(())
 }
 
-/// Drains the program, which exits when its last allocation ends, after `deadline_s` seconds at the
+/// Drains the program, which exits when its last allocation ends, or after `deadline_s` seconds at the
 /// latest.
 pub fn drain(
     client: &Client,

@@ -1,5 +1,5 @@
-//! Bans of users and client prefixes. Bans are checked only on authenticated requests; all others are refused
-//! anyway.
+//! Bans of users and client prefixes. Bans are checked only on authenticated requests, because all others
+//! are refused anyway.
 //!
 //! A lifted ban is remembered until its original end. Otherwise a node that did not receive the lift would
 //! restore the ban everywhere.

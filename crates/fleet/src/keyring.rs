@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
 
-/// Seconds between distribution and first use, which are several heartbeats even in the largest fleet.
+/// Seconds between distribution and first use: several heartbeats even in the largest fleet.
 const AHEAD_S: u64 = 60;
 /// Seconds for which a key is kept after its last use, because mobility tickets of long allocations may still
 /// need it.

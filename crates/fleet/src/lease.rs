@@ -880,8 +880,8 @@ mod tests {
         ) {
             let mut world = World::new(nodes);
             let count = u32::try_from(nodes).unwrap();
-            // Allowed excess: the equal shares of all nodes while others hold nearly half, one per node, and
-            // the unreported 1/40.
+            // Allowed excess: one allocation per node, the unreported 1/40, and the equal shares of all
+            // nodes while others hold nearly half.
             let at_once = limit + limit / 2 + count * BURST.min(limit / 2 + 1);
             let most = at_once + count + limit / 40;
             for step in steps {

@@ -168,8 +168,8 @@ impl Member {
         self.is_heard_but_for(0)
     }
 
-    /// True if it has missed no heartbeat. Clients that could be served here are not redirected to a
-    /// node that is late. If it has failed, it only looks idle, because the other nodes get its clients.
+    /// True if it has missed no heartbeat. Clients that could be served here are not redirected to a late
+    /// node: it may have failed, and look idle only because the other nodes get its clients.
     #[must_use]
     pub fn is_on_time(&self) -> bool {
         self.is_heard() && self.age_ms <= LATE_MS
@@ -363,7 +363,7 @@ mod tests {
         // After an hour, the store has been responding again for 200 ms, with old records.
         let back = 3_600_000;
         assert!(look_at(&mut members, (back, 2 * back, 200), both(0)).is_empty());
-        // The store is empty: the nodes have a few heartbeats' time to reconnect.
+        // The store is empty: the nodes have a few heartbeats to reconnect.
         for beat in 1..10 {
             let now = back + beat * BEAT_MS;
             assert!(look_at(&mut members, (now, 2 * now, 200 + beat * BEAT_MS), vec![]).is_empty());

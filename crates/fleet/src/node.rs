@@ -104,7 +104,7 @@ pub struct Card {
     pub name: NodeName,
     /// Random number that distinguishes processes with the same name.
     pub incarnation: u64,
-    /// Name of the zone, may be empty. Nodes in one zone are near each other.
+    /// Name of the zone; may be empty. Nodes in one zone are near each other.
     #[serde(default)]
     pub zone: String,
     pub version: String,

@@ -8,9 +8,9 @@
 //!  node a  ── grants ────────── keeps its quota ───────────────────┴ claims its quota, takes no more of half-used ones ── grants ──
 //! ```
 //!
-//! Each request first checks that the store is still the server on which the epoch began. So no grant is
-//! based on incomplete records, and no node has to notice the loss in time: requests from nodes that do not
-//! know the new epoch are ignored. Only the store's own clock is used, and only for durations.
+//! Each request first checks that the store is still the server on which the epoch began. Therefore, no
+//! grant is based on incomplete records, and no node has to notice the loss in time: requests from nodes
+//! that do not know the new epoch are ignored. Only the store's own clock is used, and only for durations.
 
 use std::collections::BTreeSet;
 
@@ -246,7 +246,7 @@ mod tests {
         let era = store.look(0, "a", 6).era;
         assert!(!store.report(1000, "one", done(era, 2)).is_whole);
         assert!(!store.report(1000, "one", done(era, 2)).is_whole, "a repeated report counts once");
-        assert!(!store.report(1100, "new", done(era, 0)).is_whole, "a new node is not waited for");
+        assert!(!store.report(1100, "new", done(era, 0)).is_whole, "the store does not wait for a new node");
         assert!(!store.report(1200, "two", done(era, 3)).is_whole, "one node is missing");
         assert!(
             !store.report(1300, "three", done(StoreEpoch { number: 6, ..era }, 3)).is_whole,

@@ -321,7 +321,7 @@ proptest! {
                 })
                 .collect();
             for (name, number) in abandoned.look(ms, store_ms, ms, &records) {
-                prop_assert!(number == 3 && second >= dies, "second {}: {} was returned", second, name);
+                prop_assert!(number == 3 && second >= dies, "second {}: the quota of {} was returned", second, name);
                 given_back.get_or_insert(ms);
             }
             let changes = members.look(ms, store_ms, ms, records);

@@ -96,7 +96,8 @@ impl World {
         usize::try_from(look_period_ms(NODES) / BEAT_MS).unwrap()
     }
 
-    /// Live nodes send heartbeats, and some read; all others are notified of overdue ones.
+    /// Live nodes send heartbeats, and some of them read the records; all others are notified of overdue
+    /// nodes.
     fn look(&mut self) {
         let now = self.second * 1000;
         let record = |(at, node): (usize, &Node)| {

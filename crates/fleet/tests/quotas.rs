@@ -32,7 +32,7 @@ impl Fleet {
         Self { nodes, sums: HashMap::new(), levels: HashMap::new(), terms, asked: Vec::new() }
     }
 
-    /// All or nothing, as a server takes from several quotas.
+    /// Takes from all of these quotas or from none, as a server does.
     fn acquire(&mut self, node: usize, quotas: &[(Bucket, u32)]) -> bool {
         let terms = self.terms;
         let Node { ledger, levels, .. } = &mut self.nodes[node];

@@ -44,7 +44,7 @@ pub(crate) struct Stream {
     pub(crate) connecting: bool,
     /// The peer has sent FIN.
     pub(crate) read_closed: bool,
-    /// Two flags: true if the poller watches for readability and for writability.
+    /// Two flags: whether the poller watches for readability, and whether it watches for writability.
     pub(crate) interest: (bool, bool),
     deframer: Deframer,
     queue: VecDeque<u8>,
@@ -128,7 +128,7 @@ impl Stream {
         self.interest = (true, true);
     }
 
-    /// Returns two flags: true if readability and if writability must be watched.
+    /// Returns two flags: whether readability must be watched, and whether writability must be.
     pub(crate) fn wanted(&self) -> (bool, bool) {
         (!self.read_closed, self.connecting || !self.queue.is_empty())
     }

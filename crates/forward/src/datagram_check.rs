@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_healthy_only_without_a_question() {
+    fn silence_is_healthy_only_if_no_request_is_configured() {
         let (socket, target) = bound();
         for (rule, sent, healthy) in
             [(crate::testing::rule("t", target), &b""[..], true), (asking(target, b""), b"who?", false)]

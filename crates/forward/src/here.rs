@@ -74,11 +74,11 @@ pub(crate) struct Here {
 impl Here {
     /// True if `target` is a listener of this process. `asked` is the address that the client used.
     ///
-    /// Returns `HostUnreachable` for a loop that nothing else would stop: if the target is the
-    /// rule's own listener or, with `transparent` UDP, any listener, because datagrams with the
-    /// client's address do not show how many rules they have passed. A wildcard rule may connect to
-    /// one of its own addresses once: then it sees itself as a client, and refuses that target.
-    /// Before that, something else such as IPVS may serve the address.
+    /// Returns `HostUnreachable` for a loop that nothing else would stop: if the target is the rule's own
+    /// listener or, with `transparent` UDP, any listener, because datagrams with the client's address do not
+    /// show how many rules they have passed. A wildcard rule may connect to one of its own addresses once:
+    /// then it sees itself as a client, and refuses that target. It cannot refuse the target any earlier,
+    /// because something else, such as IPVS, may serve the address.
     pub(crate) fn approach(
         &mut self,
         listening: &Listening,

@@ -289,7 +289,7 @@ fn listen_error(rule: &Rule, address: Address, source: io::Error) -> StartError 
                 "choose an address of this machine (ip address) or [::] for all, or set keep_going or freebind if the address appears later"
             }
         },
-        _ if turnpike_net::is_exhaustion(&source) => "raise the limit of open files (ulimit -n)",
+        _ if turnpike_net::is_exhaustion(&source) => "raise the limit on open files (ulimit -n)",
         _ => "choose another address",
     };
     StartError::Listen { rule: rule.id.0.clone(), address, source, remedy }

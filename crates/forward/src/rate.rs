@@ -15,8 +15,8 @@ use crate::{
 pub(crate) const UP: usize = 0;
 pub(crate) const DOWN: usize = 1;
 
-/// Capacity of a bucket in milliseconds at its rate, which is how much a worker that runs late can catch
-/// up.
+/// Capacity of a bucket in milliseconds at its rate: a worker that is behind schedule can catch up by this
+/// much.
 const BURST_MS: u64 = 100;
 /// Minimum capacity in bytes: larger than the payload of one segment.
 const LEAST_BURST: u64 = 2048;
@@ -239,8 +239,8 @@ mod tests {
     fn datagram_beyond_the_bucket_passes_and_leaves_a_debt() {
         let (_, pace) = pace(None, Some(10_000));
         let passed = (1..=10_000).filter(|now| pace.admits(UP, 60_000, *now)).count();
-        // The bucket has 2,048 bytes at first and gets 100,000 later: one datagram passes immediately, one
-        // after the debt of 57,952 bytes is paid.
+        // The bucket has 2,048 bytes at first and gets 100,000 later: one datagram passes immediately, and
+        // one once the debt of 57,952 bytes is paid.
         assert_eq!(passed, 2);
     }
 

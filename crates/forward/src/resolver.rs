@@ -91,7 +91,7 @@ impl Name {
             }
         };
         if is_new || self.version() == 0 {
-            // Wraps to 0 only after 4,000 years, with one response every 30 seconds.
+            // Wraps to 0 only after 4,000 years if there is one response every 30 seconds.
             self.version.fetch_add(1, Ordering::Release);
         }
     }

@@ -39,8 +39,8 @@ pub struct Settings {
     /// Maximum number of kernel flows, two per session; additional sessions stay in user space.
     pub max_kernel_flows: u32,
     pub kernel_hook: Hook,
-    /// Uses the kernel only for sessions whose datagrams this machine leaves unchanged, and starts without it if it
-    /// is unavailable.
+    /// Uses the kernel path only for sessions whose datagrams this machine leaves unchanged, and starts even
+    /// if that path is unavailable.
     pub kernel_leases: bool,
     /// Time for which an idle worker polls before it sleeps; if zero, it sleeps immediately.
     pub busy_poll: Duration,
@@ -80,7 +80,7 @@ pub enum StartError {
     #[error("--copy kernel: {0}")]
     Copy(#[source] OffloadError),
     #[error(
-        "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
+        "cannot start a worker: {0}; raise the limit on open files (ulimit -n) or of threads (ulimit -u)"
     )]
     Worker(#[from] io::Error),
 }

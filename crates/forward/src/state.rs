@@ -39,7 +39,7 @@ pub(crate) struct RuleState {
     /// Number of changes to the health of targets.
     turns: AtomicU64,
     answers: AtomicBool,
-    /// Earliest time of the next test whether targets respond, and the interval after it; milliseconds.
+    /// Earliest time of the next test of whether targets respond, and the interval after it; milliseconds.
     explore_at: AtomicU64,
     explore_wait: AtomicU64,
     /// True once a client has been refused because of a forwarding loop.

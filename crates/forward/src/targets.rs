@@ -220,7 +220,7 @@ impl Targets {
         fails && members.current.iter().any(healthy)
     }
 
-    /// True if a connection or session has a target that [`Targets::is_former`].
+    /// True if a connection or session has a former target ([`Targets::is_former`]).
     pub(crate) fn has_former(&self) -> bool {
         let members = self.up_to_date();
         let mut busy = members.slots.iter().filter(|(_, member)| member.active.load(Ordering::Relaxed) > 0);

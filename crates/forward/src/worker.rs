@@ -102,7 +102,7 @@ impl Worker {
         self.worker_rules.common = Arc::clone(common);
     }
 
-    /// Takes the kernel resources that the rules added next need.
+    /// Takes the kernel resources needed by the rules that are added next.
     pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
         let now = self.frame.now_ms();
         if let Some(flows) = flows {
@@ -291,7 +291,7 @@ impl Worker {
     fn change(&mut self, change: Change, now: u64) {
         self.set_common(&change.common);
         if let Err(error) = self.take(change.parts) {
-            tracing::error!(worker = self.frame.number, %error, "cannot watch kernel-forwarded connections: raise the limit of watches \
+            tracing::error!(worker = self.frame.number, %error, "cannot watch kernel-forwarded connections: raise the limit on watches \
              (fs.epoll.max_user_watches); using copy = auto");
         }
         self.keep_time();

@@ -84,7 +84,7 @@ fn new_connections_per_client_are_limited() {
     assert!(comes());
     // The number of connections that fit into a second depends on the machine; unit tests cover the exact
     // rate.
-    eventually("two arrive within a second", || !comes());
+    eventually("a second connection within a second is refused", || !comes());
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
     eventually("the refusal is counted", || refused(&running, EndReason::ClientRate) > 0);
     eventually("the next token is available", comes);

@@ -130,7 +130,7 @@ fn auto_splices_bulk_and_buffers_interactive_traffic() {
 
 /// If much data arrives together, the last part is moved in a turn without an event.
 #[test]
-fn last_bytes_are_counted_without_a_further_event() {
+fn last_bytes_are_counted_without_another_event() {
     for copy in copy_modes() {
         let Pair { running, client, mut server, said } = pair(copy);
         let total = 3 << 20;
@@ -164,7 +164,7 @@ fn half_closed_client_receives_the_answer() {
 }
 
 #[test]
-fn half_closed_server_receives_further_data() {
+fn half_closed_server_receives_more_data() {
     for mode in copy_modes() {
         let Pair { running, mut client, mut server, .. } = pair(mode);
         server.write_all(b"go on").unwrap();

@@ -195,8 +195,8 @@ fn worker_with_a_half_closed_client_sleeps() {
     stream.write_all(b"x").unwrap();
     assert_eq!(read(&mut stream, 1), b"x");
     stream.shutdown(Shutdown::Write).unwrap();
-    // Level-triggered epoll would report the end of stream forever. After that, the next deadline is that of
-    // the linger time.
+    // Level-triggered epoll would report the end of stream forever. Once the stream is no longer watched,
+    // the next deadline is the linger timeout.
     eventually("the FIN", || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000));
     let calls = worker.ask(|engine, _| engine.rx_stats().calls);
     for _ in 0..100 {

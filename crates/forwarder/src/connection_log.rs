@@ -142,8 +142,8 @@ impl ConnectionLogWriter {
                     if let Some(suppressed) = line {
                         write(report, suppressed, lists);
                     }
-                    // The file contains all connections, except for reports that unknown clients can cause
-                    // without limit.
+                    // The file contains all reports, except for those that unknown clients can cause without
+                    // limit.
                     line.is_some() || Noise::of(report) == Noise::None
                 });
                 if let Some(file) = file {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_above_a_clients_rate_are_summed_up_and_others_logged_singly() {
+    fn ends_above_a_clients_rate_are_summarized_and_others_logged_individually() {
         let mut limits = ConnectionLogLimits::new(&Arc::default());
         let mut told = |client: &str, reason, count: usize| {
             let report = report(client, reason);

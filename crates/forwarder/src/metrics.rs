@@ -106,7 +106,7 @@ impl ForwarderScrape {
         };
         gauge(
             "forward_target_up",
-            "0 if the last health check of, connection to, or UDP session with a target address failed; otherwise 1.",
+            "0 if the last health check, connection or UDP session of a target address failed; otherwise 1.",
             |target| u64::from(target.up),
         )?;
         gauge(

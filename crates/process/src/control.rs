@@ -68,7 +68,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
             started = start(&control) => Some(started),
             () = stop.requested() => None,
         };
-        // Startup that fails after a stop request was interrupted by it, so this is not an error.
+        // If startup fails after a stop request, the request interrupted it, so this is not an error.
         let Some(started) = started.filter(|started| started.is_ok() || !stop.is_requested()) else {
             log_stopped();
             return Ok(());

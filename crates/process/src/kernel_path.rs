@@ -67,7 +67,8 @@ pub fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &Snapshot) -> fmt::Re
         let name = <&str>::from(what);
         Some((name.strip_prefix("refused_").filter(|_| what.is_refusal())?, value))
     });
-    let help = "Requests of flows for the in-kernel data path refused because this machine changes their datagrams, by reason.";
+    let help =
+        "Flows refused by the in-kernel data path because this machine changes their datagrams, by reason.";
     counts(encoder, "kernel_leases_refused", help, "reason", refusals)?;
     let dropped = [Count::Failed, Count::Behind];
     let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));

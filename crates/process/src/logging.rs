@@ -34,8 +34,8 @@ use turnpike_wire::escape;
 
 use crate::log_filter::log_filter;
 
-/// Crates that log every message, or every new state that a message causes. Packets from the internet must
-/// not fill a disk, whatever the filter is.
+/// Crates that log every message, or every new state that a message causes. Packets from the Internet must
+/// not fill a disk, regardless of the filter.
 const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 
 /// Target of the audit log, which the filter does not affect.

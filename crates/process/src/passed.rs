@@ -27,7 +27,7 @@ fn fewest(passed: &PassedSockets) -> Option<usize> {
     passed.iter().map(|one| passed.count(one.transport, one.address)).min()
 }
 
-/// Logs that cores stay idle because a unit passes too few sockets for each address.
+/// Logs that some cores stay idle if a unit passes too few sockets for each address.
 pub fn log_few_workers(passed: &PassedSockets, origin: &Origin, workers: usize) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     if let Some(line) = few_workers(passed, origin, (workers, cores)) {

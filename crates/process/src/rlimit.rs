@@ -15,7 +15,7 @@ pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
         let warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner).replace((limit, needed));
         if warned != Some((limit, needed)) {
             tracing::warn!(
-                "the limit of open files is {limit}, but {subject} may need {needed}; raise it with `ulimit -n {needed}` \
+                "the limit on open files is {limit}, but {subject} may need {needed}; raise it with `ulimit -n {needed}` \
                  or LimitNOFILE=, or lower {key}"
             );
         }

@@ -95,7 +95,7 @@ pub fn log() {
     {
         tracing::warn!(
             "sandbox: the program or a configured file is in {home} itself, so everything in it is readable: \
-             move it to its own directory"
+             move the file to a separate directory"
         );
     }
 }

@@ -125,7 +125,7 @@ impl ServiceManager {
         }
     }
 
-    /// Logs a warning if a worker has not taken a command for `every`.
+    /// Logs a warning if a worker has not taken a command for the time `every`.
     fn note_progress(&mut self, progress: bool, now: Instant, every: Duration) {
         match (progress, self.stalled) {
             (false, None) => {

@@ -1,5 +1,5 @@
 //! Allocation log: one line per ended allocation and refused credential. Workers send effects over a bounded
-//! channel and never wait; the control thread writes.
+//! channel and never wait; the control thread writes the lines.
 
 use std::{
     sync::Arc,
@@ -82,7 +82,7 @@ fn is_debugged() -> bool {
     tracing::enabled!(target: "turnpike::allocation", tracing::Level::DEBUG)
 }
 
-/// Realm, and the name that its quotas are kept under.
+/// Realm, and the name under which the user's quotas are kept.
 type QuotaUser = (Arc<str>, Box<str>);
 
 struct AllocationLogLimits {

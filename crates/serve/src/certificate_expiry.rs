@@ -58,7 +58,7 @@ impl CertificateExpiry {
     pub(crate) fn put(&self, certificates: impl IntoIterator<Item = (String, (u64, u64))>) {
         let mut new: Vec<CertificateLifetime> = Vec::new();
         for (file, valid) in certificates {
-            // A file named twice appears once, because metrics must be unique.
+            // A file that is configured twice is listed once, because metric series must be unique.
             if new.iter().all(|other| other.file != file) {
                 new.push(CertificateLifetime { file, valid, told: Nearness::Far });
             }
@@ -152,7 +152,7 @@ mod tests {
     const SOON: i64 = 14 * DAY;
 
     #[test]
-    fn certificate_of_six_days_is_reported_once_its_renewal_is_overdue() {
+    fn six_day_certificate_is_reported_once_its_renewal_is_overdue() {
         let expiry = CertificateExpiry::default();
         expiry.put([("a.pem".to_owned(), (0, 6 * DAY.unsigned_abs()))]);
         let told = |left: i64| expiry.due(6 * DAY - left).pop().map(|(nearness, _)| nearness);

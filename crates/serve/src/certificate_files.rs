@@ -18,7 +18,7 @@ use turnpike_relay::{
 };
 
 /// Loads the configuration at startup. Accepts certificates outside their validity period: a machine without
-/// a battery starts with a wrong clock, and UDP clients need no certificate.
+/// a battery-backed clock boots with the wrong time, and UDP clients need no certificate.
 pub fn load(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     let loaded =
         sources.load(|settings| read_by(settings, |files| certificates::read(&files.cert, &files.key)))?;
@@ -29,8 +29,8 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     }
 }
 
-/// Loads the configuration at a reload. Returns certificate problems separately, because the old
-/// certificates can stay in use: a removed user must lose access even if a certificate has expired.
+/// Loads the configuration at a reload. Returns certificate problems separately, because they must not
+/// prevent the reload: the old certificates can stay in use, but a removed user must lose access.
 pub(crate) fn load_for_reload(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     sources.load(read)
 }
@@ -98,13 +98,13 @@ fn read_by(
     ReadCertificates { certificates, problems, warnings }
 }
 
-/// Reads a certificate that the server ordered; `None` if it has not arrived. Its validity is not checked: an expired one
-/// is replaced as soon as the CA issues a new one.
+/// Reads a certificate that the server ordered; `None` if it has not been issued yet. Its validity is not
+/// checked: an expired one is replaced as soon as the CA issues a new one.
 fn read_ordered(file: &Path) -> Result<Option<Identity>, String> {
     match certificates::read(file, file) {
         Ok(identity) => Ok(Some(identity)),
         Err(_) if !file.exists() => Ok(None),
-        Err((_, problem)) => Err(format!("{}: {problem}; a new certificate is ordered", file.display())),
+        Err((_, problem)) => Err(format!("{}: {problem}; ordering a new certificate", file.display())),
     }
 }
 

@@ -50,7 +50,7 @@ impl Foreign {
     fn mistake(&self, settings: &Settings) -> Mistake {
         let Self { key, ip, local } = *self;
         let expected = match local {
-            // coturn writes the public address first.
+            // coturn's option has the public address first.
             Some(local) => format!("{local}={ip}: this machine has {local}, so it must come first"),
             None if key == "relay.addresses" => {
                 "an address of this machine; behind a NAT, LOCAL=PUBLIC with the public address last"
@@ -64,7 +64,7 @@ impl Foreign {
     }
 }
 
-/// All configured addresses that the machine does not have; none if its addresses cannot be read.
+/// All configured addresses that the machine does not have; empty if its addresses cannot be read.
 fn foreign_addresses(settings: &Settings) -> Vec<Foreign> {
     let Ok(own) = own_addresses::read() else { return Vec::new() };
     let listeners = [

@@ -267,8 +267,8 @@ impl RealmCredentials {
         LookupResult::Keys { username: name.into(), identity: identity(name, id), keys }
     }
 
-    /// One key per secret of the configuration and the store, with the last Unix second of the credential. A
-    /// secret removed from the store invalidates its credentials, but not running allocations.
+    /// One key per configured or stored secret, with the last Unix second in which the credential is valid.
+    /// A secret removed from the store invalidates its credentials, but not running allocations.
     fn keys_by_secret<'a>(
         &'a self,
         name: &'a str,
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotated_secret_expires_its_credentials_and_a_leaked_one_immediately() {
+    fn credentials_expire_with_their_rotated_secret_and_immediately_if_it_leaked() {
         let stored = |value: &str, since, until| StoredSecret {
             since,
             until,
@@ -473,7 +473,6 @@ mod tests {
         let held: Secrets = [
             stored("rotated", 0, Some(NOW + 10)),
             stored("leaked", 0, Some(turnpike_stores::CUT_OFF)),
-            // The secret was rotated before, with an overlap of an hour.
             stored("signing", NOW + 10, None),
         ]
         .into();

@@ -17,9 +17,11 @@ pub enum ServeError {
     #[error(transparent)]
     Store(#[from] turnpike_stores::StoreError),
     /// Clients redirected by name would reach the wrong node.
-    #[error("another running node of the fleet is named {name}: give this one another name in fleet.node")]
+    #[error(
+        "another running node of the fleet is named {name}: set a different name for this one in fleet.node"
+    )]
     NameTaken { name: String },
-    /// No number is left for this node, because node numbers have 12 bits.
+    /// No number is left for this node, because node numbers are only 12 bits long.
     #[error("the fleet has 4095 nodes, the maximum: stop one, or start another fleet with fleet.name")]
     FleetFull,
     #[error(

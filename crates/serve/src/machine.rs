@@ -22,7 +22,7 @@ pub(crate) struct Machine {
     /// Addresses of this machine; `None` if they cannot be read. All configured addresses are then assumed
     /// to be present.
     own: Option<Vec<OwnAddress>>,
-    /// Detected addresses of IPv4 and IPv6. An address stays here until another one replaces it.
+    /// Detected IPv4 and IPv6 addresses. An address stays here until another one replaces it.
     detected: [Option<IpAddr>; 2],
     /// True once there has been a default route. Until then, any address of the machine is used.
     had_route: bool,
@@ -62,7 +62,7 @@ impl Machine {
             Ok(own) => machine.own = Some(own),
             Err(error) => tracing::warn!(
                 "cannot read the addresses of this machine ({error}): only loopback, relay addresses and \
-                 turnpike's own listeners are refused as peers, not other services of this machine; allow AF_NETLINK sockets"
+                 turnpike's own listeners are refused as peers, so clients can reach other services on this machine; allow AF_NETLINK sockets"
             ),
         }
         machine.detect();
@@ -135,8 +135,8 @@ impl Machine {
         set_of(self.own.as_deref()).into_iter().collect()
     }
 
-    /// Configured addresses that the machine lacks. A swapped bind/external pair is not waited for: it is a
-    /// configuration error that aborts startup.
+    /// Configured addresses that the machine lacks. Leaves out swapped bind/external pairs, which are
+    /// configuration errors that abort startup.
     pub(crate) fn absent(&self, named: impl Iterator<Item = IpAddr>, relay: &[RelayAddress]) -> Vec<IpAddr> {
         let is_swapped = |ip: IpAddr| {
             let pair = relay.iter().find(|relay| relay.bind == ip);
@@ -200,8 +200,8 @@ impl Machine {
         &self.states
     }
 
-    /// Relay addresses whose allocations must end, because for a minute they have been missing or have not
-    /// been routed through their interface.
+    /// Relay addresses whose allocations must end, because the address has been missing, or has not been
+    /// routed through its interface, for a minute.
     pub(crate) fn lost(&mut self, relayed: &[RelayAddress], now: Instant) -> Vec<IpAddr> {
         let missing: BTreeSet<IpAddr> =
             relayed.iter().map(|relay| relay.bind).filter(|ip| !self.serves(*ip)).collect();

@@ -271,7 +271,7 @@ impl ServerFamilies<'_, '_> {
 
     #[expect(
         clippy::cast_precision_loss,
-        reason = "gauges are floats by format, and no certificate outlives 2^53 s"
+        reason = "the format defines gauges as floats, and no certificate outlives 2^53 s"
     )]
     fn by_file<'f>(
         &mut self,
@@ -772,7 +772,7 @@ mod tests {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
                 family = rest.split(' ').next().expect("a name").to_owned();
             } else if line == "# EOF" {
-                assert!(lines.peek().is_none(), "text after # EOF");
+                assert!(lines.peek().is_none(), "there is text after # EOF");
                 return samples;
             } else if !line.starts_with('#') {
                 let (series, value) = line.rsplit_once(' ').expect("a sample");

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn files_in_the_configuration_are_needed_in_place() {
+    fn files_in_the_configuration_are_in_the_needs() {
         let dir = Dir::new();
         let state = dir.at("made/state");
         let needs = needs_of(&[

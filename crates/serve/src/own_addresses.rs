@@ -100,9 +100,8 @@ impl OwnAddress {
     }
 }
 
-/// Relay address of one family. `source` is the source address of the default route; a stable address on the
-/// same interface is preferred to a temporary one; among stable addresses, one with the same prefix is
-/// preferred.
+/// Relay address of one family. `source` is the source address of the default route. A stable address on the
+/// same interface is preferred to a temporary one and, among stable addresses, one with the same prefix.
 pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAddr> {
     let source = source?;
     // The list was read before the address was added.

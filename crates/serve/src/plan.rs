@@ -54,8 +54,8 @@ impl RelayPlan {
             _ => Datapath::best(),
         };
         let kernel = match settings.datapath {
-            // Several processes can use TCX on an interface, and the kernel detaches it when this process
-            // exits.
+            // Several processes can use TCX on an interface, and the kernel detaches our program when this
+            // process exits.
             DatapathChoice::Auto => (!is_only_local(settings)).then_some(Hook::Tcx),
             DatapathChoice::Kernel => Some(Hook::Best),
             DatapathChoice::Xdp => Some(Hook::Xdp),
@@ -175,7 +175,7 @@ impl RelayPlan {
     }
 }
 
-/// Warnings about what packets bypass when the kernel relays them.
+/// Warnings about firewalls and other features that packets bypass when the kernel relays them.
 fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
     use DatapathChoice::{Auto, Step, Xdp};
     let firewall = "packets relayed by the kernel bypass this machine's firewall (netfilter) and IPsec policies: \

@@ -1,5 +1,5 @@
 //! Public address of a machine behind a 1:1 NAT, from the cloud's metadata service or from Kubernetes. The
-//! result reaches `turnpike serve` in files or on its command line.
+//! result is passed to `turnpike serve` in files or on its command line.
 
 mod cloud;
 mod http;
@@ -82,7 +82,7 @@ impl PublicAddress {
         let unknown = |why| PublicAddressError::Unknown { asked: source.clone(), why };
         let SourceAnswer { addresses, zone } = told.map_err(|trouble| unknown(trouble.to_string()))?;
         if addresses.is_empty() {
-            return Err(unknown("no address in the answer".to_owned()));
+            return Err(unknown("no address in the response".to_owned()));
         }
         Ok(Self { relay: paired(&own, &addresses), zone })
     }

@@ -249,7 +249,7 @@ impl Why {
         }
     }
 
-    /// Clears peer, request and attribute, so that only the general reason is left.
+    /// Clears the peer, request and attribute, so that only the general reason remains.
     fn in_general(self) -> Self {
         use RequestRefusal::{PeerFamily, UnknownAttribute};
         let in_general = |why| match why {

@@ -87,8 +87,8 @@ pub(crate) fn note_realm(settings: &Settings) {
     }
 }
 
-/// Realm of the server that last used the embedded store and the file that contains it, if these settings
-/// have another realm.
+/// Realm of the server that last used the embedded store, and the file that contains the realm, if these
+/// settings have a different one.
 #[must_use]
 pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     let file = realm_file(settings)?;
@@ -261,7 +261,7 @@ pub(crate) fn failure(settings: &StoreSettings) -> StoreFailure {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Merged {
-    /// Merged realms, limits and token keys; the configuration takes precedence.
+    /// Realms, limits and token keys, merged from both; the configuration takes precedence.
     pub(crate) settings: Settings,
     /// Rules that only a store can have.
     pub(crate) rules: StoredRules,
@@ -351,7 +351,7 @@ impl Merged {
     }
 
     /// Peer rules that apply to packets, and those of each realm. If the store has none, the configuration's
-    /// apply everywhere.
+    /// rules apply everywhere.
     pub(crate) fn peers(&self) -> (PeerRules, HashMap<Box<str>, PeerRules>) {
         let Self { settings, rules, .. } = self;
         let configured = PeerRules {

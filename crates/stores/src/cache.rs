@@ -158,7 +158,7 @@ impl<W> Cache<W> {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Forgets one name. Lookups in progress are discarded, whatever their name.
+    /// Forgets one name. The results of all lookups in progress are discarded, even for other names.
     pub(crate) fn forget(&self, key: &str) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
         let shard = &mut *self.shard(key);

@@ -34,7 +34,7 @@ impl StoreError {
         Self { store: store.to_string(), setting: "store.url", fault, detail: detail.to_string() }
     }
 
-    /// Changes the setting in the message to that of the fleet.
+    /// Makes the message name `fleet.url` instead of the setting for the users' store.
     pub(crate) fn of_fleet(self) -> Self {
         Self { setting: "fleet.url", ..self }
     }
@@ -64,7 +64,7 @@ impl fmt::Display for StoreError {
             }
             StoreFault::Slow => write!(f, "{store} does not answer in time: {detail}"),
             StoreFault::Login => {
-                write!(f, "{store} refuses user or password: {detail}; correct them in {setting}")
+                write!(f, "{store} refuses the user or password: {detail}; correct them in {setting}")
             }
             StoreFault::Permission => {
                 write!(f, "{store} does not allow this: {detail}; grant the user the permission")

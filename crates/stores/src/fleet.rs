@@ -105,7 +105,7 @@ pub struct Exchanged {
 }
 
 impl FleetStore {
-    /// Connects on first use. `name` is the fleet's name, `patience` the time limit for answers.
+    /// Connects on first use. `name` is the fleet's name, and `patience` is the time limit for answers.
     #[must_use]
     pub fn new(address: &FleetAddress, name: &str, patience: Duration) -> Self {
         Self { link: Link::new(address.clone(), patience), keys: KeyNames(format!("turnpike:{{{name}}}:")) }

@@ -250,8 +250,8 @@ pub(crate) struct TokenKeyRow<'a> {
     pub(crate) realm: NullableText<'a>,
 }
 
-/// Parses the two timestamps of a secret, each of which is digits or empty: when it began to sign, and until
-/// when it is accepted.
+/// Parses the two timestamps of a secret, each of which is digits or empty: the start of its use for
+/// signing, and its expiry.
 pub(crate) fn read_mark(
     store: &str,
     realm: &str,

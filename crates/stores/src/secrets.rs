@@ -1,5 +1,6 @@
 //! Secrets for time-limited credentials: the one that signs new credentials, and the expiry of the others.
-//! coturn's table only has the secrets; their times are in a separate table, which the first rotation creates.
+//! coturn's table contains only the secrets; their times are in a separate table, which the first rotation
+//! creates.
 
 use std::{
     fmt,

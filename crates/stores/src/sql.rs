@@ -63,7 +63,7 @@ pub(crate) trait Driver: Send + Sized + 'static {
 
     fn options(address: &ServerAddress) -> Self::Options;
     fn connect(options: &Self::Options) -> impl Future<Output = sqlx::Result<Self>> + Send;
-    /// `commits` becomes true when COMMIT is sent: from then on, the change may take effect even if no answer
+    /// `commits` becomes true when COMMIT is sent: after that, the change may take effect even if no answer
     /// arrives.
     fn run(&mut self, work: &Work, commits: &mut bool) -> impl Future<Output = sqlx::Result<Output>> + Send;
 }

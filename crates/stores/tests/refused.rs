@@ -61,7 +61,7 @@ fn missing_database_is_named() {
     for kind in [Kind::Postgres, Kind::Mariadb] {
         on(kind, |world| {
             let error = error(world, &world.url.replace(&format!("/{DATABASE}"), "/elsewhere"));
-            // MariaDB reveals only to authorized users whether a database exists.
+            // MariaDB hides from unauthorized users whether a database exists.
             assert!(matches!(error.fault, StoreFault::NoDatabase | StoreFault::Permission), "{error}");
             assert!(error.to_string().contains("elsewhere") && !error.may_pass(), "{error}");
         });

@@ -27,7 +27,7 @@ function tile(title, help) {
   };
 }
 
-// Time for which all graphs show values, with a slider for use without a pointer.
+// Moment whose values all graphs show, with a slider for use without a pointer.
 function timeCursor(changed) {
   let back = 0;
   const slider = h("input", { type: "range", id: "back", min: 0, max: SECONDS - 1, value: 0, step: 1 });
@@ -105,7 +105,7 @@ function server() {
   const refused = tile("Refused", "Requests, connections and handshakes that were refused.");
   const load = tile("Busiest worker", "CPU use of the busiest worker as a share of its core.");
   const loop = tile("Event loop", "Time that a datagram currently waits for the slowest worker.");
-  const opening = tile("Allocation time", "Time from the request to the open relay socket: 99th percentile of the last minute.");
+  const opening = tile("Allocation time", "Time from the request to the open relay socket: 99th percentile over the last minute.");
 
   const workers = table("Workers", [
     { title: "Worker", heads: true, cell: (row) => String(row.number) },
@@ -122,7 +122,7 @@ function server() {
   const datapath = h("p");
   const across = h("p", { class: "note" });
   const batches = table("Datagrams per receive call", [
-    { title: "Datagrams", heads: true, cell: (row) => (row.to === null ? `${row.from} and more` : row.from === row.to ? `${row.from}` : `${row.from} to ${row.to}`) },
+    { title: "Datagrams", heads: true, cell: (row) => (row.to === null ? `${row.from} or more` : row.from === row.to ? `${row.from}` : `${row.from} to ${row.to}`) },
     { title: "Calls", number: true, cell: (row) => perSecond(row.rate) },
     { title: "Share", number: true, cell: (row) => ({ text: percent(row.part), share: row.part }) },
   ], "No receive calls in the last second.");

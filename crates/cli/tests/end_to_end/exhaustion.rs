@@ -43,7 +43,7 @@ fn open_files_warning_appears_once_per_cause() {
             serve.program.signal("HUP");
             serve.program.line_with(change);
             let lines = serve.program.lines();
-            let told = lines.iter().filter(|line| line.contains("the limit of open files is 400")).count();
+            let told = lines.iter().filter(|line| line.contains("the limit on open files is 400")).count();
             assert_eq!(told, warnings, "{text}: {lines:?}");
         }
     });

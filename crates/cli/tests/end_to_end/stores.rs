@@ -355,7 +355,7 @@ fn unusable_database_aborts_startup() {
     let start = |url: &str| run(&["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--store", url]);
     for (url, code, told) in [
         (url.as_str(), 1, "has none of coturn's tables"),
-        (&wrong, 1, "refuses user or password"),
+        (&wrong, 1, "refuses the user or password"),
         ("postgres://u:hunter2@h", 2, "flag --store: store.url: it names no database"),
         ("mongodb://u:hunter2@h/d", 2, "mongodb is not a supported store"),
     ] {

@@ -87,7 +87,7 @@ fn signal_upgrades_and_the_log_has_the_steps() {
     let mut upgraded = Upgraded::new(&serve.program);
     let load = talking(&serve, &reflect, 4);
     serve.program.signal("USR2");
-    upgraded.took_over(&serve.program.line_with(" serves: 4 sessions"));
+    upgraded.took_over(&serve.program.line_with(" serves 4 sessions"));
     for step in ["upgrade: started ", "is ready to take over"] {
         serve.program.line_with(step);
     }

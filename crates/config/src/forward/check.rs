@@ -24,7 +24,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let protocol = draft.rule.protocol;
     let rule = &draft.rule;
     let asks = rule.health_question.is_some();
-    let begins = "a PROXY header starts a TCP connection";
+    let begins = "only TCP connections start with a PROXY header";
     let announces_datagrams = protocol == Protocol::Udp && rule.send_proxy == Some(ProxyVersion::V2);
     let only_tcp = "a rule from TCP to TCP";
     let limit = rule.limits.max_bytes_per_second.or(rule.limits.max_bytes_per_second_per_connection);
@@ -78,7 +78,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
         (
             protocol != Protocol::Udp && draft.has("rule.kernel"),
             "rule.kernel",
-            "the choice exists only from UDP to UDP",
+            "it applies only to rules from UDP to UDP",
             "a rule without this key",
         ),
     ];
@@ -88,20 +88,20 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
         (
             rule.send_proxy.is_some() && !announces_datagrams,
             "rule.proxy",
-            "a PROXY header starts a TCP connection or, in version 2, a datagram",
+            "PROXY headers exist for TCP and, in version 2, also for UDP",
             "a rule from TCP to TCP, or v2 in a rule from UDP to UDP",
         ),
         (
             draft.has("rule.copy"),
             "rule.copy",
-            "the choice exists only from TCP to TCP",
+            "it applies only to rules from TCP to TCP",
             "a rule without this key",
         ),
         (
             rule.idle.is_none(),
             "rule.idle",
             "a UDP session ends only by timeout",
-            "1 or more seconds where one side is UDP",
+            "1 or more seconds, because one side is UDP",
         ),
     ];
     let with_udp = with_udp.into_iter().filter(|_| protocol != Protocol::Tcp);
@@ -203,15 +203,15 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     if listens && !from_tcp_to_tcp {
         refuse(
             "rule.listen",
-            "Unix sockets are streams here".to_owned(),
-            "an address and port where one side is UDP",
+            "only stream-type Unix sockets are supported".to_owned(),
+            "an address and port, because one side is UDP",
         );
     }
     if target.is_some() && !from_tcp_to_tcp {
         refuse(
             "rule.target",
-            "Unix sockets are streams here".to_owned(),
-            "an address and port where one side is UDP",
+            "only stream-type Unix sockets are supported".to_owned(),
+            "an address and port, because one side is UDP",
         );
     }
     if named && !listens {
@@ -281,7 +281,7 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
             let listener = parts::show_listener(&rule.bind, rule.ports);
             refuse(
                 "rule.listen",
-                format!("{listener} is already listened on by the rule at {}", other.origin),
+                format!("{listener} is already used by the rule at {}", other.origin),
                 "each address and port once per protocol",
             );
         } else if let Some(other) = drafts[..index].iter().find(|other| other.rule.id == rule.id) {

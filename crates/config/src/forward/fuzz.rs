@@ -75,8 +75,8 @@ fn load(file: Option<&str>, arguments: &[&str]) -> Result<ForwardLoaded, Mistake
     sources.merge(file.map(|text| (Path::new("f.conf"), text)), Vec::new())
 }
 
-/// Written in our own format, the result has the same meaning. Exceptions: a file without rules is invalid,
-/// rules may conflict, and only our format rejects patterns that match no address.
+/// Checks that the result still means the same when written in our own format. Exceptions: a file without
+/// rules is invalid, rules may conflict, and only our format rejects patterns that match no address.
 fn shown_means_the_same(mut first: ForwardSettings) {
     let shown = first.to_toml();
     let lists = first.rules.iter().map(|rule| &rule.access).chain([&first.access]);

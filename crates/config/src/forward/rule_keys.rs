@@ -324,7 +324,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.source",
-        "an IP address of this machine, a link-local one with its interface (fe80::1%eth0)",
+        "an IP address of this machine; a link-local one needs its interface (fe80::1%eth0)",
         |reader, node, rule| {
             rule.source = Some(reader.parsed(node, |text| keys::zoned(text.trim().parse()))?);
             Some(())

@@ -316,10 +316,10 @@ fn source_address_may_have_a_zone() {
 }
 
 #[test]
-fn keys_that_unix_sockets_and_one_family_lack_are_refused() {
+fn keys_that_unix_sockets_or_a_single_family_cannot_use_are_refused() {
     for (text, key, why) in [
-        ("udp://unix:/a=10.0.0.2:80", "rule.listen", "Unix sockets are streams here"),
-        ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "Unix sockets are streams here"),
+        ("udp://unix:/a=10.0.0.2:80", "rule.listen", "only stream-type Unix sockets are supported"),
+        ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "only stream-type Unix sockets are supported"),
         ("tcp://0.0.0.0:1=unix:/a?source=10.0.0.1", "rule.source", "unix:/a has no address and no route"),
         ("tcp://0.0.0.0:1=unix:/a?mark=1", "rule.mark", "unix:/a has no address and no route"),
         ("tcp://0.0.0.0:1=unix:/a?copy=kernel", "rule.copy", "the kernel forwards only between TCP sockets"),
@@ -379,7 +379,7 @@ fn dual_stack_listener_conflicts_with_either_family() {
     {
         for rules in [[both, other], [other, both]] {
             let told = from_arguments(&rules).expect_err(other).to_string();
-            assert!(told.contains("is already listened on by the rule at"), "{other}: {told}");
+            assert!(told.contains("is already used by the rule at"), "{other}: {told}");
         }
     }
     for fine in [
@@ -390,7 +390,7 @@ fn dual_stack_listener_conflicts_with_either_family() {
         assert!(from_arguments(&fine).is_ok(), "{fine:?}");
     }
     let twice = from_arguments(&["unix:///a=a:1", "unix:///a=b:1"]).expect_err("one socket").to_string();
-    assert!(twice.contains("unix:/a is already listened on"), "{twice}");
+    assert!(twice.contains("unix:/a is already used"), "{twice}");
     assert!(from_arguments(&["unix:///a=a:1", "unix:///b=b:1"]).is_ok());
 }
 
@@ -465,7 +465,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy=v1",
-        "column 27: rule.proxy: a PROXY header starts a TCP connection or, in version 2, a datagram; expected a rule from TCP to TCP, \
+        "column 27: rule.proxy: PROXY headers exist for TCP and, in version 2, also for UDP; expected a rule from TCP to TCP, \
          or v2 in a rule from UDP to UDP",
     ),
     (
@@ -514,7 +514,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?idle=0",
-        "column 26: rule.idle: a UDP session ends only by timeout; expected 1 or more seconds where one side is UDP",
+        "column 26: rule.idle: a UDP session ends only by timeout; expected 1 or more seconds, because one side is UDP",
     ),
     (
         "tcp://0.0.0.0:1=a:1?framed",
@@ -532,7 +532,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?copy=splice",
-        "column 26: rule.copy: the choice exists only from TCP to TCP; expected a rule without this key",
+        "column 26: rule.copy: it applies only to rules from TCP to TCP; expected a rule without this key",
     ),
     (
         "tcp://0.0.0.0:1=a:1?copy=kernel&max_bytes_per_second=1000",
@@ -540,7 +540,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1?kernel=false",
-        "column 28: rule.kernel: the choice exists only from UDP to UDP; expected a rule without this key",
+        "column 28: rule.kernel: it applies only to rules from UDP to UDP; expected a rule without this key",
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&mark=1",
@@ -552,7 +552,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy_protocol_from=10.0.0.2",
-        "column 41: rule.proxy_protocol_from: a PROXY header starts a TCP connection; expected a rule from TCP to TCP",
+        "column 41: rule.proxy_protocol_from: only TCP connections start with a PROXY header; expected a rule from TCP to TCP",
     ),
 ];
 
@@ -578,14 +578,10 @@ fn unknown_option_suggests_the_nearest_one() {
 #[test]
 fn two_rules_cannot_share_a_listener_or_a_name() {
     for (one, two, message) in [
-        (
-            "tcp://0.0.0.0:1-5=a:1",
-            "tcp://0.0.0.0:5=b:1",
-            "0.0.0.0:5 is already listened on by the rule at argument",
-        ),
-        ("udp://[::1]:7=a:1", "udptotcp://[::1]:7=b:1", "[::1]:7 is already listened on"),
-        ("tcp://0.0.0.0:1=a:1", "tcp://127.0.0.1:1=b:1", "127.0.0.1:1 is already listened on"),
-        ("tcp://[fe80::1%e0]:1=a:1", "tcp://[fe80::1%e0]:1=b:1", "[fe80::1%e0]:1 is already listened on"),
+        ("tcp://0.0.0.0:1-5=a:1", "tcp://0.0.0.0:5=b:1", "0.0.0.0:5 is already used by the rule at argument"),
+        ("udp://[::1]:7=a:1", "udptotcp://[::1]:7=b:1", "[::1]:7 is already used"),
+        ("tcp://0.0.0.0:1=a:1", "tcp://127.0.0.1:1=b:1", "127.0.0.1:1 is already used"),
+        ("tcp://[fe80::1%e0]:1=a:1", "tcp://[fe80::1%e0]:1=b:1", "[fe80::1%e0]:1 is already used"),
         ("tcp://0.0.0.0:1=a:1?name=x", "tcp://0.0.0.0:2=a:1?name=x", "is also named \"x\""),
     ] {
         let found = from_arguments(&[one, two]).expect_err("they collide").to_string();
@@ -750,7 +746,7 @@ fn flags_win_over_environment_over_file_over_defaults() {
 }
 
 #[test]
-fn the_environment_wins_over_rinetd_conf_too() {
+fn the_environment_overrides_rinetd_conf_too() {
     let file = "logfile /var/log/a\n0.0.0.0 1 10.0.0.1 2\n";
     let loaded = load(Some(file), &[], &[("TURNPIKE_LOG_CONNECTIONS", "/b")], Flags::new()).expect("valid");
     assert_eq!(loaded.settings.connections, Some(PathBuf::from("/b")));

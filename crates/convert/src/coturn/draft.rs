@@ -500,7 +500,7 @@ impl CoturnDraft {
 
 fn no_dtls(listen: &[SocketAddr]) -> String {
     format!(
-        "coturn up to 4.6, or with dtls set, serves DTLS there too. In turnpike, that needs an ECDSA certificate (P-256 or P-384), next to an RSA one \
+        "coturn up to 4.6, or with dtls set, serves DTLS there too. In turnpike, DTLS needs an ECDSA certificate (P-256 or P-384): if yours is RSA, add one \
          in tls.certificates; then set dtls.listen = {}",
         strings(listen)
     )

@@ -54,7 +54,7 @@ pub fn is_option(name: &str) -> bool {
     OPTIONS.iter().any(|(known, _)| *known == name)
 }
 
-const METRICS_BY_TLS: &str = "admin.listen beyond loopback uses TLS (admin.tls_cert, admin.tls_key) and needs a token (admin.read_tokens)";
+const METRICS_BY_TLS: &str = "a non-loopback admin.listen uses TLS (admin.tls_cert, admin.tls_key) and needs a token (admin.read_tokens)";
 
 /// Sorted like coturn's own list, followed by the options of older versions.
 pub(super) const OPTIONS: &[(&str, Handling)] = &[

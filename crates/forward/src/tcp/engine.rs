@@ -126,7 +126,7 @@ pub(crate) struct Engine {
     pub(super) pairs: usize,
     /// Directions waiting to be checked again, each with the time of the check.
     pub(super) waiting: Vec<(u64, usize, Side)>,
-    /// Time of the last read of kernel counters, and which part of the connections was read.
+    /// Time of the last read of kernel counters, and the part of the connections that it covered.
     pub(super) swept: u64,
     pub(super) sweep: usize,
     ticked: u64,
@@ -583,8 +583,8 @@ impl Engine {
         if !self.complained {
             self.complained = true;
             if is_exhaustion(error) {
-                tracing::warn!(%error, "accepting is paused until descriptors or memory are free; raise the limit of open files \
-                 (ulimit -n) or lower the limit of connections; logged once");
+                tracing::warn!(%error, "accepting is paused until descriptors or memory are free; raise the limit on open files \
+                 (ulimit -n) or lower the limit on connections; logged once");
             } else {
                 tracing::warn!(%error, "cannot serve a connection; logged once");
             }

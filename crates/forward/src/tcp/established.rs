@@ -190,8 +190,8 @@ impl Engine {
 }
 
 /// Checks the first bytes of a client that is not a trusted proxy. Returns a reason to end the connection if
-/// they start a PROXY header, which must not reach a target. Bytes that are too few to tell stay in the
-/// socket's receive queue.
+/// they start a PROXY header, which must not reach a target. If there are too few bytes to tell, they stay
+/// in the socket's receive queue.
 #[cold]
 fn look_for_header(connection: &mut Connection) -> Option<EndReason> {
     let mut beginning = [0; ENOUGH_TO_TELL];

@@ -13,8 +13,8 @@ use crate::{EndReason, Failure};
 
 /// Milliseconds without data from a former target after which a session leaves it.
 const SILENCE_MS: u64 = 5000;
-/// Milliseconds from the first datagram of a session to the first check whether the target has responded. The
-/// interval doubles with each check, so that a slow target eventually gets enough time.
+/// Milliseconds from the first datagram of a session to the first check of whether the target has responded.
+/// The interval doubles with each check, so that a slow target eventually gets enough time.
 const FIRST_LOOK_MS: u64 = 500;
 const LONGEST_LOOK_MS: u64 = 32_000;
 /// Maximum checks per tick.

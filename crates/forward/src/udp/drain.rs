@@ -31,7 +31,7 @@ const QUIET: Duration = Duration::from_secs(2);
 /// ones are chosen. The kernel keeps their sockets in one chain and walks it for each datagram (before Linux
 /// 6.13).
 const MOST: usize = 1024;
-/// Maximum number of reads from a listener before it is closed, so that a flood cannot delay this.
+/// Maximum number of reads from a listener before it is closed, so that a flood cannot delay closing it.
 const LAST_ROUNDS: usize = 16;
 
 impl Engine {

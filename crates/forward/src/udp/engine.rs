@@ -61,7 +61,7 @@ pub struct Engine {
     /// Sockets of ended sessions, closed once their queued datagrams have been sent.
     pub(super) leaving: Vec<SocketId>,
     pub(super) unanswered: Unanswered,
-    /// Lower bound of the time of the next timer.
+    /// Lower bound on the time of the next timer.
     due: Option<u64>,
     pub(super) draining: bool,
     complained: bool,
@@ -607,7 +607,7 @@ impl Engine {
         }
         self.complained = true;
         let remedy = if is_exhaustion(error) {
-            "raise the limit of open files (ulimit -n)"
+            "raise the limit on open files (ulimit -n)"
         } else if error.kind() == io::ErrorKind::AddrInUse {
             "no local port is free; widen net.ipv4.ip_local_port_range, or lower `idle` or `max_connections` of UDP rules"
         } else {

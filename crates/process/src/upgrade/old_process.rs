@@ -84,7 +84,8 @@ pub(crate) fn hand_over(
     if let Err(error) = successor.channel.send_value(&FromOld::Released, &[]) {
         tracing::warn!("cannot notify process {} that the kernel path is released: {error}", successor.id());
     }
-    let how = format!("process {} serves: {sessions} sessions, paused for {pause_ms:.1} ms", successor.id());
+    let how =
+        format!("process {} serves {sessions} sessions after a pause of {pause_ms:.1} ms", successor.id());
     Ok((successor, how))
 }
 

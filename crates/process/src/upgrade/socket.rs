@@ -4,7 +4,7 @@
 //! ```text
 //! upgrade [PROGRAM]                                the request, one line
 //! step started /usr/bin/turnpike as process 7      the answer: one line per step,
-//! done process 7 serves: 812 sessions, ...         and "done" or "failed" at the end
+//! done process 7 serves 812 sessions ...           and "done" or "failed" at the end
 //! ```
 
 use std::{

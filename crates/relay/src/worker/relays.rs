@@ -133,7 +133,7 @@ impl Worker {
             }
             Refusal::File => {
                 self.counted.files_exhausted += 1;
-                "no file descriptor or memory for another relay socket: raise the limit of open files (ulimit -n)"
+                "no file descriptor or memory for another relay socket: raise the limit on open files (ulimit -n)"
             }
             Refusal::Family | Refusal::Absent | Refusal::Reservation => return refusal.result(),
         };

@@ -47,7 +47,7 @@ impl FleetOrders {
         let Some(node) = &self.fleet.node else { return };
         if let Err(error) = node.say(notice).await {
             tracing::warn!(
-                "{error}; other nodes will see this change to users when their cached entries expire"
+                "{error}; other nodes will not pick up this user or rule change until their cached entries expire"
             );
         }
     }
@@ -304,7 +304,7 @@ impl Node {
             Ok(was_kept) => Ok(was_kept),
             Err(error) if self.banned.is_unannounced(subject) => {
                 tracing::warn!(
-                    "{error}; the order applies on this node now, and on the others once the store is reachable"
+                    "{error}; the ban or unban is in effect on this node now, and will be on the others once the store is reachable"
                 );
                 Ok(None)
             }

@@ -54,8 +54,8 @@ async fn put_card(node: &Node) -> Result<(), StoreError> {
     put.await.inspect_err(|_| node.card_is_put.store(false, Ordering::Relaxed))
 }
 
-/// Continues as the node that the previous process was. That process sends heartbeats until this one serves,
-/// so this function only reads the members.
+/// Continues as the previous process's node. That process sends heartbeats until this one starts serving, so
+/// this function only reads the members.
 pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
     match watching::look(node).await {
         Err(error) if !error.may_pass() => return Err(ServeError::Store(error)),
@@ -165,8 +165,8 @@ impl Beater {
                         BeatAnswer::Waits
                     }
                     NameVerdict::Taken => {
-                        // The node that took the name also has the number, and receives the clients
-                        // redirected to it.
+                        // The node that took the name also has the number, so clients redirected by number
+                        // reach that node.
                         node.lose_number();
                         BeatAnswer::Taken
                     }
@@ -234,7 +234,7 @@ impl Beater {
             BeatAnswer::Full => ServeError::FleetFull,
         };
         if self.refused.is_multiple_of(TELL) {
-            tracing::error!("{why}; this node serves alone until then");
+            tracing::error!("{why}; until then, this node serves clients without the fleet");
         }
         self.refused = self.refused.saturating_add(1);
     }

@@ -146,6 +146,10 @@ mod tests {
         assert_eq!(joined.keys().iter().count(), 1, "no client has anything made with the node's own key");
         let mut heir = Custody::new(NonceKey([9; 32]), true);
         heir.take(KeyRing::first(100, [1; 32]));
-        assert_eq!(heir.keys().iter().count(), 2, "clients of the previous process do");
+        assert_eq!(
+            heir.keys().iter().count(),
+            2,
+            "clients of the previous process may have something made with it"
+        );
     }
 }

@@ -189,7 +189,7 @@ mod tests {
                 let _ = begun.send(());
                 let _ = receiver.recv();
             });
-            begins.recv().expect("the thread runs and has its name");
+            begins.recv().expect("the thread is running and has set its name");
             (sender, thread.expect("a thread"))
         };
         let others = [sleeps("relay-7"), sleeps("other")];

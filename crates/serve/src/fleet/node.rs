@@ -394,7 +394,7 @@ mod tests {
         assert!(node.is_alone(), "no answer from the store yet");
         node.answered();
         assert!(!node.is_alone() && node.terms().enforced);
-        assert_eq!(node.terms().books, Books::Unknown, "the era is not known yet");
+        assert_eq!(node.terms().books, Books::Unknown, "the epoch is not known yet");
     }
 
     #[test]
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_node_ignores_messages_from_before() {
+    fn a_restarted_node_ignores_messages_from_before_the_restart() {
         let node = node("a");
         let opens = |at| {
             let from = "b".parse().expect("a name");

@@ -1,4 +1,4 @@
-//! Era of the store, which decides how much quota this node may grant until the store knows the quotas
+//! Epoch of the store, which decides how much quota this node may grant until the store knows the quotas
 //! that all nodes hold. Written by the control thread, read by workers.
 
 use std::{
@@ -21,7 +21,8 @@ pub(super) struct Recovering {
 }
 
 impl Recovering {
-    /// `before`: era and number of nodes that the previous process knew of, if the store was complete.
+    /// `before` is the epoch and the number of nodes that the previous process knew of, if the store was
+    /// complete.
     pub(super) fn new(before: Option<(StoreEpoch, u32)>) -> Self {
         let recovery = before.map(|(era, members)| Recovery::after(era, members)).unwrap_or_default();
         let books = AtomicU8::new(recovery.books() as u8);
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_see_the_era_that_the_control_thread_received() {
+    fn workers_see_the_epoch_that_the_control_thread_received() {
         let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let recovering = Recovering::new(None);
         assert_eq!((recovering.books(), recovering.offer()), (Books::Unknown, None));

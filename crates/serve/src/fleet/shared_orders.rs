@@ -40,7 +40,7 @@ impl SharedOrders for NodeOrders {
         let Node { store, incarnation, .. } = &*self.0;
         Box::pin(async move {
             if let Err(error) = store.release_orders(*incarnation).await {
-                tracing::warn!("{error}; no other node orders certificates for some minutes");
+                tracing::warn!("{error}; no other node will order certificates for some minutes");
             }
         })
     }

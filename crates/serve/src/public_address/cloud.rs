@@ -1,4 +1,5 @@
-//! Metadata services of clouds: all use one link-local address, but different paths and headers.
+//! Metadata services of cloud providers: all use the same link-local address, but different paths and
+//! headers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -88,7 +89,7 @@ fn ask_at(server: SocketAddr) -> Result<SourceAnswer, RequestError> {
                     Some(Ok(SourceAnswer { addresses: vec![address], zone }))
                 }
                 None => {
-                    tried.push(format!("{name}: no public address in the answer"));
+                    tried.push(format!("{name}: no public address in the response"));
                     None
                 }
             },
@@ -207,7 +208,7 @@ mod tests {
     fn a_missing_public_address_and_a_missing_service_are_reported() {
         let private = service(&[("GET /latest/meta-data/public-ipv4", "")], "");
         let why = ask_at(private).expect_err("no public address").to_string();
-        assert!(why.contains("AWS: no public address in the answer") && why.contains("Hetzner: "), "{why}");
+        assert!(why.contains("AWS: no public address in the response") && why.contains("Hetzner: "), "{why}");
         let absent =
             TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("one");
         assert!(matches!(ask_at(absent), Err(RequestError::Silent(..))));

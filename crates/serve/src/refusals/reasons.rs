@@ -430,7 +430,7 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
 fn connection_remedy(reason: &'static str) -> &'static str {
     match reason {
         "alert" | "closed" => {
-            "Usually the client does not trust the certificate, requests a name that it lacks, or the chain is incomplete: turnpike probe \
+            "Usually the client does not trust the certificate, it requests a name that is not in the certificate, or the chain is incomplete: turnpike probe \
              turns:NAME shows which."
         }
         "incompatible" | "version" | "key_share" => {
@@ -452,7 +452,7 @@ fn connection_remedy(reason: &'static str) -> &'static str {
         "busy" => {
             "Raise limits.half_open or limits.half_open_per_network, or find the source of so many handshakes."
         }
-        "evicted" => "Raise limits.idle_connections, or find the source of so many connections.",
+        "evicted" => "Raise limits.idle_connections, or find out where the connections come from.",
         "limit_address" => {
             "Probably many clients behind one address: raise limits.idle_connections_per_address."
         }

@@ -37,7 +37,7 @@ impl fmt::Debug for Kind {
 }
 
 const FORMS: &str = "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST; \
-                     valkey works in the same way";
+                     valkey instead of redis works too";
 
 impl FleetAddress {
     #[must_use]

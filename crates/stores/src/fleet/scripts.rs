@@ -139,7 +139,7 @@ return {1, number, known, ring, era.number, era.since, era.whole and 1 or 0}
 );
 
 /// Key: reservation. Arguments: incarnation, milliseconds. A reservation that ends later than any valid one
-/// can is void.
+/// could is void.
 pub(super) const RESERVE: &str = concat!(
     count!(),
     r"

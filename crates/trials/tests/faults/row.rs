@@ -146,7 +146,7 @@ pub(super) fn complaints(lines: &[String]) -> Vec<String> {
         };
         let words = words.split_once(": ").map_or(words, |(_, words)| words).trim();
         // Logged at every startup if the machine allows few descriptors.
-        if words.starts_with("the limit of open files is") {
+        if words.starts_with("the limit on open files is") {
             continue;
         }
         let words = without_places(words);

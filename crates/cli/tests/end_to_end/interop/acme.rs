@@ -208,7 +208,7 @@ fn refusals_are_explained_and_do_not_stop_the_service() {
     let mut serve = serve(&authority.config(&dir, &["blocked.example.org", NAME], &more), &[]);
     let line = serve.program.line_with("no new certificate for blocked.example.org");
     for part in
-        ["rejectedIdentifier", "use another name", "next attempt in", "start when the certificate is there"]
+        ["rejectedIdentifier", "use another name", "next attempt in", "start once the certificate is issued"]
     {
         assert!(line.contains(part), "{part}: {line}");
     }
@@ -242,7 +242,7 @@ fn port_in_use_and_a_failing_validation_are_explained() {
     let mut second = serve(&authority.config(&dir, &[NAME], &elsewhere), &[]);
     let line = second.program.line_with("no new certificate for");
     assert!(
-        line.contains("cannot validate the name by http-01") && line.contains("make the name resolve"),
+        line.contains("cannot validate the name with http-01") && line.contains("make the name resolve"),
         "{line}"
     );
 }

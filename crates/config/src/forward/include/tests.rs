@@ -95,7 +95,7 @@ fn duplicate_listener_names_both_files() {
     dir.write("y.d/b.toml", &format!("\n\n{}", rule(7)));
     assert_eq!(
         dir.mistakes(),
-        ["y.d/b.toml:4:10: rule.listen: 127.0.0.1:7 is already listened on by the rule at x.d/a.toml:1:1; \
+        ["y.d/b.toml:4:10: rule.listen: 127.0.0.1:7 is already used by the rule at x.d/a.toml:1:1; \
           expected each address and port once per protocol"]
     );
 }

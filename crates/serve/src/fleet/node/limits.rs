@@ -9,14 +9,14 @@ use turnpike_turn::server::{QuotaRefusal, UserRef};
 use super::Node;
 use crate::fleet::quotas::Buckets;
 
-/// Maximum delay before a node registers again with a store that has lost data, and the part of it that
-/// each node adds.
+/// Maximum delay before a node registers again with a store that has lost data. Below this maximum, the
+/// range of random delays grows by `REJOIN_MS_A_NODE` with each node.
 const REJOIN_MS: u64 = 2000;
 const REJOIN_MS_A_NODE: u64 = 10;
 
 impl Node {
-    /// Registers everything with the store again after a random delay, because all nodes do so at the
-    /// same time.
+    /// Registers everything with the store again, after a random delay that keeps all nodes from doing so at
+    /// the same time.
     pub(in crate::fleet) fn tell_all_anew(&self) {
         let within = (u64::from(self.nodes()) * REJOIN_MS_A_NODE).clamp(1, REJOIN_MS);
         self.quiet_until.store(self.now_ms() + rand::random::<u64>() % within, Ordering::Relaxed);

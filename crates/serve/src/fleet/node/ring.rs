@@ -48,8 +48,8 @@ impl Node {
             }
             Step::Put { before, ring } => {
                 let sealed = seal_ring(&self.sealer, &ring);
-                // If another node was faster, the response to the next heartbeat has the version of its
-                // ring.
+                // If another node was faster, the response to the next heartbeat contains the version of
+                // that node's ring.
                 if self.store.put_ring(before, ring.version, &sealed).await? {
                     self.custody().take(ring);
                     self.put_keys();
