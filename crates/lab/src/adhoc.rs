@@ -54,7 +54,7 @@ pub(crate) struct AdhocOptions {
     /// of `turnpike load turn`]
     #[arg(long, value_name = "[NAMESPACE:]CMD")]
     pub(crate) helper: Vec<String>,
-    /// Format of the workload's result: turnpike, iperf3, none [default: by the program's name]
+    /// Format of the workload's result: turnpike, iperf3, none [default: derived from the program's name]
     #[arg(long, value_name = "F")]
     pub(crate) format: Option<String>,
     /// `stdout`, or the file that the workload writes; {result} in its command expands to a file in the run's

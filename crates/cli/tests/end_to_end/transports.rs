@@ -81,7 +81,7 @@ fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
     let run = server
         .load(transport, family)
         .to(reflect.address)
-        // An odd size: over a stream ChannelData is padded.
+        // An odd size, because ChannelData is padded over streams.
         .with(&format!("--via {via} --clients 16 --rate {RATE} --size 121 --duration 2"))
         .run();
     let sent = came_back(&run, transport);

@@ -1,5 +1,5 @@
-//! Payloads arrive unchanged in both directions and in all combinations of families through the kernel;
-//! totals are exact.
+//! Payloads relayed by the kernel arrive unchanged, in both directions and with every combination of address
+//! families; totals are exact.
 
 use super::{
     CLIENT, Links, PEER, RELAY, SERVER, Server, by_each,

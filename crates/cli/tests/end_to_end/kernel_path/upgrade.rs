@@ -24,7 +24,7 @@ fn with_setting(dir: &Dir, setting: &str) -> String {
 }
 
 fn in_user_space(dir: &Dir) -> String {
-    // Starts no subprocess, which the sandbox would forbid.
+    // Uses only shell builtins, because the sandbox would forbid a subprocess.
     let change = r#"for it; do shift; [ "$it" = kernel ] && it=gso; set -- "$@" "$it"; done"#;
     started_by(dir, "in-user-space", &format!("{change}\nexec"))
 }
