@@ -1,4 +1,4 @@
-//! A virtual machine without disk and network card: a kernel, and an initramfs with the programs to run.
+//! A virtual machine without a disk or network card: a kernel, and an initramfs with the programs to run.
 
 use std::{
     fs,

@@ -195,7 +195,7 @@ pub(super) fn rounds(record: &RunRecord, metric: &str) -> String {
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(80)
-            // The axis is of integers, because a fractional one would have ticks between the rounds.
+            // Uses an integer axis, because a fractional one would have ticks between the rounds.
             .build_cartesian_2d(0..end, low..high)?;
         let label = |number: &u32| {
             if (1..end).contains(number) { number.to_string() } else { String::new() }

@@ -201,7 +201,7 @@ fn kind_of(message: &str) -> &str {
     }
 }
 
-/// Public relay address, as behind a NAT; it is on no interface and in no peer rule.
+/// Public relay address, as behind a NAT; it is not on any interface or in any peer rule.
 const PUBLIC: &str = "198.41.0.9";
 
 fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {

@@ -132,8 +132,8 @@ fn half_open_connections_to_a_forwarder() {
             assert!(held.descriptors <= before.descriptors + 4, "{before:?}, {held:?}");
             assert!(held.memory <= before.memory + (4 << 20), "{before:?}, {held:?}");
             row.note(format!(
-                "{sent} SYNs, at most {half} half-open, all in the kernel; {served} new clients served in the meantime by a rule with room \
-                 for one"
+                "{sent} SYNs, at most {half} half-open, all in the kernel; {served} new clients served in the meantime by a rule limited \
+                 to one connection"
             ));
         });
         unharmed(&seen);
@@ -221,7 +221,7 @@ fn hostile_proxy_headers() {
         all_are_counted("untrusted_proxy", untrusted + liars);
         let after = TOO_LATE.as_secs();
         row.note(format!("{tried} connections refused, {late} closed after {after} s"));
-        row.note(format!("none reached a target, nor did {liars} from an address that is not a proxy"));
+        row.note(format!("none reached a target, nor did {liars} from an untrusted address"));
         row.note(format!("all counted; {served} valid ones served"));
     });
     unharmed(&seen);

@@ -90,7 +90,7 @@ fn all_families(links: &Links, datapath: &str) {
         for len in LENGTHS {
             pair.exchange(len);
         }
-        // Except the longest, which exceeds the IPv6 limit.
+        // User space handles the three longest, which exceed the IPv6 limit.
         let least = LENGTHS.len() as u64 - 3;
         eventually("the kernel relayed them", || {
             let [to_peer, to_client] = counts(&server);
