@@ -239,9 +239,10 @@ Examples:
 const CHECK_CONFIG: &str = "\
 Check the configuration that `serve` would use with the same flags, or a file of forwarding rules with --forward.
 
-Prints \"ok\" and the effective settings as TOML, each with its origin and secrets masked. Otherwise lists every error with file, line, \
-column, key and the expected value, and exits with code 2. Also finds addresses that are not on this machine, and missing files, \
-certificates and databases. Opens no listener, so a port in use is noticed only when `serve` starts. `serve --check` does the same.";
+If the configuration is valid, prints \"ok\" and the effective settings as TOML, each with its origin and with secrets masked. \
+Otherwise, lists every error with file, line, column, key and the expected value, and exits with code 2. Also finds addresses that are \
+not on this machine, and missing files, certificates and databases. Opens no listener, so a port in use is noticed only when `serve` \
+starts. `serve --check` does the same.";
 
 const CHECK_CONFIG_EXAMPLES: &str = "\
 Example:
@@ -294,8 +295,8 @@ const KEY: &str = "\
 Add, list and remove API keys for applications that request credentials from a server (docs/credentials.md).
 
 A key is printed once, when it is created; the store keeps only its hash. The key is valid on the listeners of credentials.listen, for all \
-realms or for --realm. The server that handles the command accepts it immediately, other servers that use the same store within store.refresh \
-seconds (10).";
+realms or for --realm. The server that handles the command accepts it immediately; other servers that use the same store accept it \
+within store.refresh seconds (10).";
 
 const KEY_EXAMPLES: &str = "\
 Examples:

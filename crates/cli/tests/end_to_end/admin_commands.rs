@@ -41,7 +41,7 @@ impl Login {
     }
 }
 
-/// Usage errors, connection errors, and errors of the program or store are each one JSON object.
+/// Usage errors, connection errors, and errors from the program or store are each reported as one JSON object.
 #[test]
 fn errors_are_json_with_the_json_flag() {
     let Some(login) = login() else { return };

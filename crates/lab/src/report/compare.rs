@@ -1,4 +1,4 @@
-//! Comparison of several records, with a check whether they are comparable.
+//! Comparison of several records, after a check of whether they are comparable.
 //!
 //! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the same machine, kernel and
 //! workload. The page therefore lists differences that prevent the comparison first, followed by the ratios.

@@ -103,12 +103,12 @@ pub struct TurnLoadConfig {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
-    /// Datagrams (with --mode allocate: allocations) per second over all clients, open loop, such as 20000,
-    /// 20k or 1.5M; "max" for as many as possible
+    /// Datagrams (with --mode allocate: allocations) per second across all clients, open loop, such as 20000, 20k or 1.5M; "max" for as
+    /// many as possible
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
     pub rate: OfferedRate,
 
-    /// Payload bytes of a datagram, 24 to 65000, over DTLS 24 to 16000; with --relay tcp, of a chunk
+    /// Payload bytes per datagram (with --relay tcp: per chunk), 24 to 65000, or 24 to 16000 over DTLS
     #[arg(long, value_name = "B", default_value_t = 120)]
     pub size: usize,
 

@@ -223,7 +223,7 @@ const ODD_RULES: [[&str; 3]; 4] = [
     ],
 ];
 
-/// A valid rule that refuses every new client. Rules are applied only all together.
+/// A valid rule that refuses every new client. Rules are only applied as a complete set.
 const NOBODY_NEW: [&str; 2] = [
     "INSERT INTO turn_realm_option VALUES ('example.org', 'total-quota', '1')",
     "DELETE FROM turn_realm_option WHERE opt = 'total-quota'",

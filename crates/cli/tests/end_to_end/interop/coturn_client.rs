@@ -209,7 +209,7 @@ fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
         uclient(serve.address(V4), absent, clients, &[&ALICE[..], &["-T", "-X"], more].concat()).ended(0);
     // A single client would have no partner, so uclient starts two.
     let sent = clients.max(2) * MESSAGES;
-    // -P: the server announces incoming connections. uclient counts one of each pair, also with coturn's own server.
+    // -P: the server announces incoming connections. uclient counts only one of each pair, even with coturn's own server.
     let heard = if more.contains(&"-P") { sent / 2 } else { sent };
     assert_eq!(last_number(&ended, "tot_send_msgs="), sent);
     assert_eq!(last_number(&ended, "tot_recv_msgs="), heard, "{}", ended.output());

@@ -59,7 +59,7 @@ fn rows(caption: &str) -> String {
     )
 }
 
-/// Saves a screenshot in the directory of TURNPIKE_TEST_PICTURES, if set.
+/// Saves a screenshot in the directory named by TURNPIKE_TEST_PICTURES, if set.
 fn keep(page: &mut impl Driver, browser: &str, name: &str) {
     if let Some(dir) = env::var_os("TURNPIKE_TEST_PICTURES") {
         let picture = page.picture();
