@@ -111,7 +111,7 @@ const RUNNING_CRATES: &[&str] = &[
     "turnpike-relay",
 ];
 
-/// Programs under test in `lab`, which starts but never links them.
+/// Programs that `lab` measures; it starts them but never links them.
 const SERVERS: &[&str] = &[
     "turnpike-relay",
     "turnpike-forward",
@@ -123,7 +123,7 @@ const SERVERS: &[&str] = &[
     "turnpike-admin",
 ];
 
-/// Crates of TURN and of the forwarder, forbidden in `process`.
+/// TURN and forwarder crates, forbidden in `process`.
 const WORK: &[&str] = &[
     "turnpike-turn",
     "turnpike-relay",

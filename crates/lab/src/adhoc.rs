@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn explicit_durations_are_refused_and_unknown_workloads_unchanged() {
+    fn explicit_durations_are_refused_and_unknown_workloads_are_unchanged() {
         let error = Adhoc::new(&AdhocOptions::default(), &words("turnpike load turn x:1 --duration 9"), &[])
             .unwrap_err();
         assert_eq!(error.exit_code(), 2);

@@ -1,6 +1,6 @@
 //! Paired statistics over rounds: the difference between subjects B and A, its uncertainty, and the difference between two runs of A.
 //!
-//! The unit is one *round*, in which both subjects run in close succession, so that influences of the machine cancel out in `ln(b / a)`.
+//! The unit is one *round*, in which both subjects run in close succession, so that effects of the machine cancel out in `ln(b / a)`.
 //! The result is the median over the rounds, which a single bad round cannot distort, with a bootstrap interval.
 //!
 //! **Choice of interval.** We use the percentile interval of the bootstrapped median, with tails widened for small samples (Hesterberg

@@ -1,4 +1,4 @@
-//! Messages of a sequence on the wire: requests from their steps, and responses without the parts that may differ between servers.
+//! Wire messages of a sequence: builds requests from steps, and strips from responses the parts that may differ between servers.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr};
 

@@ -409,7 +409,7 @@ fn loopback_is_read_only_without_a_token() {
     let audit = program.line_with("turnpike::audit");
     assert!(
         audit.contains("POST /v1/reload") && audit.contains("127.0.0.1:"),
-        "written with -q, too: {audit}"
+        "also written with -q: {audit}"
     );
     assert!(!audit.contains(token), "{audit}");
 }

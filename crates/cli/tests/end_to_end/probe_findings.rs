@@ -363,7 +363,7 @@ fn probe_tries_port_443_before_recommending_it() {
         let found = report(&server, "stun:127.0.0.1", "turn:127.0.0.1");
         finds(&found, "tls", "note", "; on port 443: ", remedy);
     }
-    // TLS on another port does not pass a strict firewall.
+    // TLS on another port does not get through a strict firewall.
     let found = report(&format!("{plain} {tls}"), "stun:127.0.0.1", "turn:127.0.0.1");
     finds(&found, "tls", "note", "127.0.0.1:443: ", LISTEN);
 }

@@ -73,7 +73,7 @@ fn sandbox_can_be_turned_off() {
     assert!(status(&serve)["sandbox"].is_null());
 }
 
-/// A reload that names a file in an unreadable place changes nothing and reports why; files named at startup are reread.
+/// A reload that names a file in an unreadable location changes nothing and reports why; files named at startup are reread.
 #[test]
 fn file_outside_the_sandbox_needs_a_restart_or_configuration() {
     let (dir, elsewhere) = (Dir::new(), Certificate::new(&["b.example.org"]));

@@ -93,7 +93,7 @@ fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
     server.saw(transport, 16);
 }
 
-/// Plain clients on all addresses, TLS and DTLS on one of them, all on one port, with one worker and with several.
+/// Plaintext on all addresses, TLS and DTLS on one of them, all on one port, with one worker and with several.
 #[test]
 fn tls_address_and_wildcard_share_one_port() {
     let certificate = Certificate::of_authority(&["127.0.0.1"]);

@@ -359,7 +359,7 @@ fn attack_probe_without_consent_sends_nothing() {
     Program::run(&mut turnpike(&["probe", &uri, "--i-own-this-server"])).ended(2);
 }
 
-/// The probe detects an open relay by the data that it receives from the peer.
+/// The probe detects an open relay from the data that it receives from the peer.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
 fn attack_probe_detects_an_open_relay() {

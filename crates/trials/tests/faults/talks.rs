@@ -269,7 +269,7 @@ impl Talks {
         });
     }
 
-    /// Ends the clients; no byte may be wrong.
+    /// Ends the clients; asserts that no byte was wrong.
     pub(super) fn end(self) -> Value {
         self.seen.ends.store(true, Relaxed);
         self.threads.into_iter().for_each(|thread| thread.join().expect("no client panics"));

@@ -285,9 +285,9 @@ fn second_server_on_a_state_directory_uses_the_certificates_there() {
     });
 }
 
-/// ZeroSSL and Google issue certificates only to accounts that were made on their web pages.
+/// ZeroSSL and Google issue certificates only to accounts that were created on their websites.
 #[test]
-fn account_is_bound_to_one_made_beforehand() {
+fn account_is_bound_to_an_existing_one() {
     const KEY: &str = "zWNDZM6eQGHWpSRTPal5eIUYFTu7EajVIoguysqZ9wG44nMEtx3MUAsUDkMTQ12W";
     let settings =
         json!({ "externalAccountBindingRequired": true, "externalAccountMACKeys": { "kid-1": KEY } });
@@ -310,7 +310,7 @@ fn account_is_bound_to_one_made_beforehand() {
     wait_for_certificate(&serve, serve.address(V4), NAME);
 }
 
-/// Some good nonces are rejected, each validation takes seconds, and a validated name needs no second proof.
+/// Some good nonces are rejected, each validation takes seconds, and a validated name is not validated again.
 #[test]
 fn slow_authority_with_faults_issues_and_reuses_its_validation() {
     let faults = [
@@ -336,7 +336,7 @@ fn slow_authority_with_faults_issues_and_reuses_its_validation() {
 
 /// Operators often try a CA's test environment first.
 #[test]
-fn another_authority_replaces_the_certificate_at_once() {
+fn change_of_authority_replaces_the_certificate_immediately() {
     let (trial, real) = (need!(Authority::start(&[])), need!(Authority::start(&[])));
     let dir = Dir::new();
     let listen = |authority: &Authority| format!("http_listen = [\"127.0.0.1:{}\"]", authority.http_port);

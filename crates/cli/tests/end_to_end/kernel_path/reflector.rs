@@ -97,8 +97,8 @@ fn gro_merged_datagrams_all_return() {
     });
 }
 
-/// The kernel drops a datagram whose UDP length exceeds the packet, and truncates to a shorter UDP
-/// length.
+/// The kernel drops a datagram whose UDP length exceeds the packet, and truncates one whose UDP length is
+/// shorter.
 #[test]
 fn mismatched_lengths_are_left_to_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
