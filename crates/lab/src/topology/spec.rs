@@ -31,7 +31,7 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ),
     // Interrupt mitigation at `client` and `peer`: as on a real link, the relay is not charged for waking them.
     ("wire-far-mitigated", WIRE, &[FAR_MITIGATED]),
-    // In addition, packets arrive with complete checksums, as on a real link.
+    // Packets also arrive with complete checksums, as on a real link.
     ("wire-far-mitigated-with-sums", WIRE, &[FAR_MITIGATED, WITH_SUMS]),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];
