@@ -115,7 +115,7 @@ fn server_accepts_output_of_the_credentials_command() {
 
 /// The issuer of time-limited credentials chooses the id; it must not use up a configured user's quota.
 #[test]
-fn user_and_time_limited_id_of_one_name_have_separate_quotas() {
+fn user_and_time_limited_id_with_one_name_have_separate_quotas() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 1\n");
     let path = file.to_str().expect("the test's path is UTF-8");

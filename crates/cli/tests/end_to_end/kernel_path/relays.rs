@@ -218,7 +218,7 @@ fn clients_of_a_server_behind_nat_reach_each_other_in_the_kernel() {
 
 /// Flow keys include the peer, so several clients may share a relayed address.
 #[test]
-fn kernel_separates_clients_of_a_shared_relayed_address() {
+fn kernel_separates_clients_with_a_shared_relayed_address() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let mut server = links.serve(&["--shared-ports", "1"]);
         let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();
