@@ -162,7 +162,7 @@ pub(crate) struct RecordDifference {
     pub(crate) forbids: bool,
 }
 
-/// Differences between two records, which are comparable if none of the differences [forbids](RecordDifference::forbids) it.
+/// Differences between two records, which are comparable if no difference [forbids](RecordDifference::forbids) the comparison.
 ///
 /// The measured programs may differ, but machine and workload must be the same.
 fn comparable(a: &RunRecord, b: &RunRecord) -> Vec<RecordDifference> {

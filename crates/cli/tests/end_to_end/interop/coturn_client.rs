@@ -115,7 +115,7 @@ tests! {
     send_over_ipv6: alice_relays_all(&[V6], Via::Send, "-c");
     channels_over_tcp: alice_relays_all(&[V4, V6], Via::Channel, "-c -t");
     send_over_tcp: alice_relays_all(&[V4], Via::Send, "-c -t");
-    /// Payloads of every length modulo 4 need padding over streams; uclient checks the echo.
+    /// Payloads of every length modulo 4, because ChannelData is padded over streams; uclient checks the echo.
     odd_lengths_over_tcp: for length in ["121", "122", "123"] {
         alice_relays_all(&[V4], Via::Channel, &format!("-c -t -l {length}"));
     };
