@@ -127,7 +127,7 @@ pub(crate) enum Command {
     /// Print firewall rules for the listeners and relay ports
     #[command(long_about = PRINT_FIREWALL, after_help = PRINT_FIREWALL_EXAMPLES)]
     PrintFirewall(Box<FirewallArgs>),
-    /// Print the public address of this machine, from the cloud or Kubernetes
+    /// Print this machine's public address, as reported by the cloud or Kubernetes
     #[command(long_about = PUBLIC_ADDRESS, after_help = PUBLIC_ADDRESS_EXAMPLES)]
     PublicAddress(PublicAddressArgs),
     /// Print a completion script for a shell

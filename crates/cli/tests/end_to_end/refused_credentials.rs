@@ -64,7 +64,7 @@ fn password_guessing_does_not_suppress_other_log_lines() {
     assert_eq!(honest.forge("honest", REALM.as_bytes(), &challenge.nonce), Some(401));
     let line = serve.program.line_with("honest");
     assert!(line.contains("client=127.0.0.1:"), "{line}");
-    // Suppressed lines are counted: in a later line, and completely in a metric.
+    // Suppressed lines are counted: some in a later log line, and all of them in a metric.
     let suppressed: u64 = line
         .split_once("suppressed=")
         .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())

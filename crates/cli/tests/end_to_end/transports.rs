@@ -67,7 +67,7 @@ fn came_back(run: &Finished, transport: &str) -> u64 {
     assert!(count(&result, "lost") <= if is_stream { 0 } else { 20 }, "{result}");
     let mut errors = result["errors"].as_object().expect("counts by name").clone();
     if !is_stream {
-        // On a busy machine a client repeats its first request and gets two responses.
+        // On a busy machine, a client may repeat its first request and get two responses.
         errors.remove("unexpected_datagram");
     }
     assert!(errors.is_empty(), "{result}");
