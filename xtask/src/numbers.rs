@@ -146,7 +146,7 @@ impl Numbers {
         Ok(numbers)
     }
 
-    /// Counts a file that its parent module declares only for tests as test lines, together with the files of its submodules.
+    /// Counts files that their parent module declares only for tests, and the files of their submodules, as test lines.
     fn set_test_files_apart(&mut self) {
         let modules: Vec<(String, Vec<String>)> = self
             .sources

@@ -42,7 +42,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let place = root.join(BUDGET);
     let mut budget = match fs::read_to_string(&place) {
         Ok(text) => Budget::parse(&text)?,
-        // If the file is missing, the current counts become the budget. This is no loophole, because review would notice a deleted file.
+        // If the file is missing, the current counts become the budget. This is not a loophole, because review would notice a deleted
+        // file.
         Err(why) if why.kind() == std::io::ErrorKind::NotFound => Budget::of(counts.clone()),
         Err(why) => return Err(why.into()),
     };

@@ -94,7 +94,7 @@ pub(crate) struct DrainArgs {
     #[arg(long, value_name = "S")]
     deadline: Option<u32>,
 
-    /// Wait until the program has exited, for hooks after which the program is killed
+    /// Wait until the program has exited; for hooks, such as preStop, after which the program is killed
     #[arg(long)]
     wait: bool,
 

@@ -127,7 +127,7 @@ pub(crate) enum Command {
     /// Print firewall rules for the listeners and relay ports
     #[command(long_about = PRINT_FIREWALL, after_help = PRINT_FIREWALL_EXAMPLES)]
     PrintFirewall(Box<FirewallArgs>),
-    /// Print the public address of this machine, from the cloud or Kubernetes
+    /// Print this machine's public address, as reported by the cloud or Kubernetes
     #[command(long_about = PUBLIC_ADDRESS, after_help = PUBLIC_ADDRESS_EXAMPLES)]
     PublicAddress(PublicAddressArgs),
     /// Print a completion script for a shell
@@ -239,9 +239,10 @@ Examples:
 const CHECK_CONFIG: &str = "\
 Check the configuration that `serve` would use with the same flags, or a file of forwarding rules with --forward.
 
-Prints \"ok\" and the effective settings as TOML, each with its origin and secrets masked. Otherwise lists every error with file, line, \
-column, key and the expected value, and exits with code 2. Also finds addresses that are not on this machine, and missing files, \
-certificates and databases. Opens no listener, so a port in use is noticed only when `serve` starts. `serve --check` does the same.";
+If the configuration is valid, prints \"ok\" and the effective settings as TOML, each with its origin and with secrets masked. \
+Otherwise, lists every error with file, line, column, key and the expected value, and exits with code 2. Also finds addresses that are \
+not on this machine, and missing files, certificates and databases. Opens no listener, so a port in use is noticed only when `serve` \
+starts. `serve --check` does the same.";
 
 const CHECK_CONFIG_EXAMPLES: &str = "\
 Example:
@@ -294,8 +295,8 @@ const KEY: &str = "\
 Add, list and remove API keys for applications that request credentials from a server (docs/credentials.md).
 
 A key is printed once, when it is created; the store keeps only its hash. The key is valid on the listeners of credentials.listen, for all \
-realms or for --realm. The server that handles the command accepts it immediately, other servers that use the same store within store.refresh \
-seconds (10).";
+realms or for --realm. The server that handles the command accepts it immediately; other servers that use the same store accept it \
+within store.refresh seconds (10).";
 
 const KEY_EXAMPLES: &str = "\
 Examples:

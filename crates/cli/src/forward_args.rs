@@ -53,7 +53,7 @@ pub(crate) struct ForwardArgs {
     /// Address of the admin interface, or "off"
     ///
     /// Serves metrics, health and the HTTP API: unix (the socket that turnpike's commands use by default), unix:/PATH, ADDR:PORT, or "off".
-    /// An address beyond loopback requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9642]
+    /// A non-loopback address requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9642]
     #[arg(long, value_name = "ADDRESS|off")]
     admin: Vec<String>,
 

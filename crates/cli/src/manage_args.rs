@@ -21,7 +21,7 @@ use turnpike_serve::ServeError;
 
 use crate::config_checks::CHECKS;
 
-/// Store to change: that of a running server, or one that the flags of `serve` name.
+/// Store to change: that of a running server, or one named by the same flags as for `serve`.
 #[derive(Args)]
 pub(crate) struct StoreArgs {
     /// Use the running server at this address: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: TURNPIKE_ADMIN, else a

@@ -54,11 +54,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = LISTENERS)]
     tls_key: Option<String>,
 
-    /// Order the certificate of this name or IP address, and renew it
+    /// Obtain and renew a certificate for this name or IP address
     ///
-    /// From Let's Encrypt, whose terms of service you accept, or from acme.directory in the configuration file. The name must resolve to
-    /// this server, which the authority reaches on port 443 (with a TCP listener there) or 80. TLS and DTLS start once the certificate is
-    /// there. Repeat for several [default: none]
+    /// Uses Let's Encrypt (by using this flag, you accept its terms of service) or the CA set as acme.directory in the configuration file.
+    /// The name must resolve to this server, and the CA must be able to reach it on port 443 (if there is a TCP listener on it) or 80. TLS
+    /// and DTLS start once the certificate has been issued. Repeat for several [default: none]
     #[arg(long, value_name = "NAME", help_heading = LISTENERS)]
     acme: Vec<String>,
 
@@ -119,8 +119,8 @@ pub(crate) struct ServeArgs {
 
     /// Allow private, loopback or other special peers
     ///
-    /// A prefix, or ADDR:PORT[-PORT]. A service on the machine's own addresses needs its exact ADDR or ADDR:PORT, or a prefix within
-    /// 127.0.0.0/8. Repeat for several [default: none]
+    /// A prefix, or ADDR:PORT[-PORT]. To allow a service on one of the machine's own addresses, give its exact ADDR or ADDR:PORT, or a
+    /// prefix within 127.0.0.0/8. Repeat for several [default: none]
     #[arg(long, value_name = "CIDR", help_heading = RELAY)]
     allow_peer: Vec<String>,
 
@@ -165,16 +165,16 @@ pub(crate) struct ServeArgs {
 
     /// Form a fleet with other servers through this store
     ///
-    /// All servers with this store and the same fleet.secret form one service: redis://, rediss://, redis+sentinel:// or
-    /// redis+cluster://, also for Valkey (docs/fleet.md). Visible in the process list like --user: prefer TURNPIKE_FLEET_URL_FILE [default:
-    /// none]
+    /// All servers with this store and the same fleet.secret form one service. The store is Redis or Valkey: redis://, rediss://,
+    /// redis+sentinel:// or redis+cluster:// (docs/fleet.md). Visible in the process list like --user: prefer TURNPIKE_FLEET_URL_FILE
+    /// [default: none]
     #[arg(long, value_name = "URL", help_heading = OPERATION)]
     fleet: Option<String>,
 
     /// Address of the admin interface, or "off"
     ///
     /// Serves metrics, health and the HTTP API: unix (the socket that turnpike's commands use by default), unix:/PATH, ADDR:PORT, or "off".
-    /// An address beyond loopback requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9641]
+    /// A non-loopback address requires admin.tls_cert. Repeat for several [default: unix and 127.0.0.1:9641]
     #[arg(long, value_name = "ADDRESS|off", help_heading = OPERATION)]
     admin: Vec<String>,
 

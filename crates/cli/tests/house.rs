@@ -46,7 +46,7 @@ const LAYERS: &[(&str, u8)] = &[
 /// Crates with system calls.
 const MAY_BE_UNSAFE: &[&str] = &["turnpike-net", "turnpike-offload"];
 
-/// Number of `unsafe` blocks by file; an increase must be decided here. Each has a SAFETY comment.
+/// Number of `unsafe` blocks by file; an increase must be approved here. Each has a SAFETY comment.
 const UNSAFE: &[(&str, usize)] = &[
     ("net/src/error_queue.rs", 1),
     ("net/src/passed.rs", 1),
@@ -111,7 +111,7 @@ const RUNNING_CRATES: &[&str] = &[
     "turnpike-relay",
 ];
 
-/// Programs under test in `lab`, which starts but never links them.
+/// Programs that `lab` measures; it starts them but never links them.
 const SERVERS: &[&str] = &[
     "turnpike-relay",
     "turnpike-forward",
@@ -123,7 +123,7 @@ const SERVERS: &[&str] = &[
     "turnpike-admin",
 ];
 
-/// Crates of TURN and of the forwarder, forbidden in `process`.
+/// TURN and forwarder crates, forbidden in `process`.
 const WORK: &[&str] = &[
     "turnpike-turn",
     "turnpike-relay",
@@ -288,7 +288,7 @@ fn missing_file_in_a_document_is_found() {
     assert_eq!(missing_files("`ne.rs` and `src/two.rs`", &files), ["ne.rs", "src/two.rs"]);
 }
 
-/// A crate with one import; `dev` and `build` are cargo's kinds of dependencies.
+/// A crate with one import; `dev` and `build` are dependency kinds in cargo.
 #[test]
 fn forbidden_imports_are_found() {
     type Rule = fn(&[Room]) -> Vec<String>;
@@ -496,7 +496,7 @@ fn unargued(source: &str) -> Vec<usize> {
     let mut found = Vec::new();
     for (index, _) in code.lines().enumerate().filter(|(_, line)| has_unsafe(line)) {
         let mut above = lines[..index].iter().rev();
-        // To the start of the statement, then through the comment above it.
+        // Goes back to the start of the statement, then through the comment above it.
         let begins = above
             .clone()
             .take_while(|line| !is_comment(line) && !line.trim_end().ends_with([';', '{', '}']))

@@ -61,7 +61,7 @@ impl Datagrams {
 
     /// Adds a client of the shared socket; its local address must follow the previous client's.
     pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
-        // Check the address now, because a send would later fail with a mere EINVAL.
+        // Check the address now, because a send would later fail with nothing but EINVAL.
         drop(std::net::UdpSocket::bind((own, 0))?);
         let id = match self.ids.first() {
             Some(id) => *id,

@@ -142,7 +142,7 @@ impl ServerLinks {
             queued: 0,
             dropped: 0,
             abortive: settings.abortive,
-            // Shorter than any timeout for a response, because the error reported here is more specific.
+            // Shorter than any response timeout, so that the error from here, which is more specific, is the one reported.
             patience: settings.patience.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,

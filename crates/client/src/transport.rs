@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back() {
+    fn names_round_trip() {
         for transport in ClientTransport::ALL {
             assert_eq!(transport.to_string().parse(), Ok(transport));
         }

@@ -54,7 +54,7 @@ pub(crate) struct AdhocOptions {
     /// of `turnpike load turn`]
     #[arg(long, value_name = "[NAMESPACE:]CMD")]
     pub(crate) helper: Vec<String>,
-    /// Format of the workload's result: turnpike, iperf3, none [default: by the program's name]
+    /// Format of the workload's result: turnpike, iperf3, none [default: derived from the program's name]
     #[arg(long, value_name = "F")]
     pub(crate) format: Option<String>,
     /// `stdout`, or the file that the workload writes; {result} in its command expands to a file in the run's
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn explicit_durations_are_refused_and_unknown_workloads_unchanged() {
+    fn explicit_durations_are_refused_and_unknown_workloads_are_unchanged() {
         let error = Adhoc::new(&AdhocOptions::default(), &words("turnpike load turn x:1 --duration 9"), &[])
             .unwrap_err();
         assert_eq!(error.exit_code(), 2);

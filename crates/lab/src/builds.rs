@@ -135,7 +135,7 @@ impl BuildFile {
 fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<PathBuf> {
     let at = |text: &str| {
         let path = directory.map_or_else(|| PathBuf::from(text), |directory| directory.join(text));
-        // Devices and pipes might never end, nor might some files below /proc, which report a size of 0.
+        // Reading a device, a pipe, or some files below /proc (which report a size of 0) might never end.
         fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0).then_some(path)
     };
     let path = if is_program {

@@ -91,7 +91,7 @@ pub(crate) const METRICS: &[Metric] = &[
     lower(MEMORY_BYTES, "B", "memory of the subject (proportional set size)"),
     lower("rss_bytes", "B", "peak resident memory of the subject"),
     lower("context_switches", "", "context switches of the subject"),
-    lower("migrations", "", "moves of the subject between CPUs"),
+    lower("migrations", "", "migrations of the subject between CPUs"),
     lower("syscalls", "", "system calls of the subject"),
     lower("cycles", "", "CPU cycles of the subject"),
     lower("instructions", "", "instructions of the subject"),

@@ -177,8 +177,8 @@ impl fmt::Display for SearchEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Narrow => "narrow enough",
-            Self::Highest => "the highest rate holds",
-            Self::Lowest => "the lowest rate fails",
+            Self::Highest => "the highest rate meets the goal",
+            Self::Lowest => "the lowest rate fails the goal",
             Self::Generator => "the generator fell behind or was at its limit",
             Self::Ended => "interrupted",
         })

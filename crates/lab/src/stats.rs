@@ -1,14 +1,13 @@
 //! Paired statistics over rounds: the difference between subjects B and A, its uncertainty, and the difference between two runs of A.
 //!
-//! The unit is one *round*, in which both subjects run in close succession, so that influences of the machine cancel out in `ln(b / a)`.
+//! The unit is one *round*, in which both subjects run in close succession, so that effects of the machine cancel out in `ln(b / a)`.
 //! The result is the median over the rounds, which a single bad round cannot distort, with a bootstrap interval.
 //!
-//! **Choice of interval.** We use the percentile interval of the bootstrapped median, with tails widened for
-//! small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*). A
-//! plain percentile interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; in simulations with
-//! seven rounds it missed the truth 12 times in 100 instead of 5. BCa is no alternative: its acceleration
-//! comes from a jackknife, which has only two or three distinct values for a median (Efron and Tibshirani
-//! 1993, chapter 11) and so only adds noise. The tests below measure the coverage.
+//! **Choice of interval.** We use the percentile interval of the bootstrapped median, with tails widened for small samples (Hesterberg
+//! 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*). A plain percentile interval is too narrow by about the
+//! factor `sqrt((n-1)/n) · z/t`; in simulations with seven rounds it missed the truth 12 times in 100 instead of 5. BCa is not an
+//! option: its acceleration comes from a jackknife, which has only two or three distinct values for a median (Efron and Tibshirani 1993,
+//! chapter 11) and so only adds noise. The tests below measure the coverage.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;

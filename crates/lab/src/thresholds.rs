@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn few_rounds_failed_rounds_or_missing_figures_leave_it_undecided() {
+    fn thresholds_are_undecided_without_enough_valid_figures() {
         let mut few = samples(2.0, 0.01);
         few.rounds.retain(|round| round.index < 5);
         assert_eq!(outcome(&few, at_least(1.0)), undecided("5 valid rounds, at least 6 are needed"));

@@ -218,7 +218,7 @@ fn weigh(
     Conclusion::CannotTell { reasons, rounds }
 }
 
-/// Sign test for values of zero, which have no ratio. In every round, the same side must be zero, or both.
+/// Sign test for values of zero, which have no ratio. In every round, the same side or both sides must be zero.
 fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Preference) -> Option<Conclusion> {
     let (before, after) = pairs.first()?;
     let like_the_first =

@@ -97,8 +97,8 @@ fn is_late(round: &Round) -> bool {
     matches!(round.voided, Some(VoidReason::GeneratorLate { .. }))
 }
 
-/// Output and record of the experiment written by `make`, which must end with this exit code; `None` if it
-/// cannot run.
+/// Runs the experiment file that `make` writes, which must end with this exit code; returns the output and the record, or
+/// `None` if it cannot run.
 fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, RunRecord)> {
     if !can_run(&["python3"]) {
         return None;

@@ -57,7 +57,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
     assert_eq!(output.matches("/s offered").count(), 2, "{output}");
     let first = only_directory(&first);
     let html = fs::read_to_string(first.join("report.html")).unwrap();
-    for title in ["Delivered over offered", "Loss over offered", "Latency p99 over offered"] {
+    for title in ["Delivered vs. offered rate", "Loss vs. offered rate", "p99 latency vs. offered rate"] {
         assert!(html.contains(title), "{title}");
     }
     assert!(html.matches("<svg").count() >= 3);

@@ -218,7 +218,7 @@ fn the_host_is_not_touched() {
     ran(0, &["down", "--id", &id]);
 }
 
-/// True for root of the machine, who may pin kernel threads.
+/// True for root outside user namespaces, who may pin kernel threads.
 fn is_root_of_the_machine() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap();
     support::is_root() && map.split_whitespace().eq(["0", "0", "4294967295"])
@@ -228,7 +228,7 @@ fn is_root_of_the_machine() -> bool {
 fn a_wire_splits_super_packets_and_receives_in_pinned_threads() {
     needs!("python3", "ethtool", "chrt", "taskset");
     if !is_root_of_the_machine() || std::thread::available_parallelism().unwrap().get() < 2 {
-        eprintln!("SKIPPED: pinning kernel threads needs two CPUs and root of the machine");
+        eprintln!("SKIPPED: pinning kernel threads needs two CPUs, and root outside user namespaces");
         return;
     }
     let id = id('w');

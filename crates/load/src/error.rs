@@ -90,7 +90,7 @@ pub enum LoadError {
     Credentials { server: SocketAddr, user: String, realm: String },
     #[error(
         "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, the server has no such \
-         key (oauth.key), another key with this name, a different oauth.server_name, or no tokens in this realm; \
+         key (oauth.key), another key with this name or a different oauth.server_name, or it accepts no tokens in this realm; \
          see its log. Make a new token with `turnpike credentials --token-key`"
     )]
     AccessToken { server: SocketAddr, kid: String, realm: String },

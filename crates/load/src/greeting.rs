@@ -127,7 +127,7 @@ pub(crate) fn ack(accepted: bool) -> [u8; ACK_LEN] {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamRecord {
     pub(crate) total: u64,
-    /// Time since the greeting, by the server's clock.
+    /// Time since the greeting, according to the server's clock.
     pub(crate) elapsed: Duration,
     /// Received bytes that differ from the pattern.
     pub(crate) wrong: u64,

@@ -110,7 +110,7 @@ fn the_seed_determines_the_packets() {
     assert_ne!(first, sent(8, 1, &relay));
 }
 
-/// Actions of a [`MiddleBox`] on packets of the measured time in one direction.
+/// Actions of a [`MiddleBox`] on packets sent in one direction during the measured time.
 #[derive(Default)]
 struct Way {
     seen: AtomicU64,

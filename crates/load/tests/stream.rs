@@ -194,7 +194,7 @@ fn exceeded_limits_are_reported() {
 }
 
 #[test]
-fn a_server_that_vanishes_is_a_clear_error() {
+fn a_server_that_vanishes_causes_a_clear_error() {
     for (kind, flags) in
         [(BULK, "--verify -P 2"), (BULK, "-R -P 2"), (RR, "--clients 2"), (CONNECT, "--clients 2")]
     {

@@ -102,7 +102,7 @@ fn a_flood_survives_moves() {
         let moves = || counter(&relay, "mobility", "moved") as f64;
         eventually("the server has seen data after the moves", || moves() >= done - f64::from(CLIENTS));
         assert!(moves() <= done && moves() > 0.0, "{} {context}", moves());
-        // Each move, and the end of the run, may lose at most a window.
+        // Each move, and the end of the run, may cost at most one window of datagrams.
         assert!(report.lost <= 64 * (20 + u64::from(CLIENTS)), "{context}");
     }
 }

@@ -75,7 +75,7 @@ pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
             ));
         }
     } else {
-        lines.push("- ask for no peers (that needs --user)".to_owned());
+        lines.push("- request no peers (this needs --user)".to_owned());
     }
     lines.push(format!(
         "- send {} messages without a credential, and count the bytes that come back per byte sent",

@@ -110,7 +110,7 @@ fn remedy(why: &str) -> &'static str {
     } else if why.contains("not valid yet") {
         "check the clocks of this machine and of the issuer"
     } else if why.contains("is for ") {
-        "use a name that the certificate contains, or add this one to it; to check for another name: --server-name"
+        "connect with a name that is in the certificate, or reissue it to include this one; use --server-name to check for a different name"
     } else {
         "browsers will refuse it: use a certificate from a public CA, or give your own CA certificate with --ca FILE"
     }

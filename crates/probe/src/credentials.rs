@@ -157,7 +157,7 @@ fn signed(
     bad(
         report,
         "rejects every nonce as stale (438), even a fresh one",
-        "requests reach different servers (a load balancer without affinity), the client's address changes between them, or the \
+        "requests reach different servers (a load balancer without affinity), the client's address changes between requests, or the \
          server's clock jumps: send each client to one server only, and check the server's clock",
     )
 }

@@ -14,7 +14,7 @@ use crate::{
     session::{ServerAnswer, read, write},
 };
 
-/// Times of transmission. A request that has got no response after the third one counts as filtered.
+/// Times of transmission. A request still unanswered after the third transmission counts as filtered.
 const SENT_AT_MS: [u64; 3] = [0, 250, 750];
 const GIVE_UP_MS: u64 = 1_500;
 /// Flag in CHANGE-REQUEST (RFC 5780 section 7.2).

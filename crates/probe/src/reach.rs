@@ -66,7 +66,7 @@ impl ProbeRun<'_> {
         let mut other = Vec::new();
         match others.first() {
             Some(ip) if !has_route(*ip) => {
-                let what = format!("the other address of the name, {ip}, was not tried: no route to it");
+                let what = format!("skipped the name's other address, {ip}: no route to it");
                 self.report.note("probe", what);
             }
             Some(ip) if Instant::now() < self.deadline => {
@@ -280,7 +280,7 @@ impl ProbeRun<'_> {
                 (FindingLevel::Bad, format!("it works on port 443: give clients {there}, or listen here too"))
             }
             (_, None) if transport == uri.transport() && transport.is_secure() => {
-                (FindingLevel::Bad, "check the address, the TLS listener and firewall".to_owned())
+                (FindingLevel::Bad, "check the address, the TLS listener and the firewall".to_owned())
             }
             (_, None) if transport == uri.transport() => {
                 (FindingLevel::Bad, "check the address, listeners and firewall".to_owned())

@@ -21,7 +21,7 @@ use turnpike_wire::{
 
 use crate::connection::ProbeConnection;
 
-/// Maximum number of challenges to respond to; another one counts as a refusal.
+/// Maximum number of challenges to respond to; one more counts as a refusal.
 const MOST_CHALLENGES: u8 = 3;
 /// Maximum number of buffered indications, since a server may send any number of them.
 const MOST_UNASKED: usize = 1024;

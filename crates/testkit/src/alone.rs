@@ -43,7 +43,7 @@ pub fn in_namespaces(test: &str, kinds: &str, probe: &[&str], body: impl FnOnce(
     }
 }
 
-/// Like [`in_namespaces`], with a network namespace and loopback up.
+/// Like [`in_namespaces`], with a new network namespace in which loopback is up.
 pub fn in_network_namespace(test: &str, body: impl FnOnce()) {
     const UP: [&str; 5] = ["ip", "link", "set", "lo", "up"];
     in_namespaces(test, "n", &UP, || {

@@ -122,7 +122,7 @@ impl Serve {
         eventually("/healthz answers 200", || serve.health() == Some(200));
         serve._newcomers = std::env::var(NEWCOMERS)
             .ok()
-            .map(|rate| Newcomers::arrive(v4, rate.parse().expect("newcomers per second"), 1));
+            .map(|rate| Newcomers::arrive(v4, rate.parse().expect("new clients per second"), 1));
         serve
     }
 

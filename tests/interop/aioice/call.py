@@ -2,7 +2,7 @@
 
 aioice refreshes its channels and never sends CreatePermission.
 Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS
-It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
+It prints `version NAMES`, then every 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of each end so far.
 """
 
 import asyncio

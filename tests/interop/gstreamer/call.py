@@ -1,7 +1,7 @@
 """Two GStreamer webrtcbin elements, whose ICE agent is libnice, exchange messages over a data channel, through a TURN server only.
 
 Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS
-It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
+It prints `version NAMES`, then every 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of each end so far.
 """
 
 import sys

@@ -20,8 +20,8 @@ import org.ice4j.security.LongTermCredential;
 /**
  * Two ice4j agents that know only each other's relayed address exchange messages.
  *
- * Usage: {@code java -cp 'lib/*' Call.java TRANSPORT HOST PORT USERNAME PASSWORD SECONDS}. It prints {@code version NAMES}, then each 250 ms
- * {@code MS SENT RECEIVED SENT RECEIVED}: the time since the call began, and the messages of either end so far.
+ * Usage: {@code java -cp 'lib/*' Call.java TRANSPORT HOST PORT USERNAME PASSWORD SECONDS}. It prints {@code version NAMES}, then every 250 ms
+ * {@code MS SENT RECEIVED SENT RECEIVED}: the time since the call began, and the messages of each end so far.
  */
 public final class Call {
     private static final int INTERVAL_MS = 60;

@@ -1,8 +1,8 @@
 // Two peer connections of node-datachannel exchange messages over a data channel, through a TURN server only.
 //
 // usage: call.mjs TRANSPORT HOST PORT USERNAME PASSWORD SECONDS, where the library is installed
-// It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of
-// either end so far.
+// It prints `version NAMES`, then every 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of
+// each end so far.
 
 import { createRequire } from "node:module";
 

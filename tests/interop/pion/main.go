@@ -46,7 +46,7 @@ func main() {
 	username := flag.String("user", "", "username")
 	password := flag.String("password", "", "password")
 	transport := flag.String("transport", "udp", "udp, tcp or tls")
-	ca := flag.String("ca", "", "file with the certificate that is trusted")
+	ca := flag.String("ca", "", "file with the trusted certificate")
 	count := flag.Int("count", 100, "datagrams to echo")
 	peer := flag.String("peer", "127.0.0.1", "address of the peer")
 	flag.Parse()

@@ -1,7 +1,7 @@
 """Two accounts of PJSIP call each other on loopback; their RTP may only go through a TURN server.
 
 Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS
-It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the RTP packets of either end so far.
+It prints `version NAMES`, then every 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the RTP packets of each end so far.
 """
 
 import sys

@@ -1,4 +1,4 @@
-//! Messages of a sequence on the wire: requests from their steps, and responses without the parts that may differ between servers.
+//! Wire messages of a sequence: builds requests from steps, and strips from responses the parts that may differ between servers.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr};
 
@@ -13,7 +13,7 @@ use turnpike_wire::{
 use super::step::{Auth, Damage, Dialect, Field, Peer, Request, name};
 
 pub(super) const REALM: &str = "example.org";
-/// Number of first users. Each has a second user, which some clients use instead.
+/// Number of primary users. Each is paired with a secondary user, which some clients use instead.
 pub(super) const USERS: usize = 500;
 
 pub(super) fn users() -> impl Iterator<Item = (String, String)> {

@@ -63,7 +63,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1_000)]
     sequences: u64,
 
-    /// Transports of clients
+    /// Client transports
     #[arg(long, value_delimiter = ',', default_value = "udp,tcp,tls,dtls")]
     transport: Vec<ClientTransport>,
 

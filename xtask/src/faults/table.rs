@@ -120,8 +120,8 @@ impl Table {
         (!has_all).then_some("a row is broken or void, or was skipped, so no table is written")
     }
 
-    /// Writes the rows into their documents. Of the fleet faults, either all rows or none must have run. Existing rows that did not run
-    /// this time stay unchanged if they are in `all`.
+    /// Writes the rows into their documents. Either all rows of fleet faults must have run, or none of them. Existing rows that did not
+    /// run this time stay unchanged if they are in `all`.
     pub(super) fn write(&self, repository: &Path, all: &[&str]) -> Result<(), Failure> {
         let of_fleets = self.of_fleets();
         if !of_fleets.is_empty() {
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn row_of_a_busy_machine_is_void() {
+    fn row_from_a_busy_machine_is_void() {
         let mut table = table(5.1);
         let Some((_, Outcome::Healed(row))) = table.rows.first_mut() else { unreachable!("one row exists") };
         row.void.push("without: 27.00, above 10".to_owned());

@@ -72,8 +72,7 @@ fn channel_data(bytes: &[u8]) -> Option<Shape> {
     fits.then(|| Shape { key: vec![l1 % 4, l1 / 16], length: 4 + usize::from(length) })
 }
 
-/// Shape of a ClientHello: only its length; telling apart the orders of extensions would give too many
-/// shapes.
+/// Shape of a ClientHello: only its length; distinguishing the order of extensions would give too many shapes.
 fn dtls_hello(bytes: &[u8]) -> Option<Shape> {
     let is_hello = matches!(bytes, [22, 0xFE, _, 0, 0, _, _, _, _, _, _, _, _, 1, ..]);
     let length = bytes.len();

@@ -1,5 +1,5 @@
 //! Committed inputs of a target, `fuzz/NAME/`, in hex with one input per line. `captured.hex` comes from real clients, `found.hex` has
-//! inputs that reached new code, `faults.hex` inputs that once made the target fail.
+//! inputs that reached new code, and `faults.hex` has inputs that once made the target fail.
 
 use std::{
     collections::BTreeSet,

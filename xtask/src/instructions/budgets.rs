@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_another_compiler_or_target_are_not_compared() {
+    fn counts_from_another_compiler_or_target_are_not_compared() {
         let budgets = Budgets::of(origin(), None, &[]);
         assert_eq!(budgets.made_elsewhere(&origin()), None);
         let newer = Origin { rustc: "1.96.0".to_owned(), ..origin() };

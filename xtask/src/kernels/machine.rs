@@ -1,4 +1,4 @@
-//! A virtual machine without disk and network card: a kernel, and an initramfs with the programs to run.
+//! A virtual machine without a disk or network card: a kernel, and an initramfs with the programs to run.
 
 use std::{
     fs,
@@ -148,7 +148,7 @@ impl Kernel {
     }
 }
 
-/// An initramfs archive of a folder; the kernel accepts several concatenated ones.
+/// Packs a folder as an initramfs archive; the kernel accepts several archives in a row.
 pub(super) fn pack(folder: &Path, archive: &Path) -> Result<(), Failure> {
     let unfinished = archive.with_extension("unfinished");
     let script =

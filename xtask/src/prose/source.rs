@@ -15,7 +15,7 @@ const EXAMPLES: &str = "xtask/src/prose/phrases.rs";
 pub(super) enum Kind {
     /// Comments, strings of several words, and names of tests.
     Rust,
-    /// Comments and names of tests: strings are input and expectations.
+    /// Comments and names of tests, but not strings, which are input and expected output.
     RustTests,
     /// Everything except code blocks.
     Markdown,

@@ -40,7 +40,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 20_000_000)]
     datagrams: u64,
 
-    /// Stop after this many minutes, even if the run is unfinished; the next run continues
+    /// Stop after this many minutes, even if the run is unfinished; the next run continues from there
     #[arg(long, value_name = "N", default_value_t = 10)]
     minutes: u64,
 

@@ -41,7 +41,7 @@ impl Login {
     }
 }
 
-/// Usage errors, connection errors, and errors of the program or store are each one JSON object.
+/// Usage errors, connection errors, and errors from the program or store are each reported as one JSON object.
 #[test]
 fn errors_are_json_with_the_json_flag() {
     let Some(login) = login() else { return };
@@ -409,7 +409,7 @@ fn loopback_is_read_only_without_a_token() {
     let audit = program.line_with("turnpike::audit");
     assert!(
         audit.contains("POST /v1/reload") && audit.contains("127.0.0.1:"),
-        "written with -q, too: {audit}"
+        "also written with -q: {audit}"
     );
     assert!(!audit.contains(token), "{audit}");
 }

@@ -163,7 +163,7 @@ fn credential_works_over_every_listed_transport() {
 }
 
 #[test]
-fn access_token_of_the_api_allows_an_allocation() {
+fn access_token_from_the_api_allows_an_allocation() {
     let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     let oauth = format!(
         "[oauth]\nserver_name = \"turn.example.org\"\nkey = [{{ kid = \"east\", key = \"{key}\" }}]\n"
@@ -227,7 +227,7 @@ fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
 }
 
 #[test]
-fn servers_of_one_store_immediately_accept_each_others_credentials() {
+fn servers_with_one_store_immediately_accept_each_others_credentials() {
     let store = Store::new();
     let full = "[admin]\nloopback = \"full\"\n";
     let [one, other] = [(), ()].map(|()| store.serve(None, full));

@@ -47,7 +47,7 @@ fn has_systemd_analyze() -> Result<(), &'static str> {
     let command = || Command::new("systemd-analyze").arg("--version").output().ok();
     let version = || String::from_utf8(command()?.stdout).ok()?.split(' ').nth(1)?.parse::<u32>().ok();
     let recent = version().is_some_and(|version| version >= 250);
-    recent.then_some(()).ok_or("no systemd-analyze of systemd 250 or later")
+    recent.then_some(()).ok_or("systemd-analyze from systemd 250 or later is not installed")
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn rule(name: &str, target: std::net::SocketAddr, more: &str) -> String {
     format!("[[rule]]\nname = \"{name}\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\n{more}")
 }
 
-/// Byte at a position, without a period that could hide a lost or repeated piece.
+/// Byte at a position; the sequence has no period that could hide a lost or repeated piece.
 fn byte_at(position: usize) -> u8 {
     let mixed = (position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed.to_be_bytes()[0]

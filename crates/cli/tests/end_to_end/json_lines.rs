@@ -9,7 +9,7 @@ use serde::{
     de::{Error, MapAccess, Visitor},
 };
 
-/// An object that may not repeat a name; `serde_json` itself keeps the last one.
+/// An object that must not repeat a name; `serde_json` itself keeps the last one.
 struct Line(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Line {

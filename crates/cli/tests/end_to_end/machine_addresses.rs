@@ -1,5 +1,5 @@
-//! Addresses and routes of the server's machine change while it serves. Each test has a network namespace with the
-//! pair of interfaces `e0` and `e1`.
+//! The addresses and routes of the server's machine change while the server is running. Each test has a network
+//! namespace with the pair of interfaces `e0` and `e1`.
 
 use crate::prelude::*;
 use turnpike_testkit::stun::{self, attribute::*, kind::*};
@@ -60,7 +60,7 @@ impl Call {
         Ok(call.relayed.ip())
     }
 
-    /// Deletes the allocation, so that repeated requests do not reach the quota.
+    /// Deletes the allocation, so that repeated requests do not exhaust the quota.
     fn end(&self) {
         self.asks(REFRESH, &[(LIFETIME, &[0; 4])]);
     }
@@ -347,7 +347,7 @@ fn server_waits_for_configured_addresses_even_with_nonlocal_bind() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
-        // Typical of a backup router (VRRP).
+        // A typical setting on a VRRP backup router.
         run("sysctl -qw net.ipv4.ip_nonlocal_bind=1");
         let named = ["--relay-ip", "203.0.113.9", "--relay-ip", "::1", "--listen", "203.0.113.9:3478"];
         let check =

@@ -5,7 +5,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{KeyInit as _, Mac as _};
 use sha1::Sha1;
 
-/// An address for each name, because refusal log lines are limited per address.
+/// One client address per name, because refusal log lines are limited per address.
 fn client(number: usize) -> IpAddr {
     Ipv4Addr::from(0x7f00_0002 + u32::try_from(number).expect("few names")).into()
 }

@@ -1,5 +1,5 @@
-//! Services of the server's own machine are not allowed as peers: on its own addresses, which may
-//! change, only relay ports are open. Each test has a network namespace.
+//! Services on the server's own machine are not allowed as peers: on its own addresses, which may change,
+//! only relay ports are open. Each test has a network namespace.
 
 use crate::prelude::*;
 

@@ -6,7 +6,7 @@ const RECIPES: &str = include_str!("../../../../docs/recipes.md");
 const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 const TURN: &str = "turn.example.org";
 const WEB: &str = "www.example.org";
-/// Address of the HTTPS client, which the site answers with.
+/// Address of the HTTPS client, which the site returns in its response.
 const CLIENT: &str = "127.0.0.77";
 const SHARED: &str = "127.0.0.1:443";
 const SITE: &str = "127.0.0.1:8443";
@@ -47,7 +47,7 @@ impl Bench {
         started
     }
 
-    /// nginx with a site as documented, and `more` beside `http`.
+    /// nginx with a site as documented, and `more` next to the `http` block.
     fn nginx(&self, program: &Path, more: &str, at: &str) -> Program {
         let here = self.dir.path().display();
         let own = format!(
@@ -107,7 +107,7 @@ impl Bench {
     }
 }
 
-/// Replaces words that must be there.
+/// Replaces text that must be present.
 fn with(text: &str, old: &str, new: &str) -> String {
     assert!(text.contains(old), "{old} is not in {text}");
     text.replace(old, new)

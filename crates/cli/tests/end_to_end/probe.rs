@@ -75,7 +75,7 @@ fn refused_credential_is_reported_with_its_reason() {
 }
 
 #[test]
-fn closed_silent_and_foreign_ports_are_distinguished() {
+fn closed_silent_and_non_stun_ports_are_distinguished() {
     let closed = probe(&[&format!("turn:127.0.0.1:{}?transport=udp", free_port(V4))]).ended(1);
     assert!(closed.stdout.contains("refused"), "{}", closed.stdout);
 

@@ -95,7 +95,7 @@ fn probe_reaches_every_transport_and_deletes_its_allocations() {
 }
 
 #[test]
-fn missing_family_of_a_dual_stack_allocation_has_the_reason() {
+fn missing_dual_stack_family_is_reported_with_the_reason() {
     let user = format!("{USER}:{PASSWORD}");
     let serve = Serve::start_bare(&["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"]);
     let report = probe(&format!("turn:{}", serve.address(V4)), &[]).result();
@@ -363,7 +363,7 @@ fn probe_tries_port_443_before_recommending_it() {
         let found = report(&server, "stun:127.0.0.1", "turn:127.0.0.1");
         finds(&found, "tls", "note", "; on port 443: ", remedy);
     }
-    // TLS on another port does not pass a strict firewall.
+    // TLS on another port does not get through a strict firewall.
     let found = report(&format!("{plain} {tls}"), "stun:127.0.0.1", "turn:127.0.0.1");
     finds(&found, "tls", "note", "127.0.0.1:443: ", LISTEN);
 }

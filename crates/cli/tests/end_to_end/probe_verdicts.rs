@@ -78,7 +78,7 @@ fn redirect_is_not_reported_as_a_refused_credential() {
 }
 
 #[test]
-fn insecure_makes_a_server_usable_but_no_certificate_good() {
+fn insecure_makes_a_server_usable_but_its_certificate_stays_bad() {
     let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
     // Loopback peers are denied, so that only the certificate is bad.
     let user = format!("{USER}:{PASSWORD}");

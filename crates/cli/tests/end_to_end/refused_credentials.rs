@@ -64,7 +64,7 @@ fn password_guessing_does_not_suppress_other_log_lines() {
     assert_eq!(honest.forge("honest", REALM.as_bytes(), &challenge.nonce), Some(401));
     let line = serve.program.line_with("honest");
     assert!(line.contains("client=127.0.0.1:"), "{line}");
-    // Suppressed lines are counted: in a later line, and completely in a metric.
+    // Suppressed lines are counted: some in a later log line, and all of them in a metric.
     let suppressed: u64 = line
         .split_once("suppressed=")
         .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
@@ -115,7 +115,7 @@ fn server_accepts_output_of_the_credentials_command() {
 
 /// The issuer of time-limited credentials chooses the id; it must not use up a configured user's quota.
 #[test]
-fn user_and_time_limited_id_of_one_name_have_separate_quotas() {
+fn user_and_time_limited_id_with_one_name_have_separate_quotas() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 1\n");
     let path = file.to_str().expect("the test's path is UTF-8");

@@ -73,7 +73,7 @@ fn sandbox_can_be_turned_off() {
     assert!(status(&serve)["sandbox"].is_null());
 }
 
-/// A reload that names a file in an unreadable place changes nothing and reports why; files named at startup are reread.
+/// A reload that names a file in an unreadable location changes nothing and reports why; files named at startup are reread.
 #[test]
 fn file_outside_the_sandbox_needs_a_restart_or_configuration() {
     let (dir, elsewhere) = (Dir::new(), Certificate::new(&["b.example.org"]));
@@ -128,7 +128,7 @@ fn store_outside_the_sandbox_needs_a_restart() {
     let made = ["user", "add", "b", "--password", "pw", "--state", state.to_str().expect("UTF-8")];
     assert_eq!(Program::run(&mut turnpike(&made)).code, Some(0));
     for log in ["turnpike.sqlite-wal", "turnpike.sqlite-shm"] {
-        // The command that created the database may have removed them.
+        // The command that created the database may already have removed these files.
         let _ = fs::remove_file(state.join(log));
     }
     let url = format!("[store]\nurl = \"sqlite://{}/turnpike.sqlite\"\n", state.display());

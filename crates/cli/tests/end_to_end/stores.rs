@@ -110,7 +110,7 @@ fn offline_command_refuses_a_realm_unknown_to_the_server() {
 }
 
 #[test]
-fn running_server_sees_changes_of_the_commands() {
+fn running_server_sees_changes_by_the_commands() {
     let dir = Dir::new();
     let state = path(dir.path());
     let mut serve = Serve::start(&["--state", state]);

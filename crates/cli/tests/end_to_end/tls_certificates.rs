@@ -38,8 +38,8 @@ fn unusable_certificates_are_named_before_anything_starts() {
     assert_eq!(run("check-config", &good.flags()).code, Some(0));
 }
 
-/// A machine without a battery-backed clock boots with a time in the past, and UDP clients need no
-/// certificate.
+/// The server starts anyway: a machine without a battery-backed clock boots with a time in the past, and UDP
+/// clients need no certificate.
 #[test]
 fn expired_certificate_is_served_and_logged_as_an_error() {
     for (certificate, told, checked) in [
@@ -118,7 +118,7 @@ fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     };
     reloads("certificate", "loaded", 1);
     reloads("certificate", "failed", 1);
-    // SIGHUP, too, ignores an unusable certificate but applies everything else.
+    // SIGHUP also ignores an unusable certificate but applies everything else.
     fs::write(certificate.cert(), "").expect("the test's own file");
     serve.program.signal("HUP");
     reloads("config", "loaded", 1);

@@ -67,7 +67,7 @@ fn came_back(run: &Finished, transport: &str) -> u64 {
     assert!(count(&result, "lost") <= if is_stream { 0 } else { 20 }, "{result}");
     let mut errors = result["errors"].as_object().expect("counts by name").clone();
     if !is_stream {
-        // On a busy machine a client repeats its first request and gets two responses.
+        // On a busy machine, a client may repeat its first request and get two responses.
         errors.remove("unexpected_datagram");
     }
     assert!(errors.is_empty(), "{result}");
@@ -81,7 +81,7 @@ fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
     let run = server
         .load(transport, family)
         .to(reflect.address)
-        // An odd size: over a stream ChannelData is padded.
+        // An odd size, because ChannelData is padded over streams.
         .with(&format!("--via {via} --clients 16 --rate {RATE} --size 121 --duration 2"))
         .run();
     let sent = came_back(&run, transport);
@@ -93,7 +93,7 @@ fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
     server.saw(transport, 16);
 }
 
-/// Plain clients on all addresses, TLS and DTLS on one of them, all on one port, with one worker and with several.
+/// Plaintext on all addresses, TLS and DTLS on one of them, all on one port, with one worker and with several.
 #[test]
 fn tls_address_and_wildcard_share_one_port() {
     let certificate = Certificate::of_authority(&["127.0.0.1"]);

@@ -165,7 +165,7 @@ fn listed(run: &impl Fn(&[&str]) -> Finished) -> Vec<(String, Option<u64>, Strin
 }
 
 #[test]
-fn allocations_of_previous_processes_are_listed_and_can_be_ended() {
+fn allocations_in_previous_processes_are_listed_and_can_be_ended() {
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", "[admin]\nloopback = \"full\"\n");
     let serve = Serve::start(&["--workers", "2", "-c", config.to_str().expect("the test's path is UTF-8")]);
@@ -244,7 +244,7 @@ fn allocations_of_previous_processes_are_listed_and_can_be_ended() {
 }
 
 #[test]
-fn ban_ends_allocations_of_previous_processes() {
+fn ban_ends_allocations_in_previous_processes() {
     const TOKEN: &str = "0123456789abcdef";
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n"));

@@ -1,4 +1,4 @@
-//! Comparison of several records, with a check whether they are comparable.
+//! Comparison of several records, after a check of whether they are comparable.
 //!
 //! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the same machine, kernel and
 //! workload. The page therefore lists differences that prevent the comparison first, followed by the ratios.
@@ -162,7 +162,7 @@ pub(crate) struct RecordDifference {
     pub(crate) forbids: bool,
 }
 
-/// Differences between two records, which are comparable if none of the differences [forbids](RecordDifference::forbids) it.
+/// Differences between two records, which are comparable if no difference [forbids](RecordDifference::forbids) the comparison.
 ///
 /// The measured programs may differ, but machine and workload must be the same.
 fn comparable(a: &RunRecord, b: &RunRecord) -> Vec<RecordDifference> {

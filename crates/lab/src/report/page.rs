@@ -81,9 +81,9 @@ fn figures(record: &RunRecord, deciding: Vec<MetricVerdict>) -> Markup {
         }
         (section("Latency", &PreEscaped(plots::latency(record))))
         (section("Highest rates", &tables::found(record)))
-        (section("Delivered over offered", &curve(Curve::Delivered)))
-        (section("Loss over offered", &curve(Curve::Loss)))
-        (section("Latency p99 over offered", &curve(Curve::LatencyP99)))
+        (section("Delivered vs. offered rate", &curve(Curve::Delivered)))
+        (section("Loss vs. offered rate", &curve(Curve::Loss)))
+        (section("p99 latency vs. offered rate", &curve(Curve::LatencyP99)))
     }
 }
 

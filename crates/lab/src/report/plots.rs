@@ -132,7 +132,7 @@ fn extent(rows: &[Ratio]) -> (f64, f64) {
     (low / margin, high * margin)
 }
 
-/// Round ratios between `low` and `high`, starting from 1, as many as fit without their labels touching.
+/// Ratios with round values between `low` and `high`, starting from 1; as many as fit without overlapping labels.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     const ROUND: [f64; 12] = [1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.5, 7.0];
     const ROUND_BELOW: [f64; 12] = [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.3, 0.15, 0.03];
@@ -195,7 +195,7 @@ pub(super) fn rounds(record: &RunRecord, metric: &str) -> String {
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(80)
-            // The axis is of integers, because a fractional one would have ticks between the rounds.
+            // Uses an integer axis, because a fractional one would have ticks between the rounds.
             .build_cartesian_2d(0..end, low..high)?;
         let label = |number: &u32| {
             if (1..end).contains(number) { number.to_string() } else { String::new() }

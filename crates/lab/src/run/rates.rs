@@ -50,7 +50,7 @@ pub(super) fn run(
     let mut record = stage.record(request)?;
     record.experiment.rounds = rounds;
     if let RatePlan::FindMax(settings) = plan {
-        // The middle goal decides, because zero loss depends on luck and the loosest goal is only for orientation.
+        // The middle goal decides, because zero loss depends on luck and the loosest goal is only a rough guide.
         record.experiment.metric = settings
             .goals
             .get(1)

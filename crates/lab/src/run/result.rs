@@ -191,7 +191,7 @@ mod tests {
         "datapath":"gso","errors":{"send_would_block":3,"connect_failed":20,"none":0},"connections_per_s":7.5}"#;
 
     #[test]
-    fn results_of_our_generators_become_metrics() {
+    fn results_from_our_generators_become_metrics() {
         let outcome = read(&workload("turnpike"), OURS).unwrap();
         assert_eq!(outcome.metrics["offered_pps"], 100.0);
         assert_eq!(outcome.metrics["loss_percent"], 1.0);

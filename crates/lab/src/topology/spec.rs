@@ -29,9 +29,9 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
             Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 },
         )],
     ),
-    // Interrupt mitigation at `client` and `peer`, so that waking them is not charged to the relay, as on a real link.
+    // Interrupt mitigation at `client` and `peer`: as on a real link, the relay is not charged for waking them.
     ("wire-far-mitigated", WIRE, &[FAR_MITIGATED]),
-    // Packets additionally arrive with complete checksums, as on a real link.
+    // Packets also arrive with complete checksums, as on a real link.
     ("wire-far-mitigated-with-sums", WIRE, &[FAR_MITIGATED, WITH_SUMS]),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];

@@ -95,7 +95,7 @@ impl Profile {
     }
 
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "at most 10,000 clients of 200 flows")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 10,000 clients with 200 flows each")]
     fn flow_number(&self, client: usize, flow: usize) -> u32 {
         (client * self.flows.len() + flow) as u32
     }
@@ -212,9 +212,8 @@ fn draw_size(sizes: &[Sizes], draw: &mut Draw) -> usize {
 /// Profile and seed given on the command line.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct ProfileOptions {
-    /// Instead of --rate, --size, --burst and --window: give each client the streams of audio, call, sfu,
-    /// screen, vpn, or of a TOML file, in both directions, with peers inside the generator; docs/load.md
-    /// describes the file
+    /// Traffic profile that replaces --rate, --size, --burst and --window: a built-in one (audio, call, sfu, screen or vpn) or a TOML file.
+    /// Each client gets the profile's streams in both directions, with peers inside the generator; docs/load.md describes the file
     #[arg(long, value_name = "NAME|FILE", required = false, conflicts_with_all = ["rate", "size", "burst", "window"])]
     pub profile: Profile,
 

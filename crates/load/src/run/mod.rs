@@ -321,8 +321,8 @@ pub(crate) fn conclude(mut report: LoadReport, asked: &RequestedLoad, interrupte
         report.notes.insert(
             0,
             format!(
-                "the generator fell behind: 1 % of its packets were sent {} us or more after they were due, which the round \
-                 trips include; use fewer clients, a lower rate, longer bursts or more cores",
+                "the generator fell behind: 1 % of its packets were sent {} us or more after they were due, and their round-trip \
+                 times include the delay; use fewer clients, a lower rate, longer bursts or more cores",
                 report.late_us.p99
             ),
         );

@@ -1,4 +1,4 @@
-//! Counts of a thread, and their transfer to the reporter.
+//! Per-thread counters, and how they reach the reporter.
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 

@@ -331,8 +331,8 @@ impl Sending {
         }
     }
 
-    /// Rate by the reflector's clock, so that bytes still in buffers are not counted. If no record has arrived, uses the number of bytes
-    /// sent.
+    /// Rate according to the reflector's clock, so that bytes still in buffers are not counted. If no record has arrived, uses the
+    /// number of bytes sent.
     fn rate(&self, duration: Duration) -> f64 {
         let between = self.window.and_then(|(first, last)| {
             let time = last.elapsed.checked_sub(first.elapsed)?;

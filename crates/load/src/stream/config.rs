@@ -80,8 +80,8 @@ pub struct ExchangeLoad {
     #[arg(long, value_name = "B")]
     pub response: Option<usize>,
 
-    /// Requests per second over all connections, open loop, such as 20000 or 20k; "max" sends the next
-    /// request once the last one has been answered (closed loop)
+    /// Requests per second across all connections, open loop, such as 20000 or 20k; "max" sends the next request once the last one has
+    /// been answered (closed loop)
     #[arg(long, value_name = "N|max", default_value = "max")]
     pub rate: OfferedRate,
 
@@ -109,8 +109,8 @@ pub struct ConnectLoad {
     #[arg(long, value_name = "WHO", default_value_t = Close::Server)]
     pub close: Close,
 
-    /// Connections per second over all clients, open loop, such as 2000 or 2k; "max" opens the next
-    /// connection once the last one has been closed (closed loop)
+    /// Connections per second across all clients, open loop, such as 2000 or 2k; "max" opens the next connection once the last one has
+    /// been closed (closed loop)
     #[arg(long, value_name = "N|max", default_value = "max")]
     pub rate: OfferedRate,
 

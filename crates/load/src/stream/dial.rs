@@ -125,7 +125,7 @@ impl Dial {
                     "does not respond like a reflector"
                 }))
             }
-            // The server sends nothing unasked, so a readable connection has been closed.
+            // The server sends nothing unsolicited, so a readable connection has been closed.
             DialState::Ready => Err(refused("closed it before the run began")),
         }
     }

@@ -75,7 +75,7 @@ pub(crate) trait Carrier {
 
 pub(crate) trait Sink {
     fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]);
-    /// No more replies will arrive to this client's packets in flight.
+    /// No more replies will arrive for this client's packets in flight.
     fn forget(&mut self, _client: usize) {}
     fn peer_is_ready(&mut self) {}
 }

@@ -23,8 +23,8 @@ use crate::{
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
-/// Source ports of the clients. All are below 49152, because a server on the same machine uses the ports from there on as relay ports (RFC
-/// 8656 section 7.2).
+/// Source ports of the clients. All are below 49152, because a server on the same machine uses higher ports as relay ports (RFC 8656
+/// section 7.2).
 const PORTS: std::ops::Range<u16> = 20_000..49_152;
 
 /// Number of channels per allocation in mode `bind`; fewer than servers allow by default.

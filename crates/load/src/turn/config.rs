@@ -32,9 +32,8 @@ use crate::{
 /// Settings of `load turn`; see [`TurnLoadConfig::new`] for the defaults.
 #[derive(Clone, Debug, Args)]
 pub struct TurnLoadConfig {
-    /// TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or
-    /// HOST[:PORT]; default port 3478, with TLS or DTLS 5349. Over udp there may be several, which share the
-    /// clients equally
+    /// TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or HOST[:PORT]; default port 3478,
+    /// with TLS or DTLS 5349. Over udp there may be several; the clients are divided equally among them
     #[arg(value_name = "SERVER", required = true)]
     pub servers: Vec<ServerUri>,
 
@@ -42,8 +41,7 @@ pub struct TurnLoadConfig {
     #[arg(long, value_name = "T")]
     pub transport: Option<ClientTransport>,
 
-    /// Relayed transport: "udp" datagrams, or "tcp" connections to a `turnpike reflect --tcp` (RFC 6062; over
-    /// tcp or tls)
+    /// Relayed transport: "udp" for datagrams, or "tcp" for connections to a `turnpike reflect --tcp` (RFC 6062; over tcp or tls)
     #[arg(long = "relay", value_name = "WHAT", default_value = "udp", value_parser = relayed)]
     pub relayed: Relayed,
 
@@ -81,8 +79,8 @@ pub struct TurnLoadConfig {
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true)]
     pub user: Option<Login>,
 
-    /// Number of users who take turns: NAME0, NAME1 and so on, all with the same password, 1 to 1000000; for
-    /// --mode packet (per client) and allocate (per allocation)
+    /// Number of users to rotate through, 1 to 1000000: NAME0, NAME1 and so on, all with the same password; for --mode packet (per
+    /// client) and allocate (per allocation)
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub users: usize,
 
@@ -105,12 +103,12 @@ pub struct TurnLoadConfig {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
-    /// Datagrams (with --mode allocate: allocations) per second over all clients, open loop, such as 20000,
-    /// 20k or 1.5M; "max" for as many as possible
+    /// Datagrams (with --mode allocate: allocations) per second across all clients, open loop, such as 20000, 20k or 1.5M; "max" for as
+    /// many as possible
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
     pub rate: OfferedRate,
 
-    /// Payload bytes of a datagram, 24 to 65000, over DTLS 24 to 16000; with --relay tcp, of a chunk
+    /// Payload bytes per datagram (with --relay tcp: per chunk), 24 to 65000, or 24 to 16000 over DTLS
     #[arg(long, value_name = "B", default_value_t = 120)]
     pub size: usize,
 
@@ -125,9 +123,8 @@ pub struct TurnLoadConfig {
     #[arg(long, value_name = "HOW", default_value_t = DataVia::Channel)]
     pub via: DataVia,
 
-    /// Kind of load: "packet" traffic through the relay and back, "allocate" allocations, each deleted
-    /// immediately, "bind" channels, one after the other per client (with --rate max), "invalid"
-    /// unauthenticated requests and malformed packets (over udp only)
+    /// Kind of load: "packet", traffic through the relay and back; "allocate", allocations that are deleted immediately; "bind", channel
+    /// bindings, one at a time per client (with --rate max); "invalid", unauthenticated requests and malformed packets (over udp only)
     #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
     pub mode: Mode,
 
@@ -136,10 +133,9 @@ pub struct TurnLoadConfig {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub migrate: Option<Duration>,
 
-    /// Let a client that has received nothing for SECONDS, 0.2 to 3600 (plus up to --reconnect-spread,
-    /// different for each client), drop its allocation, open another socket and allocate again at SERVER, as
-    /// calls do after a fault; the result includes the number of reconnects and their duration. For --mode
-    /// packet with --relay udp
+    /// If a client receives nothing for SECONDS, 0.2 to 3600 (plus a per-client delay of up to --reconnect-spread), it drops its
+    /// allocation, opens another socket and allocates again at SERVER, as calls do after a fault; the result includes the number of
+    /// reconnects and their duration. For --mode packet with --relay udp
     #[arg(long, alias = "return", value_name = "SECONDS", value_parser = seconds)]
     pub reconnect: Option<Duration>,
 
@@ -299,7 +295,7 @@ impl TurnLoadConfig {
         {
             refuse_if!(
                 is_given,
-                "--client-prefix cannot be used with {flag}: clients that change sockets need one each"
+                "--client-prefix cannot be used with {flag}: clients that change sockets need one socket each"
             );
         }
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
@@ -336,7 +332,7 @@ impl TurnLoadConfig {
         );
         refuse_if!(
             self.migrate.is_some(),
-            "--profile cannot be used with --migrate: its figures do not cover bursts that wait for a move"
+            "--profile cannot be used with --migrate: its figures do not include bursts that are held back during a move"
         );
         shaped.validate(if self.transport() == ClientTransport::Dtls {
             Self::MAX_DTLS_SIZE
@@ -397,8 +393,8 @@ impl TurnLoadConfig {
         );
         refuse_if!(
             self.relayed == Relayed::Tcp,
-            "--migrate cannot be used with --relay tcp: a ticket moves the allocation, not the connections with the peers' \
-             data (RFC 6062 section 4.3)"
+            "--migrate cannot be used with --relay tcp: a mobility ticket moves the allocation, but not its data \
+             connections (RFC 6062 section 4.3)"
         );
         within("--migrate", interval, MIGRATE)?;
         refuse_if!(

@@ -76,7 +76,7 @@ pub(super) struct TurnEngine {
     pub(super) redirects: u64,
     pub(super) moves: ClientMoves,
     pub(super) reconnects: Reconnects,
-    /// True if clients bind a channel to their peer, rather than only create a permission.
+    /// True if clients bind a channel to their peer, instead of only creating a permission.
     pub(super) binds: bool,
     clock: Clock,
     poller: Poller,

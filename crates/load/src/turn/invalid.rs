@@ -1,6 +1,6 @@
-//! Mode `invalid`: background noise of the open internet. Unauthenticated requests, malformed and truncated
-//! messages, ChannelData without an allocation, random bytes. The result is how little the server sends
-//! back: replies, and reply bytes per byte sent (both UDP payload).
+//! Mode `invalid`: background noise of the open internet. Unauthenticated requests, malformed and truncated messages,
+//! ChannelData without an allocation, random bytes. The result shows how little the server sends back: the number of replies,
+//! and reply bytes per byte sent (both UDP payload).
 
 use std::{collections::BTreeMap, time::Duration};
 

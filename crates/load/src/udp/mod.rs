@@ -49,12 +49,12 @@ pub struct UdpLoadConfig {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
-    /// Datagrams per second over all flows, open loop, such as 20000, 20k or 1.5M; "max" for as many as
+    /// Datagrams per second across all flows, open loop, such as 20000, 20k or 1.5M; "max" for as many as
     /// possible
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
     pub rate: OfferedRate,
 
-    /// Payload bytes of a datagram, 24 to 65000
+    /// Payload bytes per datagram, 24 to 65000
     #[arg(long, value_name = "B", default_value_t = 120)]
     pub size: usize,
 

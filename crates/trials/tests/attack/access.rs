@@ -17,13 +17,13 @@ const BOB: (&str, &str) = ("bob", "hunter-and-gatherer");
 const SECRET: &str = "signs-what-is-configured";
 const TENANT: &str = "tenant.example";
 
-/// A server on a store with secrets of each kind, and the keys of two applications.
+/// A server whose store contains secrets of each kind, and the keys of two applications.
 struct World {
     serve: Serve,
     api: SocketAddr,
     /// Application key valid for [`REALM`] only.
     key: String,
-    /// Texts that must not appear: tokens, passwords, secrets, and the secret part of each key.
+    /// Strings that must not appear: tokens, passwords, secrets, and the secret part of each key.
     secrets: Vec<String>,
     _dir: Dir,
 }

@@ -201,7 +201,7 @@ fn kind_of(message: &str) -> &str {
     }
 }
 
-/// Public relay address, as behind a NAT; it is on no interface and in no peer rule.
+/// Public relay address, as behind a NAT; it is not on any interface or in any peer rule.
 const PUBLIC: &str = "198.41.0.9";
 
 fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
@@ -359,7 +359,7 @@ fn attack_probe_without_consent_sends_nothing() {
     Program::run(&mut turnpike(&["probe", &uri, "--i-own-this-server"])).ended(2);
 }
 
-/// The probe detects an open relay by the data that it receives from the peer.
+/// The probe detects an open relay from the data that it receives from the peer.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
 fn attack_probe_detects_an_open_relay() {

@@ -290,7 +290,7 @@ fn not_permitted<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
 
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
-fn a_reload_or_upgrade_stops_traffic_of_peers_it_refuses() {
+fn a_reload_or_upgrade_stops_traffic_with_peers_it_refuses() {
     by_each_in_user_space(refused_later);
 }
 

@@ -79,7 +79,7 @@ pub(super) fn allocations_under(
             let machine = Duration::from_micros(watched.longest.load(Ordering::Relaxed));
             Turn { p99, machine }
         };
-        // Repeats turns if the machine was busy; a quick run accepts them.
+        // Repeats a turn if the machine was busy; a quick run accepts it.
         let good_turn = |server: &Server| {
             let mut tries = (0..or_thorough(1, 5)).map(|_| turn(server));
             let first = tries.next().expect("at least one turn");

@@ -227,9 +227,9 @@ fn the_clock_jumps_forward_and_back() {
                 }
                 assert_eq!(at_home.asks(USER, PASSWORD), None, "its nonce is valid at this time");
                 row.note(
-                    "new allocations are granted at each time and log lines have its date; a nonce from another time gets 438 with a \
-                     fresh one; mobility tickets stay valid; expired time-limited users and access tokens (401) are valid again at the \
-                     right time",
+                    "new allocations are granted at each of these times, and log lines have the matching date; a nonce from another time \
+                     gets 438 with a fresh one; mobility tickets stay valid; expired time-limited users and access tokens (401) are valid \
+                     again at the right time",
                 );
             });
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
@@ -251,7 +251,7 @@ fn the_clock_of_a_forwarder_jumps() {
             talks::whole(forwarder.tcp, forwarder.udp);
             says_so(jump, || forwarder.lines(), said);
         }
-        row.note("new clients are served at each time; log lines have its date");
+        row.note("new clients are served at each of these times; log lines have the matching date");
     });
     unharmed(&seen);
 }

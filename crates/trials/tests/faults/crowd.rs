@@ -100,7 +100,7 @@ impl Crowd {
         }
     }
 
-    /// Ends the clients and returns the results; no client may be silent at the end.
+    /// Ends the clients and returns the results; asserts that no client was silent at the end.
     pub(super) fn end(&mut self) -> Value {
         let loads = self
             .parts

@@ -99,7 +99,7 @@ fn half_open_connections_to_a_forwarder() {
         let most = Forwarder::clients() + 1;
         let wanted = Wanted::inside(links).with_rule(&format!("max_connections = {most}\n"));
         let forwarder = Forwarder::between(SERVER[0], Target::on(PEER[0]), wanted);
-        // Only the first packet of each connection leaves this address.
+        // Only SYNs leave this address, so no connection from it is ever completed.
         run("ip", &["addr", "add", "10.77.1.66/24", "dev", "c"]);
         run("nft", &["add table inet flood"]);
         run("nft", &["add chain inet flood out { type filter hook output priority 0; }"]);
@@ -132,8 +132,8 @@ fn half_open_connections_to_a_forwarder() {
             assert!(held.descriptors <= before.descriptors + 4, "{before:?}, {held:?}");
             assert!(held.memory <= before.memory + (4 << 20), "{before:?}, {held:?}");
             row.note(format!(
-                "{sent} SYNs, at most {half} half-open, all in the kernel; {served} new clients served in the meantime by a rule with room \
-                 for one"
+                "{sent} SYNs, at most {half} half-open, all in the kernel; {served} new clients served in the meantime by a rule limited \
+                 to one connection"
             ));
         });
         unharmed(&seen);
@@ -151,9 +151,9 @@ fn half_open(to: SocketAddr) -> Option<socket2::Socket> {
 /// Trusted PROXY source, and an untrusted one.
 const PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 const NO_PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 8);
-/// Timeout for a header: the connect timeout.
+/// Timeout for receiving a header, set as the connect timeout.
 const TOO_LATE: Duration = Duration::from_secs(2);
-/// Deadline for closing such a connection, below the default connect timeout of ten seconds.
+/// Deadline for closing a connection without a complete header, below the default connect timeout of ten seconds.
 const MUCH_LATER: Duration = Duration::from_secs(5);
 /// Data after a header; the target echoes it if it receives it.
 const BEHIND: &[u8] = b"let me through";
@@ -221,7 +221,7 @@ fn hostile_proxy_headers() {
         all_are_counted("untrusted_proxy", untrusted + liars);
         let after = TOO_LATE.as_secs();
         row.note(format!("{tried} connections refused, {late} closed after {after} s"));
-        row.note(format!("none reached a target, nor did {liars} from an address that is not a proxy"));
+        row.note(format!("none reached a target, nor did {liars} from an untrusted address"));
         row.note(format!("all counted; {served} valid ones served"));
     });
     unharmed(&seen);
@@ -380,7 +380,7 @@ fn the_name_server_gives_wrong_answers() {
             "forward: the name server sends wrong answers or none",
         );
         let seen = forwarder.row(row, |forwarder, row| {
-            // Resolved once a second; a timed-out query takes longer.
+            // The name is resolved once a second; a timed-out query takes longer.
             let is_asked = |times: u64| {
                 let asked = server.asked();
                 within(SOON, "the name is resolved again", || server.asked() >= asked + times);

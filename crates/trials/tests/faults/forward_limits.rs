@@ -59,7 +59,7 @@ fn no_memory_is_left_to_a_forwarder() {
         } else {
             limited.to(1 << 40).expect("the limit can be raised");
         }
-        within(SOON * 2, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
+        within(SOON * 2, "new clients are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
     });
     assert!(!killed || seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
 }
@@ -96,7 +96,7 @@ fn no_port_is_left_to_a_forwarder() {
             ));
             drop(held);
             set(before.trim());
-            within(SOON, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
+            within(SOON, "new clients are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
             let fate = talks::newcomer_of_udp(forwarder.udp, 100);
             assert_eq!(fate, Fate::Served, "a new UDP client");
         },

@@ -121,7 +121,7 @@ fn links_of_a_forwarder_lose_much() {
                         newcomers.into_iter().filter_map(|one| one.join().ok()).filter(|got| *got).count();
                 });
             });
-            assert!(served > 0, "no newcomer was served");
+            assert!(served > 0, "no new client was served");
             row.note(format!("{served} of 8 new clients served within 6 s"));
             assert!(lost > or_thorough(100, 1000), "only {lost} packets lost");
             row.note(format!("{lost} packets lost"));

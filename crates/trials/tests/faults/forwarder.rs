@@ -102,7 +102,7 @@ impl Forwarder {
         is_taken && self.metrics().text().contains(&leads_there)
     }
 
-    /// Connections that reached the target, and those of them that sent data.
+    /// Number of connections that reached the target, and number of those that sent data.
     pub(super) fn visits(&self) -> [u64; 2] {
         self.target.as_ref().expect("the target is running").visits()
     }

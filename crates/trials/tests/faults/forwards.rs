@@ -107,7 +107,7 @@ fn a_worker_of_a_forwarder_stalls() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_descriptor_is_left_to_a_forwarder() {
-    // A connection needs two descriptors, a session one.
+    // A connection needs two descriptors, and a session needs one.
     let forwarder = Forwarder::local(few_descriptors(Wanted::default(), 150));
     let row = Row::new(
         "no_descriptor_is_left_to_a_forwarder",

@@ -234,7 +234,7 @@ pub(super) fn all_return(
     row.tell(&seen, &log, (before, server.kept()), clients);
 }
 
-/// A server for many clients; its configuration file exists as long as the directory.
+/// A server for many clients; its configuration file exists as long as the directory does.
 pub(super) fn for_many(dir: &Dir, more: &[&str]) -> Wanted {
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 16384\n");
     let flags = ["--workers", "2", "--relay-ports", "20000-65535", "-c", file.to_str().expect("UTF-8")];

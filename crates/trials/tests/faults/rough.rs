@@ -23,8 +23,7 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
         // A generator gives up after ten seconds without a response, which may happen by chance; users retry.
         let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("new clients connect");
         let [passed, worsened] = [path.passed() - before.0, path.worsened() - before.1];
-        // The share of affected datagrams is close to the configured probability, over thousands of
-        // datagrams.
+        // Over thousands of datagrams, the share of affected ones is close to the configured probability.
         let most = u64::from(lost + doubled + late) * passed / 100;
         assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed} datagrams were affected");
         row.note(format!(

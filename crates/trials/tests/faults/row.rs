@@ -60,7 +60,7 @@ impl Row {
         let (said, counted) = (server.lines().len(), drops(&server.metrics()));
         fault(server, &mut self);
         crowd.flows();
-        // Gives single clients time to recover, because their gaps are not visible in the totals.
+        // Gives individual clients time to recover, because their gaps are not visible in the totals.
         std::thread::sleep(or_thorough(Duration::ZERO, Duration::from_millis(2_500)));
         let seen = crowd.end();
         let new = drops(&server.metrics()).into_iter().filter_map(|(series, count)| {

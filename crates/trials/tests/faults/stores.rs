@@ -163,7 +163,7 @@ fn the_store_is_slow() {
             assert!(soonest >= SLOWER && latest < DEADLINE, "uncached users waited for {soonest:?} to {latest:?}");
             assert_eq!(failed(server), before, "no query failed");
             row.note(format!(
-                "uncached users answered after {:.2} to {:.2} s, unknown ones with 401; the store stayed in use",
+                "uncached users got a response after {:.2} to {:.2} s, unknown ones a 401; the store stayed in use",
                 soonest.as_secs_f64(),
                 latest.as_secs_f64()
             ));
@@ -223,7 +223,7 @@ const ODD_RULES: [[&str; 3]; 4] = [
     ],
 ];
 
-/// A valid rule that refuses every new client. Rules are applied only all together.
+/// A valid rule that refuses every new client. Rules are only applied as a complete set.
 const NOBODY_NEW: [&str; 2] = [
     "INSERT INTO turn_realm_option VALUES ('example.org', 'total-quota', '1')",
     "DELETE FROM turn_realm_option WHERE opt = 'total-quota'",

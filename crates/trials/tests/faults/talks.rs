@@ -92,7 +92,7 @@ impl Target {
         target
     }
 
-    /// Connections so far, and those of them that sent data.
+    /// Number of connections so far, and number of those that sent data.
     pub(super) fn visits(&self) -> [u64; 2] {
         [&self.visits.connections, &self.visits.heard].map(|figure| figure.load(Relaxed))
     }
@@ -269,7 +269,7 @@ impl Talks {
         });
     }
 
-    /// Ends the clients; no byte may be wrong.
+    /// Ends the clients; asserts that no byte was wrong.
     pub(super) fn end(self) -> Value {
         self.seen.ends.store(true, Relaxed);
         self.threads.into_iter().for_each(|thread| thread.join().expect("no client panics"));
@@ -325,7 +325,7 @@ impl Seen {
                             position += len as u64;
                             self.note(&mut last);
                         }
-                        // Only sent data may come back, and all of it if the connection ends regularly.
+                        // Only data that was sent may come back, and all of it must if the connection is closed properly.
                         Ok(0) => return Some(position),
                         Err(_) => return None,
                     }

@@ -84,8 +84,8 @@ func (a *allocations) less(user string, quota int) bool {
 }
 
 func main() {
-	listen := flag.String("listen", "127.0.0.1", "address of listeners and of relaying, ports 3478 and 5349")
-	relay6 := flag.String("relay6", "", "IPv6 address of relaying")
+	listen := flag.String("listen", "127.0.0.1", "address to listen on (ports 3478 and 5349) and to relay from")
+	relay6 := flag.String("relay6", "", "IPv6 address to relay from")
 	realm := flag.String("realm", "", "realm")
 	deny := flag.String("deny", "", "prefix of peers that are refused")
 	ports := flag.String("ports", "49152-65535", "relay ports")

@@ -188,7 +188,7 @@ func exchange(to, from net.Conn, number int) error {
 		return err
 	}
 	if string(heard) != string(sent) {
-		return fmt.Errorf("other bytes came back")
+		return fmt.Errorf("different bytes came back")
 	}
 	return <-wrote
 }

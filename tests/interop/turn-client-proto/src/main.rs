@@ -2,8 +2,8 @@
 //!
 //! Usage: `turnpike-interop-turn-client-proto LIBRARY TRANSPORT HOST PORT USERNAME PASSWORD SECONDS`. The TRANSPORT is `udp`, `tcp`, `tls`
 //! or `dtls`; TLS uses rustls, DTLS the LIBRARY, `openssl` or `dimpl`. `SSL_CERT_FILE` is the path of the CA certificate; dimpl does not
-//! verify certificates. It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and
-//! the messages of either end so far.
+//! verify certificates. It prints `version NAMES`, then every 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and
+//! the messages of each end so far.
 #![forbid(unsafe_code)]
 
 use std::{

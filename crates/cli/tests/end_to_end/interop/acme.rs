@@ -1,5 +1,5 @@
-//! The test authority Pebble (RFC 8555) against `serve`: each challenge, an authority that is down, slow, refuses or rejects
-//! nonces, accounts made beforehand, and a fleet.
+//! `serve` against the test CA Pebble (RFC 8555): every challenge type; a CA that is down, is slow, refuses orders or
+//! rejects nonces; existing accounts; and a fleet.
 
 use crate::prelude::*;
 
@@ -76,7 +76,7 @@ impl Authority {
         })
     }
 
-    /// Lets a name lead to this address only.
+    /// Makes a name resolve to this address only.
     fn resolve(&self, name: &str, address: Ipv4Addr) {
         let body = json!({ "host": format!("{name}."), "addresses": [address] }).to_string();
         let length = body.len();
@@ -120,7 +120,7 @@ fn wait_for_certificate(serve: &Serve, address: SocketAddr, name: &'static str) 
 fn certificate_is_ordered_by_tls_alpn_01_while_udp_and_tcp_already_work() {
     let authority = need!(Authority::start(&[]));
     let dir = Dir::new();
-    // A pending challenge is not for the web server behind.
+    // Validation connections must not be passed through to the web server.
     let web_server = "[server]\nhand_on = [{ sni = \"*.example.org\", to = \"127.0.0.1:1\" }]";
     let more = format!("challenge = \"tls-alpn-01\"\n{web_server}");
     let config = authority.config(&dir, &[NAME], &more);
@@ -135,7 +135,7 @@ fn certificate_is_ordered_by_tls_alpn_01_while_udp_and_tcp_already_work() {
             & 0o777
     };
     assert_eq!(mode(&format!("{NAME}.pem")), 0o600);
-    // The authority validates from three places.
+    // Pebble validates each name three times.
     assert_eq!(serve.metrics().sum("turnpike_connections_closed_total", "reason=\"challenge\""), 3);
     let first = shown_by(address, NAME);
     drop(serve);
@@ -199,7 +199,8 @@ fn now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs()
 }
 
-/// The log has the reason and the consequence; TURN without TLS continues, and other names get certificates.
+/// The log gives the reason and the consequence; TURN without TLS keeps working, and other names still get
+/// certificates.
 #[test]
 fn refusals_are_explained_and_do_not_stop_the_service() {
     let authority = need!(Authority::start(&[]));
@@ -236,7 +237,7 @@ fn port_in_use_and_a_failing_validation_are_explained() {
         line.contains(&format!("http-01 cannot listen on {taken}")) && line.contains("free the port"),
         "{line}"
     );
-    // Nothing listens where the authority looks.
+    // Nothing listens on the port to which the CA connects.
     let dir = Dir::new();
     let elsewhere = format!("http_listen = [\"127.0.0.1:{}\"]", free_port(V4));
     let mut second = serve(&authority.config(&dir, &[NAME], &elsewhere), &[]);
@@ -284,9 +285,9 @@ fn second_server_on_a_state_directory_uses_the_certificates_there() {
     });
 }
 
-/// ZeroSSL and Google issue certificates only to accounts that were made on their web pages.
+/// ZeroSSL and Google issue certificates only to accounts that were created on their websites.
 #[test]
-fn account_is_bound_to_one_made_beforehand() {
+fn account_is_bound_to_an_existing_one() {
     const KEY: &str = "zWNDZM6eQGHWpSRTPal5eIUYFTu7EajVIoguysqZ9wG44nMEtx3MUAsUDkMTQ12W";
     let settings =
         json!({ "externalAccountBindingRequired": true, "externalAccountMACKeys": { "kid-1": KEY } });
@@ -309,7 +310,7 @@ fn account_is_bound_to_one_made_beforehand() {
     wait_for_certificate(&serve, serve.address(V4), NAME);
 }
 
-/// Some good nonces are rejected, each validation takes seconds, and a validated name needs no second proof.
+/// Some good nonces are rejected, each validation takes seconds, and a validated name is not validated again.
 #[test]
 fn slow_authority_with_faults_issues_and_reuses_its_validation() {
     let faults = [
@@ -333,9 +334,9 @@ fn slow_authority_with_faults_issues_and_reuses_its_validation() {
     assert_ne!(shown_by(second.address(V4), NAME), old);
 }
 
-/// First a trial with the authority's test environment.
+/// Operators often try a CA's test environment first.
 #[test]
-fn another_authority_replaces_the_certificate_at_once() {
+fn change_of_authority_replaces_the_certificate_immediately() {
     let (trial, real) = (need!(Authority::start(&[])), need!(Authority::start(&[])));
     let dir = Dir::new();
     let listen = |authority: &Authority| format!("http_listen = [\"127.0.0.1:{}\"]", authority.http_port);
@@ -349,8 +350,8 @@ fn another_authority_replaces_the_certificate_at_once() {
     eventually("the certificate is replaced", || shown_by(address, NAME) != old);
 }
 
-/// The authority reaches only the second node, and the first one orders: the second is held up by the lock of its state
-/// directory.
+/// The first node places the order, because the second is held up by the lock on its state directory, but the CA can
+/// reach only the second.
 #[test]
 fn fleet_orders_once_and_any_node_answers_the_authority() {
     let authority = need!(Authority::start(&[]));

@@ -53,7 +53,7 @@ fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
         returns_all(&program.wait(SOON), CLIENTS);
     }
     assert!(!serve.program.has_ended());
-    // All connections end; UDP clients may leave allocations without a Refresh.
+    // All connections end; over UDP, clients that send no final Refresh leave allocations behind.
     eventually("all connections are gone", || serve.metrics().sum("turnpike_connections", "") == 0);
     assert!(
         !serve.program.lines().iter().any(|line| line.contains("panicked")),

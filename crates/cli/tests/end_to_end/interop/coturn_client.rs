@@ -115,7 +115,7 @@ tests! {
     send_over_ipv6: alice_relays_all(&[V6], Via::Send, "-c");
     channels_over_tcp: alice_relays_all(&[V4, V6], Via::Channel, "-c -t");
     send_over_tcp: alice_relays_all(&[V4], Via::Send, "-c -t");
-    /// Payloads of every length modulo 4 need padding over streams; uclient checks the echo.
+    /// Payloads of every length modulo 4, because ChannelData is padded over streams; uclient checks the echo.
     odd_lengths_over_tcp: for length in ["121", "122", "123"] {
         alice_relays_all(&[V4], Via::Channel, &format!("-c -t -l {length}"));
     };
@@ -209,7 +209,7 @@ fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
         uclient(serve.address(V4), absent, clients, &[&ALICE[..], &["-T", "-X"], more].concat()).ended(0);
     // A single client would have no partner, so uclient starts two.
     let sent = clients.max(2) * MESSAGES;
-    // -P: the server announces incoming connections. uclient counts one of each pair, also with coturn's own server.
+    // -P: the server announces incoming connections. uclient counts only one of each pair, even with coturn's own server.
     let heard = if more.contains(&"-P") { sent / 2 } else { sent };
     assert_eq!(last_number(&ended, "tot_send_msgs="), sent);
     assert_eq!(last_number(&ended, "tot_recv_msgs="), heard, "{}", ended.output());

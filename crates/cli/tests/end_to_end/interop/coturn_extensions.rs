@@ -118,7 +118,7 @@ fn relays_ten(server: &Serve, peer: SocketAddr) {
 }
 
 #[test]
-fn uclient_follows_try_alternate_and_redirects_of_a_drain() {
+fn uclient_follows_try_alternate_and_redirects_during_a_drain() {
     need!(installed("turnutils_uclient"));
     let other = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);

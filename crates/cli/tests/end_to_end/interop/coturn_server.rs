@@ -86,7 +86,8 @@ fn load_with_a_wrong_password_is_refused() {
         .says("refused user");
 }
 
-/// turnserver allows loopback peers here; the probe detects it by granted requests and by returned data.
+/// turnserver allows loopback peers here; the probe detects this from granted requests and from returned
+/// data.
 #[test]
 fn attack_probe_detects_coturns_loopback_peers() {
     let server = need!(Turnserver::start(V4));

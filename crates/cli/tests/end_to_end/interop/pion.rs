@@ -1,5 +1,5 @@
-//! The Go library pion/turn (tests/interop/pion): v4 relays an echo through `serve` over Send and a channel, v4 and v5 relay TCP. It
-//! resolves a server's name to IPv4 only.
+//! The Go library pion/turn (tests/interop/pion): v4 relays an echo through `serve` over Send and a channel, v4 and v5 relay TCP.
+//! pion resolves a server's name to IPv4 only.
 
 use crate::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Machine addresses change under flows that the kernel relays.
+//! Machine addresses change while the kernel relays flows that use them.
 
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,

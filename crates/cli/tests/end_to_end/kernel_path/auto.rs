@@ -16,7 +16,7 @@ fn mark(links: &Links) {
     links.inside(&["nft", "add rule ip t c udp dport != 0 meta mark set 7"]);
 }
 
-/// Exchanges until marks have ended the leases, and the kernel relays nothing any more.
+/// Exchanges datagrams until the marks have ended the leases and the kernel no longer relays anything.
 fn stays_in_user_space(server: &Server<'_>, mut exchange: impl FnMut()) {
     let refused = || server.metrics().sum("turnpike_kernel_leases_refused_total", "reason=\"mark\"");
     eventually("the leases have ended", || {
@@ -62,7 +62,7 @@ fn auto_leaves_marked_datagrams_to_user_space() {
 }
 
 #[test]
-fn auto_names_a_rule_that_counts() {
+fn auto_names_a_rule_with_a_rate_limit() {
     on_links(turnpike_testkit::this_test!(), |links| {
         links.inside(&["nft", "add", "table", "ip", "t"]);
         links.inside(&["nft", "add chain ip t c { type filter hook input priority 0; }"]);

@@ -61,7 +61,8 @@ fn other_channels_continue_when_one_peer_changes() {
             assert_eq!(pair.client.receive(), Some((0x4002, b"back".to_vec())));
             server.across() > before + 12
         });
-        // Another source port on the peer's machine has no channel but still a permission by IP address.
+        // Another source port on the peer's machine has no channel but is still permitted, because
+        // permissions are per IP address.
         let stranger = bound(PEER[0]);
         stranger.send_to(b"strange", pair.client.relayed).expect("the send succeeds");
         let message = pair.client.receive_message().expect("a Data indication");

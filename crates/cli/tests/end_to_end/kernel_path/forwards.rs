@@ -59,10 +59,10 @@ fn counts(forward: &Server<'_>) -> [u64; 2] {
     })
 }
 
-/// Like `counts`, once exactly the datagrams of these sessions have been counted.
+/// Like `counts`, but first waits until exactly the datagrams of these sessions have been counted.
 fn counts_of(forward: &Server<'_>, sessions: &[&Session]) -> [u64; 2] {
     let sent: u64 = sessions.iter().map(|session| session.sent).sum();
-    eventually("all is counted", || sum(forward, "turnpike_forward_datagrams_total", "") == 2 * sent);
+    eventually("everything is counted", || sum(forward, "turnpike_forward_datagrams_total", "") == 2 * sent);
     counts(forward)
 }
 
@@ -105,7 +105,7 @@ fn forwarded_payloads_are_unchanged_and_totals_are_exact() {
             session.settle(&forward);
             let before = counts(&forward);
             LENGTHS.into_iter().for_each(|len| session.exchange(len));
-            // Except the longest, which exceeds the IPv6 limit.
+            // User space handles the longest, which exceeds the IPv6 limit.
             let least = LENGTHS.len() as u64 - 1;
             eventually("the kernel forwarded them", || {
                 counts(&forward).iter().zip(before).all(|(now, before)| *now >= before + least)
@@ -118,7 +118,7 @@ fn forwarded_payloads_are_unchanged_and_totals_are_exact() {
             for direction in ["to_target", "to_client"] {
                 assert!(line.contains(&format!(" {direction}_bytes={} ", session.bytes)), "{line}");
                 let label = format!("rule=\"r{client}{target}\",direction=\"{direction}\"");
-                eventually("all is counted", || {
+                eventually("everything is counted", || {
                     sum(&forward, "turnpike_forward_datagrams_total", &label) == session.sent
                 });
                 assert_eq!(sum(&forward, "turnpike_forward_bytes_total", &label), session.bytes);
@@ -262,7 +262,7 @@ fn reload_removes_kernel_flows_before_it_is_logged() {
         }
         let stays = |family: &str| sum(&forward, family, "rule=\"stays\"");
         let all = "turnpike_forward_datagrams_total";
-        eventually("all is counted", || stays(all) == 2 * one.sent);
+        eventually("everything is counted", || stays(all) == 2 * one.sent);
         let before = stays("turnpike_kernel_datagrams_total");
         one.exchange(30);
         eventually("the new datagrams are counted", || stays(all) == 2 * one.sent);
@@ -299,7 +299,7 @@ fn rules_unsupported_by_the_kernel_stay_in_user_space() {
                 session.exchange(100);
             }
         }
-        eventually("all is counted", || sum(&forward, "turnpike_forward_datagrams_total", "") == 600);
+        eventually("everything is counted", || sum(&forward, "turnpike_forward_datagrams_total", "") == 600);
         assert_eq!(counts(&forward), [0, 0]);
         drop(forward);
 

@@ -1,4 +1,4 @@
-//! The kernel path from an operator's view: at startup, when interfaces change, and when it is
+//! The kernel path from an operator's point of view: at startup, when interfaces change, and when it is
 //! unavailable.
 
 use super::{

@@ -97,8 +97,8 @@ fn gro_merged_datagrams_all_return() {
     });
 }
 
-/// The kernel drops a datagram whose UDP length exceeds the packet, and truncates to a shorter UDP
-/// length.
+/// The kernel drops a datagram whose UDP length exceeds the packet, and truncates one whose UDP length is
+/// shorter.
 #[test]
 fn mismatched_lengths_are_left_to_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
@@ -138,7 +138,7 @@ fn mismatched_lengths_are_left_to_user_space() {
 #[test]
 fn forwarded_packets_are_not_reflected() {
     on_links(turnpike_testkit::this_test!(), |links| {
-        // To a third machine behind the reflector's: this one, over its other link.
+        // Addressed to a third machine behind the reflector's, which is in fact this one, on its other link.
         links.inside(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
         links.inside(&["ip", "addr", "add", "10.78.0.1/32", "dev", "lo"]);
         links.inside(&["ip", "route", "add", "10.99.0.0/16", "via", "10.77.2.2"]);

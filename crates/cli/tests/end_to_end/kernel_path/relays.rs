@@ -1,5 +1,5 @@
-//! Payloads arrive unchanged in both directions and in all combinations of families through the kernel;
-//! totals are exact.
+//! Payloads relayed by the kernel arrive unchanged, in both directions and with every combination of address
+//! families; totals are exact.
 
 use super::{
     CLIENT, Links, PEER, RELAY, SERVER, Server, by_each,
@@ -90,7 +90,7 @@ fn all_families(links: &Links, datapath: &str) {
         for len in LENGTHS {
             pair.exchange(len);
         }
-        // Except the longest, which exceeds the IPv6 limit.
+        // User space handles the three longest, which exceed the IPv6 limit.
         let least = LENGTHS.len() as u64 - 3;
         eventually("the kernel relayed them", || {
             let [to_peer, to_client] = counts(&server);
@@ -218,7 +218,7 @@ fn clients_of_a_server_behind_nat_reach_each_other_in_the_kernel() {
 
 /// Flow keys include the peer, so several clients may share a relayed address.
 #[test]
-fn kernel_separates_clients_of_a_shared_relayed_address() {
+fn kernel_separates_clients_with_a_shared_relayed_address() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let mut server = links.serve(&["--shared-ports", "1"]);
         let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();

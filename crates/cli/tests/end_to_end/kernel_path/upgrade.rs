@@ -24,7 +24,7 @@ fn with_setting(dir: &Dir, setting: &str) -> String {
 }
 
 fn in_user_space(dir: &Dir) -> String {
-    // Starts no subprocess, which the sandbox would forbid.
+    // Uses only shell builtins, because the sandbox would forbid a subprocess.
     let change = r#"for it; do shift; [ "$it" = kernel ] && it=gso; set -- "$@" "$it"; done"#;
     started_by(dir, "in-user-space", &format!("{change}\nexec"))
 }
@@ -154,7 +154,7 @@ fn clients_still_share_a_relayed_address_after_an_upgrade() {
         for pair in pairs {
             ends_with_its_total(pair, &mut server);
         }
-        assert_eq!(flows(&server), 2, "those of the newcomer");
+        assert_eq!(flows(&server), 2, "those of the new client");
     });
 }
 

@@ -107,8 +107,8 @@ fn packets_of_another_vlan_match_no_flow() {
             server.across() > before + 20
         });
 
-        // Identical packets: without a VLAN tag, and with the tag of a VLAN that the server's machine
-        // does not have.
+        // Otherwise identical packets: one without a VLAN tag, and one with the tag of a VLAN that the server's machine does not
+        // have.
         let (from, to) = (peer.local_addr().expect("bound"), client.relayed);
         send_frames(&[frame(links, None, from, to, b"by hand")]);
         assert_eq!(client.receive(), Some((0x4001, b"by hand".to_vec())));

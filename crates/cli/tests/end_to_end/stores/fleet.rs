@@ -314,7 +314,7 @@ fn store_outage_does_not_affect_clients() {
     eventually("both are ready", || a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n");
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
-    eventually("the other node learns of all orders and never loses sight of this node", || {
+    eventually("the other node learns of all bans and never considers this node silent", || {
         thread::sleep(Duration::from_millis(50));
         let fleet = b.ask("GET", "/v1/fleet", "").1;
         assert!(!fleet.contains("\"silent\""), "{fleet}");
@@ -475,7 +475,7 @@ fn ban_ends_allocations_in_previous_processes_of_a_node() {
 }
 
 #[test]
-fn duplicate_name_and_other_secret_are_refused() {
+fn duplicate_name_and_different_secret_are_refused() {
     let world = need!(World::new());
     let a = world.node("a", "");
     a.waits_for(&[("a", "serving")]);
@@ -502,9 +502,10 @@ fn duplicate_name_and_other_secret_are_refused() {
     assert!(world.server.say("HEXISTS turnpike:{turnpike}:nodes b").starts_with(":0"));
 }
 
-/// A node record in the store with another secret, from a running node or a previous version.
+/// A node record in the store that was sealed with a different secret, from a running node or a previous
+/// version.
 #[test]
-fn node_with_another_secret_is_ignored() {
+fn node_with_a_different_secret_is_ignored() {
     let world = need!(World::new());
     let a = world.node("a", "[limits]\nallocations_per_user = 12");
     a.waits_for(&[("a", "serving")]);

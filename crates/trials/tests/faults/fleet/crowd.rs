@@ -80,7 +80,7 @@ impl Crowd {
         }
     }
 
-    /// Ends the clients; none may be silent at the end.
+    /// Ends the clients; asserts that none was silent at the end.
     pub(super) fn end(self) -> Vec<Seen> {
         self.0.iter().for_each(|(_, _, load)| load.signal("INT"));
         let ended = |(transport, _, load): (&'static str, u32, Program)| {

@@ -45,7 +45,7 @@ pub(super) struct Books {
     pub(super) ring: u64,
     pub(super) nodes: u64,
     pub(super) cards: u64,
-    /// Allocation counts: total, of the realm (the same number), and of the users in descending order.
+    /// Allocation counts: in total, in the realm (the same number), and per user in descending order.
     pub(super) sums: Vec<u64>,
 }
 

@@ -59,7 +59,7 @@ fn rows(caption: &str) -> String {
     )
 }
 
-/// Saves a screenshot in the directory of TURNPIKE_TEST_PICTURES, if set.
+/// Saves a screenshot in the directory named by TURNPIKE_TEST_PICTURES, if set.
 fn keep(page: &mut impl Driver, browser: &str, name: &str) {
     if let Some(dir) = env::var_os("TURNPIKE_TEST_PICTURES") {
         let picture = page.picture();
@@ -354,7 +354,7 @@ fn fits_a_phone<D: Driver>() {
                  const tops = new Set([...document.querySelectorAll('header nav li:not([hidden])')].map((it) => it.getBoundingClientRect().top)); \
                  return [state.top < brand.bottom && brand.top < state.bottom && state.height < 60, tabs.top >= brand.bottom, tops.size]",
             );
-            assert_eq!(head, json!([true, true, 1]), "{} {place}: one row, and one of tabs", D::NAME);
+            assert_eq!(head, json!([true, true, 1]), "{} {place}: one row, and one row of tabs", D::NAME);
         }
     }
     let addresses = "return document.querySelectorAll('td .together').length > 0";

@@ -87,7 +87,7 @@ fn shown<B: Browser>(page: &Page, certificate: &Certificate, metrics: impl Fn() 
     let mut browser = B::open(&page.url(), certificate);
     let report = eventually("the page reports", || {
         if browser.program().has_ended() {
-            return Some(json!({"error": "the browser exited before its page reported"}));
+            return Some(json!({"error": "the browser exited before the page had sent its report"}));
         }
         page.report()
     });

@@ -117,8 +117,8 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     calls.into_iter().for_each(Call::close);
 }
 
-/// libnice 0.1.21 refreshes after half of a LIFETIME in whole seconds, so immediately for a LIFETIME of 1. It refreshes its channel after
-/// nine minutes, and if the refresh is refused, repeats it immediately.
+/// libnice 0.1.21 refreshes after half of a LIFETIME in whole seconds, that is, immediately for a LIFETIME of 1. It refreshes its channel
+/// after nine minutes, and if the refresh is refused, repeats it immediately.
 #[test]
 #[ignore = "takes twelve minutes: ./test calls"]
 fn refusals_to_libnice_with_an_expired_credential_are_limited() {

@@ -69,7 +69,7 @@ impl Turnserver {
     }
 }
 
-/// Two consecutive free ports for TCP and UDP: turnserver also takes the next port, for RFC 5780.
+/// Two consecutive free ports for TCP and UDP: turnserver also uses the next port, for RFC 5780.
 fn free_pair() -> u16 {
     eventually("two free ports in a row", || {
         let port = free_port(V4);
@@ -89,7 +89,7 @@ fn relays_all(transport: &str, family: std::net::IpAddr, via: &str) {
     let result = server
         .load(transport, family)
         .to(reflect.address)
-        // An odd size: over a stream ChannelData is padded.
+        // An odd size, because ChannelData is padded over streams.
         .with(&format!("--via {via} --clients 4 --rate 200 --size 121 --duration 2"))
         .run()
         .ended(0)

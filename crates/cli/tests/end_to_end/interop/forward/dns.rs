@@ -59,8 +59,8 @@ impl Dnsmasq {
             for asker in 0..ASKERS {
                 let (names, wanted) = (&names, &wanted);
                 scope.spawn(move || {
-                    // dig sets SO_REUSEPORT: on one address two of them may get the same port at once, and one would get the
-                    // other's answer.
+                    // dig sets SO_REUSEPORT: two of them on one address may get the same port at the same time, and one would get
+                    // the other's answer.
                     let own = format!("127.0.0.{}", 10 + asker);
                     let ended = run(dig(through).args(["-b", &own, "+notcp", "-f"]).arg(names));
                     assert_eq!(&ended.stdout.lines().collect::<Vec<_>>(), wanted);

@@ -36,7 +36,7 @@ impl Postgres {
             format!("ssl_key_file={}", certificate.key.display()),
             "ssl=on".to_owned(),
             "fsync=off".to_owned(),
-            // Files of the cluster instead of /dev/shm, which would survive a crash.
+            // Keeps shared memory in the cluster's files instead of /dev/shm, where it would survive a crash.
             "dynamic_shared_memory_type=mmap".to_owned(),
             "shared_buffers=8MB".to_owned(),
             "log_destination=stderr".to_owned(),

@@ -35,7 +35,7 @@ impl Sshd {
         }
         let address = free_address();
         let host_key = fs::read_to_string(dir.path().join("host.pub")).expect("ssh-keygen has written it");
-        // A fixed name: behind a forwarder, address and port are not the host's.
+        // A fixed name, because behind a forwarder the address and port are not the host's.
         dir.file("known_hosts", format!("the-host {host_key}"));
         let here = dir.path().display();
         let conf = dir.file(
