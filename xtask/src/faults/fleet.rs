@@ -7,8 +7,8 @@ use serde::Deserialize;
 pub(super) const DOCUMENT: &str = "docs/dev/fleet-faults.md";
 
 pub(super) const HEAD: &str = "\
-| `cargo xtask faults` | fault | allocations lost | datagrams lost by others; longest gap | new allocation after: p50, p99 | most allocations of one user | \
-peak grants per second on one node; load shares; newcomers | notes, limits, recovery |\n\
+| `cargo xtask faults` | fault | allocations lost | datagrams lost by others; longest gap | new allocation after: p50, p99 | peak allocations of the quota user | \
+peak grants per second on one node; load shares; new users per node | notes, limits, recovery |\n\
 | --- | --- | --- | --- | --- | --- | --- | --- |\n";
 
 #[derive(Deserialize)]

@@ -440,7 +440,7 @@ fn upgraded_node_by_node() {
 fn drained_and_uncordoned() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
-        "`turnpike fleet drain` of a node, newcomers, `uncordon`",
+        "`turnpike fleet drain` of a node, new users, `uncordon`",
         Notice::Nothing,
         NOBODY,
         |world, row| {
@@ -461,7 +461,7 @@ fn drained_and_uncordoned() {
             let late = late.end();
             assert_eq!(late[0].count("lost"), 0, "clients that connected during the drain lost datagrams");
             let told = late[0].count("redirects");
-            row.note(format!("{} newcomers during the drain, {told} redirected", newcomers()));
+            row.note(format!("{} new users during the drain, {told} of them redirected", newcomers()));
             // Nodes redirect a client only once because of load, but a drained node always does.
             let answers = [ask(BROKEN, KNOWN), ask(BROKEN, KNOWN)];
             assert_eq!(answers, [Some(300); 2], "a drained node always redirects");
