@@ -162,7 +162,7 @@ metadata:
     {{- end }}
 spec:
   serviceAccountName: {{ include "turnpike.fullname" . }}
-  # The server is reachable from outside and gets no token; the init container has one in a volume.
+  # The server is reachable from outside, so it gets no token; the init container has one in a volume.
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- with .Values.imagePullSecrets }}
