@@ -275,7 +275,7 @@ spec:
         - name: TURNPIKE_FLEET_ZONE_FILE
           value: /run/turnpike/place/zone
         {{- else }}
-        # Since Kubernetes 1.35, pods have this label of their node.
+        # Since Kubernetes 1.35, pods inherit this label from their node.
         - name: TURNPIKE_FLEET_ZONE
           valueFrom:
             fieldRef:
