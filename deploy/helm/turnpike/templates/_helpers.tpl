@@ -162,7 +162,7 @@ metadata:
     {{- end }}
 spec:
   serviceAccountName: {{ include "turnpike.fullname" . }}
-  # The server is reachable from outside and gets no token; the init container has one in a volume.
+  # The server is reachable from outside, so it gets no token; the init container has one in a volume.
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- with .Values.imagePullSecrets }}
@@ -275,7 +275,7 @@ spec:
         - name: TURNPIKE_FLEET_ZONE_FILE
           value: /run/turnpike/place/zone
         {{- else }}
-        # Since Kubernetes 1.35, pods have this label of their node.
+        # Since Kubernetes 1.35, pods inherit this label from their node.
         - name: TURNPIKE_FLEET_ZONE
           valueFrom:
             fieldRef:
