@@ -4,7 +4,7 @@
 //! ```text
 //!   previous process                            this process
 //!     lend ── one end, among the listening sockets ──▶ Predecessor
-//!     leave: Successor::answer ◀── PredecessorRequest, PredecessorAnswer ──▶ ask: /v1/sessions, /v1/bans
+//!     leave: Successor::answer ◀── PredecessorRequest, PredecessorAnswer ──▶ ask: /v1/allocations, /v1/bans
 //! ```
 //!
 //! The socket is passed under a name that is not an address. A version that does not know the name closes the

@@ -104,7 +104,7 @@ pub enum EndReason {
     Denied,
     HalfClosed,
     Limit,
-    /// Refused by [`crate::Limits::connections_per_client`]; counted, not reported.
+    /// Refused by [`crate::Limits::max_connections_per_client`]; counted, not reported.
     ClientLimit,
     /// Refused by [`crate::Limits::new_connections_per_client`]; counted, not reported.
     ClientRate,

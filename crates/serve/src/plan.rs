@@ -157,7 +157,7 @@ impl RelayPlan {
         let peers = if listeners == 0 || !config.server.tcp_relay {
             0
         } else {
-            config.workers * 2 * (config.server.limits.peer_connections + PIPES)
+            2 * (config.server.limits.peer_connections + config.workers * PIPES)
         };
         let handed_on = match config.streams.most_handed_on(config.workers) {
             0 => 0,

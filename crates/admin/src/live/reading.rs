@@ -308,16 +308,16 @@ const HARMLESS: [&str; 9] = [
     "handshake",
 ];
 
-fn family(turn: &Stats, wanted: &str, kind: &'static str) -> ReasonCounters {
+fn family(turn: &Stats, wanted: &str, shown_as: &'static str) -> ReasonCounters {
     let found = turn.counters().filter(|(family, ..)| *family == wanted);
-    found.filter_map(|(_, label, value)| Some((kind, label?.1, value))).collect()
+    found.filter_map(|(_, label, value)| Some((shown_as, label?.1, value))).collect()
 }
 
-fn by_reason<T>(kind: &'static str, all: &'static [T], count: impl Fn(T) -> u64) -> ReasonCounters
+fn by_reason<T>(shown_as: &'static str, all: &'static [T], count: impl Fn(T) -> u64) -> ReasonCounters
 where
     T: Copy + Into<&'static str>,
 {
-    all.iter().map(|one| (kind, (*one).into(), count(*one))).collect()
+    all.iter().map(|one| (shown_as, (*one).into(), count(*one))).collect()
 }
 
 /// Nonzero reasons, the most frequent first.

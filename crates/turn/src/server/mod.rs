@@ -284,12 +284,13 @@ impl<P: Policy> Server<P> {
                 self.close(now, index, ClosedReason::Administrator);
             } else if is_open {
                 self.shorten(now, index);
-                self.limit(now, index);
+                self.apply_rates(now, index);
             }
         }
     }
 
-    /// Applies the limits, which a reload may have changed while the allocation was in transit.
+    /// Applies peer rules and maximum duration, which a reload may have changed while the allocation was in
+    /// transit. Its rates were applied when it was adopted.
     fn conform(&mut self, now: Now, index: u32) {
         self.end_refused(now, index);
         self.shorten(now, index);

@@ -267,7 +267,7 @@ impl<P: Policy> Server<P> {
     }
 
     /// An allocation keeps its tokens across reloads and moves, so that moving gains no extra burst.
-    pub(crate) fn limit(&mut self, now: Now, index: u32) {
+    pub(crate) fn apply_rates(&mut self, now: Now, index: u32) {
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
         let before = entry.limits.take();
         let bandwidth = &self.config.bandwidth;

@@ -242,7 +242,7 @@ impl<P: Policy> Server<P> {
         }
         self.connections.adopt(self.worker_id, id.index, &mut state);
         self.states.insert(id, state);
-        self.limit(now, id.index);
+        self.apply_rates(now, id.index);
         self.arm_connections(now, id.index);
         id
     }

@@ -216,7 +216,7 @@ impl<P: Policy> Server<P> {
         };
         self.data.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
         // Set the limits first, so that they are in place when the effect is handled.
-        self.limit(now, id.index);
+        self.apply_rates(now, id.index);
         self.data.emit(now, opened);
         if pending.mobile {
             self.make_mobile(id.index);
