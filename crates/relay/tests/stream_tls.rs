@@ -63,7 +63,8 @@ fn client_gets_the_certificate_that_it_can_verify() {
         return turnpike_testkit::alone::skip("openssl is not installed");
     };
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("ECDSA") || text.contains("id-ecPublicKey"), "{text}");
+    // OpenSSL 4 writes signature algorithms in lower case.
+    assert!(text.to_lowercase().contains("ecdsa"), "{text}");
 }
 
 #[test]
