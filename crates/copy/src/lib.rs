@@ -125,7 +125,7 @@ impl Flow {
         Self { nodelay_due, ..Self::default() }
     }
 
-    /// True if bytes wait until the sink accepts them.
+    /// True if bytes are waiting for the sink to accept them.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         match &self.held {

@@ -281,7 +281,7 @@ fn bulk_moves_to_a_pipe_and_interactive_traffic_back() {
         assert_eq!(spliced(&mut flow, 32), 32);
     }
     assert_eq!(spliced(&mut flow, 32), 0);
-    assert_eq!((mover.pipes, mover.idle.len()), (1, 1), "an idle flow lends its pipe to others");
+    assert_eq!((mover.pipes, mover.idle.len()), (1, 1), "an idle flow returns its pipe to the pool");
 }
 
 #[test]

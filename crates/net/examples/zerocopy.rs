@@ -2,7 +2,7 @@
 //! rate and a sink.
 //!
 //! ```text
-//! zerocopy --variant sink --from 10.77.2.2:5300                                                    in the far namespace
+//! zerocopy --variant sink --from 10.77.2.2:5300                                                    in the namespace of the receiver
 //! zerocopy --variant copy|zerocopy --from 10.77.2.1:5301 --to 10.77.2.2:5300 --rate 100000 [--size 1200] [--segments 16] [--seconds 10]
 //! ```
 //!

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_port_advises_to_change_the_unit() {
+    fn busy_port_error_suggests_changing_the_unit() {
         let alone = StdSocket::bind("127.0.0.1:0").unwrap();
         let at = alone.local_addr().unwrap();
         let passed = PassedSockets::new([(alone.into(), "x".to_owned())]).unwrap();

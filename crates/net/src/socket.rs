@@ -88,8 +88,8 @@ impl GsoHabit {
 }
 
 /// Tracks the TTLs that a socket sends. A relay socket sends the datagrams of one client, most of which have
-/// the same TTL. Setting it by a control message in each costs 2 % of the time for a thin flow, so a frequent
-/// TTL becomes the socket option.
+/// the same TTL. Setting it with a control message per datagram costs 2 % of the time for a thin flow, so a
+/// frequent TTL becomes the socket option.
 #[derive(Clone, Copy, Debug, Default)]
 struct TtlHabit {
     /// TTL set as the socket option; 0 means the kernel's default.

@@ -235,7 +235,7 @@ fn seen_by() -> Vec<u32> {
 
 fn passed(old: &Kernel, settings: &Settings) -> Kernel {
     let (passed, descriptors) = old.export_fds().expect("descriptors");
-    Kernel::from_handover(settings, passed, descriptors).expect("the old process could do this")
+    Kernel::from_handover(settings, passed, descriptors).expect("the new process takes the maps over")
 }
 
 fn target() -> SocketAddr {
@@ -295,8 +295,8 @@ fn a_successor_replaces_programs_on_the_same_links_and_keeps_flows() {
             "{hook:?}: the old program is still attached"
         );
         drop((flows, old));
-        assert_eq!(seen_by(), first, "{hook:?}: even after the old process ended");
-        new.attach().expect("the old process could do this");
+        assert_eq!(seen_by(), first, "{hook:?}: the program stays attached after the old process has ended");
+        new.attach().expect("the new process attaches its program");
         let second = seen_by();
         assert!(second.len() == 1 && second != first, "{hook:?}: {first:?} {second:?}");
         assert_eq!(attached(&new), [("one".to_owned(), hook)], "{hook:?}");

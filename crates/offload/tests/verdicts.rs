@@ -167,7 +167,7 @@ impl Bench {
             let mut number = [0; 4];
             while self.far.peer.recv_from(&mut number).is_ok() {
                 let number = u32::from_be_bytes(number);
-                assert!(number > self.last, "{number} arrives after {}", self.last);
+                assert!(number > self.last, "datagram {number} arrives after {}", self.last);
                 self.last = number;
                 self.arrived += 1;
             }

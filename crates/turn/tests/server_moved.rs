@@ -75,7 +75,7 @@ fn channels_permissions_and_counters_move_along() {
 
 /// The permission ends before the channel in an older process, or in one configured this way.
 #[test]
-fn channels_permit_in_the_new_process() {
+fn channels_permit_their_peers_in_the_new_process() {
     for gone in [100, 400] {
         let mut here = World::with(ServerConfig { channels_permit: false, ..config() });
         let (alice, relay) = here.allocated();

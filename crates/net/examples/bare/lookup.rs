@@ -68,7 +68,7 @@ fn program(map: u32, first: i32, last: i32) -> Vec<u64> {
         op(0x62, 10, 0, -4, 0),                     // key = 0
         op(0xbf, 2, 10, 0, 0),                      // r2 = &key
         op(0x07, 2, 0, 0, -4),                      //
-        op(0x18, 1, 1, 0, map.cast_signed()),       // r1 = map, in two
+        op(0x18, 1, 1, 0, map.cast_signed()),       // r1 = map (two instructions)
         op(0, 0, 0, 0, 0),                          //
         op(0x85, 0, 0, 0, MAP_LOOKUP_ELEM),         // r0 = socket
         op(0x15, 0, 0, pass(12), 0),                // none: pass

@@ -60,7 +60,7 @@ impl Run {
 
     /// Prints a JSON object with the number of delivered datagrams (or messages) and the CPU time of this
     /// process in seconds.
-    #[expect(clippy::cast_precision_loss, reason = "counts of a run")]
+    #[expect(clippy::cast_precision_loss, reason = "counts of one run are far below 2^53")]
     pub(crate) fn report(&self, experiment: &str, variant: &str, datagrams: u64, more: &[(&str, f64)]) {
         let (seconds, cpu) = (self.began.elapsed().as_secs_f64(), cpu_s());
         let each = if datagrams > 0 { cpu * 1e6 / datagrams as f64 } else { 0.0 };

@@ -47,7 +47,7 @@ pub struct Bandwidth {
     pub rates: Rates,
     /// Bits per second.
     pub total: Option<u64>,
-    /// Burst, as the number of milliseconds' worth of the rate. Default 250.
+    /// Burst, in milliseconds' worth of the rate. Default 250.
     pub burst_ms: u32,
     pub realms: HashMap<Box<str>, Rates>,
 }
