@@ -42,7 +42,7 @@ const BULK_READS: u8 = 4;
 /// second, because a core that keeps up also sees small pieces.
 const CHATTER: usize = 16 << 10;
 const CHATTER_READS: u8 = 64;
-/// Reads per direction in one turn, for fairness.
+/// Maximum number of reads per direction in one turn, for fairness.
 const TURN: usize = 8;
 /// Maximum number of pipes per mover, two descriptors each. Additional bulk flows use the buffer.
 const PIPES: usize = 256;
@@ -98,7 +98,7 @@ pub struct Flow {
 enum Held {
     #[default]
     Nothing,
-    /// Buffer with unsent bytes that start at the offset; there is at least one.
+    /// Buffer, and the offset of its unsent bytes (at least one).
     Bytes(Vec<u8>, usize),
     Pipe(Pipe),
 }

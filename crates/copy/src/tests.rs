@@ -234,7 +234,11 @@ fn doubted_end_of_stream_is_passed_on_once_confirmed() {
     let mut heard = [0; 8];
     assert_eq!(ends.sink.read(&mut heard).unwrap(), 4);
     ends.sink.set_nonblocking(true).unwrap();
-    assert_eq!((&ends.sink).read(&mut heard).unwrap_err().kind(), ErrorKind::WouldBlock, "no end yet");
+    assert_eq!(
+        (&ends.sink).read(&mut heard).unwrap_err().kind(),
+        ErrorKind::WouldBlock,
+        "the end of stream is not passed on yet"
+    );
     flow.believe_end();
     assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, BY_TRAFFIC, false), Pumped::Done);
     assert_eq!(until(|| (&ends.sink).read(&mut heard).ok()), 0);

@@ -224,7 +224,7 @@ struct Messages {
 
 impl Messages {
     fn new() -> Self {
-        // SAFETY: zero is a value for every member of `mmsghdr`.
+        // SAFETY: zero is a valid value for every member of `mmsghdr`.
         let empty: mmsghdr = unsafe { std::mem::zeroed() };
         let nothing = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Self {

@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// A socket as a unit with ReusePort=yes would bind it.
+    /// Binds a socket as a unit with ReusePort=yes would.
     fn bound(address: &str, kind: Type, protocol: Protocol, only_v6: Option<bool>) -> Socket {
         let address: SocketAddr = address.parse().unwrap();
         let socket = Socket::new(Domain::for_address(address), kind, Some(protocol)).unwrap();
@@ -260,7 +260,7 @@ mod tests {
         let taken = passed.tcp(0, at, &ListenOptions { nodelay: true, ..ListenOptions::default() }).unwrap();
         let (_, peer) = taken.accept().unwrap().expect("a waiting connection");
         assert_eq!(peer, client.local_addr().unwrap());
-        assert!(taken.accept().unwrap().is_none(), "it does not block");
+        assert!(taken.accept().unwrap().is_none(), "accept must not block");
     }
 
     #[test]

@@ -457,7 +457,7 @@ INLINE u32 turn_back(struct way *way) {
 		return PASS_STALE;
 	if (way->flow.expires <= way->now)
 		return PASS_EXPIRED;
-	/* Packets that user space sent there passed the program on loopback, which marked the flow. */
+	/* Packets that user space sent to that address passed the program on loopback, which marked the flow. */
 	reason = settling(emptied, way->next, way->now, 0);
 	if (reason != COUNTS)
 		return reason;
@@ -485,8 +485,8 @@ INLINE u32 read_hop(struct way *way) {
 	return way->hop.to ? COUNTS : PASS_NO_NEIGHBOUR;
 }
 
-/* True if a packet arrives on an interface through which its source is reachable. XDP does not see the VLAN of a packet or whether it was sent to this machine's link
- * address, so it accepts only packets that arrive on the interface that leads back, sent to our address there. */
+/* True if a packet arrives on an interface through which its source is reachable. XDP sees neither the packet's VLAN nor whether it is addressed
+ * to this machine, so it accepts only the interface of the route back, and only our link address on it. */
 INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 back, u64 link_address) {
 	u64 *route = map_lookup(&routes, &back);
 	u64 word;

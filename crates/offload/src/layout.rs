@@ -80,7 +80,7 @@ pub struct Flow {
     pub state: u32,
     /// Number of the socket for packets passed to user space.
     pub socket: u32,
-    /// Monotonic clock in nanoseconds.
+    /// Expiry, on the monotonic clock in nanoseconds.
     pub expires: u64,
     pub stamp_end: u64,
     pub lease: Lease,
@@ -96,11 +96,11 @@ unsafe impl Pod for Flow {}
 pub struct Lease {
     /// Stamp of the flow that has the lease.
     pub of: u64,
-    /// Monotonic clock in nanoseconds.
+    /// Expiry, on the monotonic clock in nanoseconds.
     pub until: u64,
     /// Bit set of the DSCP values that the lease covers.
     pub dscps: u64,
-    /// Stamp of the flow that requests one; 0 if none is requested.
+    /// Stamp of the flow that requests a lease; 0 if no flow does.
     pub asked_by: u64,
     /// Bit set of the requested DSCP values.
     pub asked: u64,

@@ -27,8 +27,8 @@ use crate::{
     xdp,
 };
 
-/// Interval at which the kernel is told which neighbour entries XDP uses; shorter than its own confirmation
-/// interval.
+/// Interval at which XDP's neighbour entries are reported to the kernel as in use; shorter than the kernel's
+/// own confirmation interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Minimum time between two readings of the rules, and the inverse of the CPU share that they may take (1/20).

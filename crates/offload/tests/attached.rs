@@ -388,7 +388,7 @@ fn holder() {
     let Ok(hook) = env::var(HOLDER) else { return };
     let hooks = [Hook::Tcx, Hook::Clsact, Hook::Xdp];
     let hook = hooks.into_iter().find(|it| it.name() == hook).expect("a known hook");
-    let kernel = start(hook).expect("the parent could start it");
+    let kernel = start(hook).expect("the parent was able to start the kernel path");
     println!("attached to {}", kernel.attached()[0].interface);
     loop {
         std::thread::park();

@@ -93,7 +93,7 @@ fn number(fd: &impl AsRawFd) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// Packs pairs of 32 bits in memory order.
+/// Packs pairs of 32-bit words in memory order.
 fn words(words: &[u32]) -> Vec<u64> {
     words.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32).collect()
 }

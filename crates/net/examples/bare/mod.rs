@@ -74,7 +74,7 @@ impl Run {
 
 #[expect(clippy::cast_precision_loss, reason = "seconds of a run")]
 fn cpu_s() -> f64 {
-    // SAFETY: zero is a value for every member of `rusage`.
+    // SAFETY: zero is a valid value for every member of `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is to a live `rusage`.
     let asked = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
