@@ -362,7 +362,7 @@ impl Mover {
         let most = flow.within_budget(usize::MAX);
         let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
         match pipe.fill(from, most) {
-            // 0 may also mean that an urgent byte precedes FIN, even if its event has not arrived yet.
+            // 0 may also mean that an urgent byte precedes FIN, even if the byte's event has not arrived yet.
             Ok(0) if from.is_at_urgent_byte() => {
                 flow.on_urgent(from);
                 self.reclaim(flow);

@@ -29,7 +29,7 @@ use turnpike_net::Poller;
 const SLOT: usize = 16 << 10;
 const LISTENER: u64 = u64::MAX - 7;
 
-/// Client and target connection, with the bytes that are not yet passed on.
+/// Client and target connection, with the bytes that have not been passed on yet.
 struct Pair {
     ends: [TcpStream; 2],
     buffers: [Vec<u8>; 2],

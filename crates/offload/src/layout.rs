@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_have_their_classes() {
+    fn each_port_has_the_right_class() {
         let words = classes(&[3478, 50_000], 49_152..=65_535);
         for (port, class) in [
             (3478, LISTENER),

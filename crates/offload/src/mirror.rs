@@ -104,7 +104,7 @@ pub enum Action {
     /// Passed to the kernel's network stack; `None` if the packet does not concern the program.
     Up(Option<Count>),
     Dropped(Count),
-    /// Sent on an interface. At TC, the Ethernet addresses are not yet filled in.
+    /// Sent on an interface. At TC, the Ethernet addresses have not been filled in yet.
     Across {
         interface: u32,
         bytes: Vec<u8>,

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_count_or_see_single_datagrams_are_obstacles() {
+    fn rules_that_count_or_inspect_single_datagrams_are_obstacles() {
         let payload = |base, offset, length| ("payload", numbers(&[(2, base), (3, offset), (4, length)]));
         for (expression, by) in [
             (("limit", Vec::new()), Some("limit")),

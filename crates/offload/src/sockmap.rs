@@ -195,7 +195,7 @@ impl Sockmap {
     }
 
     /// Lets the kernel pass data from this side again, provided that exactly `taken` bytes have arrived and
-    /// all are written to the other side. Returns true on success.
+    /// all have been written to the other side. Returns true on success.
     pub fn lower(&self, joined: &Joined, side: usize, taken: u64) -> bool {
         let place = joined.place(side);
         // Data received before the other socket was joined may still be unwritten; the program does not know

@@ -258,7 +258,7 @@ fn install(flows: &mut Flows, port: u16) -> FlowKey {
         socket,
         expires_ns: u64::MAX,
     });
-    // The flow stays installed, as if the process had ended.
+    // The flow stays installed, as if the process had been killed.
     assert!(installed.is_ok(), "there is room");
     FlowKey::new(remote, local, None)
 }
@@ -396,7 +396,7 @@ fn holder() {
 }
 
 #[test]
-fn a_killed_process_leaves_at_most_a_filter_for_the_next_to_remove() {
+fn a_killed_process_leaves_at_most_a_filter_which_the_next_one_removes() {
     if !with_a_link() || start(Hook::Best).is_none() {
         return;
     }

@@ -504,7 +504,7 @@ fn the_end_of_the_new_stream_cancels_a_pending_move() {
 }
 
 #[test]
-fn a_new_client_on_an_old_address_gets_nothing_else() {
+fn a_new_client_on_an_old_address_does_not_get_the_old_allocation() {
     let (mut world, relay, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     assert_eq!(speaks(&mut world, stream(41_000)), Outcome::Drop(DropReason::NoAllocation));

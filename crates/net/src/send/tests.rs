@@ -282,7 +282,7 @@ fn a_large_segment_steps_down_only_for_its_size() {
 }
 
 #[test]
-fn a_step_down_never_lifts_an_earlier_one() {
+fn a_step_down_never_raises_the_limit_of_an_earlier_one() {
     let mut b = bench(Datapath::Gso);
     let mut kernel = ruled(|m| m.segment.map(|_| libc::EIO));
     for size in [100, 1400, 100] {

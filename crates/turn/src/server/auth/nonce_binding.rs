@@ -75,7 +75,7 @@ impl<P: Policy> Server<P> {
     }
 
     /// Accepts only the current ticket, or the previous one in an exact retransmission. If an attacker
-    /// replays the request later, it needs a nonce for the attacker's address.
+    /// replays the request later, the replay needs a nonce for the attacker's address.
     fn bound_before_moving(&mut self, context: &Context<'_>) -> BoundTo {
         let Some(ticket) = self.ticket_of(context.request) else { return BoundTo::Nothing };
         let Some(index) = self.pending_moves.owned.get(&ticket.key).copied() else {

@@ -42,7 +42,7 @@ pub struct MoveRequest {
     pub owner: u16,
     pub to: u16,
     pub client: Client,
-    /// Link of worker `to` to the client.
+    /// Worker `to`'s link to the client.
     pub link: Link,
     pub(crate) key: u64,
 }
