@@ -308,7 +308,7 @@ fn urgent_byte_prevents_the_use_of_pipes() {
     assert_eq!(message(&mut mover, &mut flow, &mut ends, SPLICED, 100), 0);
 }
 
-/// A turn takes place after an urgent byte and FIN have arrived, but before their event.
+/// A turn takes place after an urgent byte and FIN have arrived, but before the event that reports them.
 #[test]
 fn unannounced_urgent_byte_does_not_end_the_stream() {
     for copy in MODES {

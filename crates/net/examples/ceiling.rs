@@ -162,7 +162,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
         }
         for event in poller.wait(Some(wait)).unwrap() {
             let socket = &mut sockets[event.token as usize];
-            // Makes one call; epoll reports the rest again.
+            // Makes one call; epoll reports remaining datagrams again.
             let count = match shape.rate {
                 Some(_) => usize::from(socket.receive(&mut buffer) > 0),
                 None => messages.receive(socket),

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_use_passed_sockets_first_and_bind_further_ones() {
+    fn workers_use_passed_sockets_first_and_bind_more_if_needed() {
         let first = bound("127.0.0.1:0", Type::DGRAM, Protocol::UDP, None);
         let at = address(&first);
         let second = bound(&at.to_string(), Type::DGRAM, Protocol::UDP, None);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn passed_wildcard_socket_must_match_the_wanted_families() {
+    fn passed_wildcard_socket_must_match_the_configured_families() {
         if StdSocket::bind("[::1]:0").is_err() {
             println!("SKIPPED: no IPv6 on this machine");
             return;

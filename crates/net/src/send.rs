@@ -1,5 +1,5 @@
-//! Builds kernel messages from queued datagrams: super-packets, control messages and batched calls. Steps
-//! down if the kernel refuses a super-packet.
+//! Builds kernel messages from queued datagrams: super-packets, control messages and batched calls. If the
+//! kernel refuses a super-packet, steps down to smaller ones or none for a while.
 
 use std::{
     io, mem,

@@ -295,8 +295,8 @@ impl UdpSocket {
     }
 
     /// Returns the TTL for the control message that makes a datagram leave with TTL `wanted` (0 is the
-    /// kernel's default), or 0 if none is needed. If `may_set` is true, which requires that all gathered messages have
-    /// been sent, a frequent TTL becomes the socket option.
+    /// kernel's default), or 0 if none is needed. If `may_set` is true, which requires that all gathered
+    /// messages have been sent, a frequent TTL becomes the socket option.
     pub(crate) fn ttl_to_name(&self, wanted: u8, may_set: bool) -> u8 {
         /// Number of control messages that together cost about as much as one setsockopt(2).
         const USUAL: u8 = 16;

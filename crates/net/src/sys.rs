@@ -184,8 +184,8 @@ impl<'a> ControlWriter<'a> {
         Self { buffer: &mut control.0, used: 0 }
     }
 
-    /// Appends a message. Its data is a byte array, because a type with padding would leave uninitialised bytes in
-    /// the buffer.
+    /// Appends a message. Its data is a byte array, because a type with padding would leave uninitialised
+    /// bytes in the buffer.
     pub(crate) fn push<const N: usize>(&mut self, level: c_int, kind: c_int, data: [u8; N]) {
         let len = HEAD + N;
         let space = len.next_multiple_of(WORD);

@@ -80,7 +80,7 @@ struct {
 	TYPE(value, u64);
 } counts SEC(".maps");
 
-/* Buffer for a datagram that has to be moved or summed. */
+/* Buffer for a datagram that has to be moved or checksummed. */
 enum { ROOM = 2048, STEP = 512 };
 struct room {
 	u8 bytes[ROOM + 8];
@@ -105,7 +105,7 @@ struct arrival {
 	int is_super_packet;
 };
 
-/* A UDP datagram as received. Lengths are in host order, the checksum is in network order. */
+/* A UDP datagram as received. Lengths are in host order, and the checksum is in network order. */
 struct packet {
 	struct flow_key key;
 	/* Offset of the UDP header. */

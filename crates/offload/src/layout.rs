@@ -90,7 +90,7 @@ pub struct Flow {
 unsafe impl Pod for Flow {}
 
 /// Permission for a flow to be relayed by the kernel for some seconds, if leases are required. Written by the
-/// programs; an installation resets it.
+/// programs, and reset when the flow is installed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Lease {
@@ -229,7 +229,7 @@ pub fn way_of(route: u64) -> (u32, usize) {
 pub const LISTENER: u64 = 1;
 pub const RELAY: u64 = 2;
 
-/// Counters, in the program's order. The first ones count relayed or dropped packets, the others count
+/// Counters, in the program's order. The first ones count relayed or dropped packets; the others count
 /// packets passed to user space, by reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
@@ -298,7 +298,7 @@ impl Count {
         (self as usize > Self::Behind as usize) && !self.is_refusal()
     }
 
-    /// True for the reasons of refused leases.
+    /// True for reasons why leases are refused.
     #[must_use]
     pub fn is_refusal(self) -> bool {
         self as usize >= Self::RefusedInterface as usize

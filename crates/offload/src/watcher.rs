@@ -31,7 +31,7 @@ use crate::{
 /// own confirmation interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
-/// Minimum time between two readings of the rules, and the inverse of the CPU share that they may take (1/20).
+/// Minimum time between two readings of the rules, and the inverse of their maximum CPU share (1/20).
 const RULES_AGAIN: Duration = Duration::from_millis(50);
 const RULES_SHARE: u32 = 20;
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
@@ -305,7 +305,8 @@ impl Watcher {
     fn attach_to(&mut self, interface: &Interface) -> Result<Attached, OffloadError> {
         let told = |hook, why| Attachment { interface: interface.name.clone(), hook, why };
         if interface.is_loopback {
-            // Packets between our own relayed addresses pass through loopback; a program there marks their flows.
+            // Packets between our own relayed addresses pass through loopback; a program there marks their
+            // flows.
             let leaves = self.attach_leaves(interface)?;
             return Ok(Attached::new(None, self.attach_to_tc(interface)?, leaves));
         }

@@ -470,7 +470,7 @@ fn a_lease_is_renewed_by_one_datagram() {
 }
 
 #[test]
-fn an_obstacle_is_named_and_flows_return_when_it_is_gone() {
+fn an_obstacle_is_named_and_the_kernel_relays_again_without_it() {
     if !is_there("ip") {
         return skip("ip(8) is not installed");
     }

@@ -204,7 +204,7 @@ fn peer(n: u16) -> SocketAddr {
 }
 
 #[test]
-fn each_refusal_of_a_super_packet_steps_down_once() {
+fn each_refusal_of_a_super_packet_causes_one_step_down() {
     for errno in REFUSALS {
         let mut b = bench(Datapath::Gso);
         let mut kernel = ruled(|m| m.segment.map(|_| errno));
@@ -256,7 +256,7 @@ fn super_packets_are_used_again_once_the_kernel_accepts_them() {
 }
 
 #[test]
-fn a_large_segment_steps_down_only_for_its_size() {
+fn a_refused_large_segment_steps_down_only_for_its_size() {
     for errno in REFUSALS {
         let mut b = bench(Datapath::Gso);
         let mut kernel = ruled(|m| m.segment.filter(|s| *s > 1300).map(|_| errno));

@@ -4,7 +4,8 @@
 //! These two may use a nonce issued to the allocation's client.
 //!
 //! The drawback is that an eavesdropper can replay one of these requests from its own address and win if the
-//! replay arrives first. Each is accepted only once, and with TLS or DTLS an eavesdropper cannot read it.
+//! replay arrives first. Each request is accepted only once, and with TLS or DTLS an eavesdropper cannot read
+//! it.
 
 use std::net::IpAddr;
 
