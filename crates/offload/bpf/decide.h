@@ -432,7 +432,7 @@ INLINE void leave_by(struct way *way, u64 word) {
 	way->mtu = MTU(word);
 }
 
-/* Continues to the client behind a peer that is one of our relayed addresses. COUNTS on success. */
+/* Redirects a packet to the client behind a peer that is one of our relayed addresses. COUNTS on success. */
 INLINE u32 turn_back(struct way *way) {
 	struct flow_key key = {};
 	struct flow *next;
