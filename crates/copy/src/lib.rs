@@ -42,7 +42,7 @@ const BULK_READS: u8 = 4;
 /// second, because a core that keeps up also sees small pieces.
 const CHATTER: usize = 16 << 10;
 const CHATTER_READS: u8 = 64;
-/// Reads per direction in one turn, for fairness.
+/// Maximum number of reads per direction in one turn, for fairness.
 const TURN: usize = 8;
 /// Maximum number of pipes per mover, two descriptors each. Additional bulk flows use the buffer.
 const PIPES: usize = 256;
@@ -98,7 +98,7 @@ pub struct Flow {
 enum Held {
     #[default]
     Nothing,
-    /// Buffer with unsent bytes that start at the offset; there is at least one.
+    /// Buffer, and the offset of its unsent bytes (at least one).
     Bytes(Vec<u8>, usize),
     Pipe(Pipe),
 }
@@ -125,7 +125,7 @@ impl Flow {
         Self { nodelay_due, ..Self::default() }
     }
 
-    /// True if bytes wait until the sink accepts them.
+    /// True if bytes are waiting for the sink to accept them.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         match &self.held {
@@ -362,7 +362,7 @@ impl Mover {
         let most = flow.within_budget(usize::MAX);
         let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
         match pipe.fill(from, most) {
-            // 0 may also mean that an urgent byte precedes FIN, even if its event has not arrived yet.
+            // 0 may also mean that an urgent byte precedes FIN, even if the byte's event has not arrived yet.
             Ok(0) if from.is_at_urgent_byte() => {
                 flow.on_urgent(from);
                 self.reclaim(flow);

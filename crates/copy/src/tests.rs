@@ -234,7 +234,11 @@ fn doubted_end_of_stream_is_passed_on_once_confirmed() {
     let mut heard = [0; 8];
     assert_eq!(ends.sink.read(&mut heard).unwrap(), 4);
     ends.sink.set_nonblocking(true).unwrap();
-    assert_eq!((&ends.sink).read(&mut heard).unwrap_err().kind(), ErrorKind::WouldBlock, "no end yet");
+    assert_eq!(
+        (&ends.sink).read(&mut heard).unwrap_err().kind(),
+        ErrorKind::WouldBlock,
+        "the end of stream is not passed on yet"
+    );
     flow.believe_end();
     assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, BY_TRAFFIC, false), Pumped::Done);
     assert_eq!(until(|| (&ends.sink).read(&mut heard).ok()), 0);
@@ -281,7 +285,7 @@ fn bulk_moves_to_a_pipe_and_interactive_traffic_back() {
         assert_eq!(spliced(&mut flow, 32), 32);
     }
     assert_eq!(spliced(&mut flow, 32), 0);
-    assert_eq!((mover.pipes, mover.idle.len()), (1, 1), "an idle flow lends its pipe to others");
+    assert_eq!((mover.pipes, mover.idle.len()), (1, 1), "an idle flow returns its pipe to the pool");
 }
 
 #[test]
@@ -304,7 +308,7 @@ fn urgent_byte_prevents_the_use_of_pipes() {
     assert_eq!(message(&mut mover, &mut flow, &mut ends, SPLICED, 100), 0);
 }
 
-/// A turn takes place after an urgent byte and FIN have arrived, but before their event.
+/// A turn takes place after an urgent byte and FIN have arrived, but before the event that reports them.
 #[test]
 fn unannounced_urgent_byte_does_not_end_the_stream() {
     for copy in MODES {

@@ -162,7 +162,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
         }
         for event in poller.wait(Some(wait)).unwrap() {
             let socket = &mut sockets[event.token as usize];
-            // Makes one call; epoll reports the rest again.
+            // Makes one call; epoll reports remaining datagrams again.
             let count = match shape.rate {
                 Some(_) => usize::from(socket.receive(&mut buffer) > 0),
                 None => messages.receive(socket),
@@ -224,7 +224,7 @@ struct Messages {
 
 impl Messages {
     fn new() -> Self {
-        // SAFETY: zero is a value for every member of `mmsghdr`.
+        // SAFETY: zero is a valid value for every member of `mmsghdr`.
         let empty: mmsghdr = unsafe { std::mem::zeroed() };
         let nothing = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Self {

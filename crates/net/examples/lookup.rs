@@ -108,7 +108,7 @@ impl All {
         let slots = bytes.chunks_mut(SLOT);
         let iovecs =
             slots.map(|slot| libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT }).collect();
-        // SAFETY: zero is a value for every member of `mmsghdr`.
+        // SAFETY: zero is a valid value for every member of `mmsghdr`.
         let header = unsafe { std::mem::zeroed() };
         Self { socket, bytes, iovecs, headers: vec![header; BATCH], controls: vec![[0; 8]; BATCH] }
     }
@@ -120,7 +120,7 @@ impl All {
             header.msg_hdr.msg_controllen = size_of_val(&self.controls[at]);
         }
         let (fd, headers, count) = (self.socket.as_raw_fd(), self.headers.as_mut_ptr(), BATCH as u32);
-        // SAFETY: each header points to one iovec and one control buffer, which live as long as this does.
+        // SAFETY: each header points to one iovec and one control buffer, which live as long as `self`.
         let got = unsafe { libc::recvmmsg(fd, headers, count, libc::MSG_DONTWAIT, std::ptr::null_mut()) };
         for at in 0..usize::try_from(got).unwrap_or(0) {
             // SAFETY: the kernel has filled in the header.

@@ -59,7 +59,7 @@ impl Batch {
             .chunks_mut(SLOT)
             .map(|slot| libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT });
         let iovecs = iovecs.collect();
-        // SAFETY: zero is a value for every member of both.
+        // SAFETY: zero is a valid value for every member of both.
         let (header, name) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         Self { bytes, iovecs, headers: vec![header; size], names: vec![name; size] }
     }

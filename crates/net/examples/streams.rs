@@ -29,7 +29,7 @@ use turnpike_net::Poller;
 const SLOT: usize = 16 << 10;
 const LISTENER: u64 = u64::MAX - 7;
 
-/// Client and target connection, with the bytes that are not yet passed on.
+/// Client and target connection, with the bytes that have not been passed on yet.
 struct Pair {
     ends: [TcpStream; 2],
     buffers: [Vec<u8>; 2],
@@ -67,7 +67,7 @@ fn by_epoll(run: &Run, listener: &TcpListener, to: SocketAddr) -> u64 {
             let Some(Pair { ends: [client, target], buffers, .. }) = &mut pairs[at / 2] else { continue };
             let (from, into) = if at % 2 == 0 { (client, target) } else { (target, client) };
             let buffer = &mut buffers[at % 2];
-            // Messages are small; a write that would block ends the pair.
+            // Messages are small; a write that would block closes the pair.
             let done = from.read(buffer).and_then(|len| into.write_all(&buffer[..len]).map(|()| len));
             match done {
                 Ok(1..) => moved += 1,

@@ -2,7 +2,7 @@
 //! rate and a sink.
 //!
 //! ```text
-//! zerocopy --variant sink --from 10.77.2.2:5300                                                    in the far namespace
+//! zerocopy --variant sink --from 10.77.2.2:5300                                                    in the namespace of the receiver
 //! zerocopy --variant copy|zerocopy --from 10.77.2.1:5301 --to 10.77.2.2:5300 --rate 100000 [--size 1200] [--segments 16] [--seconds 10]
 //! ```
 //!
@@ -45,7 +45,7 @@ fn notes(socket: &UdpSocket) -> (u64, u64) {
     let (mut count, mut copied) = (0, 0);
     loop {
         let mut room = Room([0; 128]);
-        // SAFETY: zero is a value for every member of `msghdr`.
+        // SAFETY: zero is a valid value for every member of `msghdr`.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         (header.msg_control, header.msg_controllen) = (room.0.as_mut_ptr().cast(), room.0.len());
         let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;

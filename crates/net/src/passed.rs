@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// A socket as a unit with ReusePort=yes would bind it.
+    /// Binds a socket as a unit with ReusePort=yes would.
     fn bound(address: &str, kind: Type, protocol: Protocol, only_v6: Option<bool>) -> Socket {
         let address: SocketAddr = address.parse().unwrap();
         let socket = Socket::new(Domain::for_address(address), kind, Some(protocol)).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_use_passed_sockets_first_and_bind_further_ones() {
+    fn workers_use_passed_sockets_first_and_bind_more_if_needed() {
         let first = bound("127.0.0.1:0", Type::DGRAM, Protocol::UDP, None);
         let at = address(&first);
         let second = bound(&at.to_string(), Type::DGRAM, Protocol::UDP, None);
@@ -260,11 +260,11 @@ mod tests {
         let taken = passed.tcp(0, at, &ListenOptions { nodelay: true, ..ListenOptions::default() }).unwrap();
         let (_, peer) = taken.accept().unwrap().expect("a waiting connection");
         assert_eq!(peer, client.local_addr().unwrap());
-        assert!(taken.accept().unwrap().is_none(), "it does not block");
+        assert!(taken.accept().unwrap().is_none(), "accept must not block");
     }
 
     #[test]
-    fn busy_port_advises_to_change_the_unit() {
+    fn busy_port_error_suggests_changing_the_unit() {
         let alone = StdSocket::bind("127.0.0.1:0").unwrap();
         let at = alone.local_addr().unwrap();
         let passed = PassedSockets::new([(alone.into(), "x".to_owned())]).unwrap();
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn passed_wildcard_socket_must_match_the_wanted_families() {
+    fn passed_wildcard_socket_must_match_the_configured_families() {
         if StdSocket::bind("[::1]:0").is_err() {
             println!("SKIPPED: no IPv6 on this machine");
             return;

@@ -27,7 +27,7 @@ pub struct Event {
     pub error: bool,
     /// EPOLLRDHUP, edge-triggered only: the peer has sent FIN or the connection is broken.
     pub closed: bool,
-    /// EPOLLPRI, edge-triggered only: an urgent byte is queued, before which reads stop.
+    /// EPOLLPRI, edge-triggered only: an urgent byte is queued; reads stop before it.
     pub priority: bool,
 }
 

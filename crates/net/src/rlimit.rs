@@ -65,8 +65,8 @@ pub fn unreserved<T: AsFd>(descriptor: T) -> io::Result<T> {
     if full { Err(io::Error::from_raw_os_error(libc::EMFILE)) } else { Ok(descriptor) }
 }
 
-/// Checks for a free descriptor before accept(2), which would lose the connection. Costs a system call only
-/// while descriptors have run out.
+/// Checks for a free descriptor before accept(2), which would otherwise lose the connection. Costs a system
+/// call only while descriptors have run out.
 pub(crate) fn room_for_one(any: impl AsFd) -> io::Result<()> {
     if FULL.load(Ordering::Relaxed) {
         unreserved(any.as_fd().try_clone_to_owned()?)?;

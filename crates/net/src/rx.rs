@@ -143,7 +143,7 @@ unsafe impl Send for Rx {}
 
 impl Rx {
     pub fn new(datapath: Datapath) -> Self {
-        // Beyond hundreds of datagrams per call, larger batches gain nothing and cost cache space.
+        // Beyond a few hundred datagrams per call, larger batches gain nothing and cost cache space.
         let most = match datapath {
             Datapath::Basic => 1,
             Datapath::Mmsg => 32,

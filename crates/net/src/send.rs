@@ -1,5 +1,5 @@
-//! Builds kernel messages from queued datagrams: super-packets, control messages and batched calls. Steps
-//! down if the kernel refuses a super-packet.
+//! Builds kernel messages from queued datagrams: super-packets, control messages and batched calls. If the
+//! kernel refuses a super-packet, steps down to smaller ones or none for a while.
 
 use std::{
     io, mem,
@@ -221,7 +221,7 @@ impl<K: SendCalls> Sender<'_, K> {
                 && left > 1
                 && let Some(message) = self.batch.messages.last_mut()
             {
-                // Add all datagrams that fit to this message at once; they extend its last piece.
+                // Add as many datagrams as fit into this message in one step; they extend its last piece.
                 let room =
                     (self.batch.max_segments - message.segments).min((MAX_BYTES - message.bytes) / len);
                 let more = room.min(left - 1);

@@ -88,8 +88,8 @@ impl GsoHabit {
 }
 
 /// Tracks the TTLs that a socket sends. A relay socket sends the datagrams of one client, most of which have
-/// the same TTL. Setting it by a control message in each costs 2 % of the time for a thin flow, so a frequent
-/// TTL becomes the socket option.
+/// the same TTL. Setting it with a control message per datagram costs 2 % of the time for a thin flow, so a
+/// frequent TTL becomes the socket option.
 #[derive(Clone, Copy, Debug, Default)]
 struct TtlHabit {
     /// TTL set as the socket option; 0 means the kernel's default.
@@ -294,9 +294,9 @@ impl UdpSocket {
         counter.wrapping_sub(self.drops_seen.replace(counter))
     }
 
-    /// Returns the TTL for the control message that makes a datagram leave with `wanted` (0 is the kernel's
-    /// default), or 0 if none is needed. If `may_set` is true, which requires that all gathered messages have
-    /// been sent, a frequent TTL becomes the socket option.
+    /// Returns the TTL for the control message that makes a datagram leave with TTL `wanted` (0 is the
+    /// kernel's default), or 0 if none is needed. If `may_set` is true, which requires that all gathered
+    /// messages have been sent, a frequent TTL becomes the socket option.
     pub(crate) fn ttl_to_name(&self, wanted: u8, may_set: bool) -> u8 {
         /// Number of control messages that together cost about as much as one setsockopt(2).
         const USUAL: u8 = 16;

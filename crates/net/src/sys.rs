@@ -106,7 +106,7 @@ pub(crate) fn check(value: c_int) -> io::Result<c_int> {
 }
 
 pub(crate) fn empty_message() -> libc::mmsghdr {
-    // SAFETY: all members are integers and pointers, for which zero is a value.
+    // SAFETY: all members are integers and pointers, for which zero is valid.
     unsafe { mem::zeroed() }
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::R
     Ok(c_int::from_ne_bytes(value))
 }
 
-/// getsockopt(2) of a structure, or as much as fits. Returns the bytes written by the kernel.
+/// getsockopt(2) for a structure, truncated if it does not fit. Returns the bytes written by the kernel.
 pub(crate) fn get_option_bytes<'a>(
     fd: BorrowedFd<'_>,
     level: c_int,
@@ -184,8 +184,8 @@ impl<'a> ControlWriter<'a> {
         Self { buffer: &mut control.0, used: 0 }
     }
 
-    /// Appends a message. Its data is bytes, because a type with padding would leave uninitialised bytes in
-    /// the buffer.
+    /// Appends a message. Its data is a byte array, because a type with padding would leave uninitialised
+    /// bytes in the buffer.
     pub(crate) fn push<const N: usize>(&mut self, level: c_int, kind: c_int, data: [u8; N]) {
         let len = HEAD + N;
         let space = len.next_multiple_of(WORD);

@@ -85,7 +85,7 @@ impl Tx {
     /// If `padding` exceeds 3, the maximum of STUN and ChannelData.
     #[inline]
     pub fn push(&mut self, route: &Route, header: &[u8], payload: Span, padding: u8) {
-        assert!(padding <= 3, "padding fills up to a multiple of 4");
+        assert!(padding <= 3, "padding rounds up to a multiple of 4");
         let at = self.own_end();
         self.own.extend_from_slice(header);
         #[expect(clippy::cast_possible_truncation, reason = "headers are a few dozen bytes")]
@@ -123,7 +123,7 @@ impl Tx {
         fill(&mut self.own[start..]);
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "a datagram is shorter than 64 KiB, a tick has far fewer than 2^32"
+            reason = "a datagram is shorter than 64 KiB, and a tick has far fewer than 2^32 of them"
         )]
         let (len, run) = (len as u32, count as u32);
         self.append(
@@ -214,7 +214,7 @@ impl Tx {
 
     #[inline]
     fn append(&mut self, route: &Route, queued: Queued) {
-        #[expect(clippy::cast_possible_truncation, reason = "a tick queues far fewer than 2^32")]
+        #[expect(clippy::cast_possible_truncation, reason = "a tick queues far fewer than 2^32 datagrams")]
         let index = self.queue.len() as u32;
         self.queued += queued.run as usize;
         self.queue.push(queued);
@@ -265,7 +265,7 @@ impl Tx {
     }
 
     fn make(&mut self, route: &Route, mut chain: Chain) -> usize {
-        #[expect(clippy::cast_possible_truncation, reason = "a tick queues far fewer than 2^32")]
+        #[expect(clippy::cast_possible_truncation, reason = "a tick queues far fewer than 2^32 datagrams")]
         let new = self.groups.len() as u32;
         self.groups.push(Group { route: *route, first: NONE, last: NONE, next_of_socket: NONE });
         if chain.count == 0 {

@@ -6,8 +6,8 @@ use std::net::Ipv6Addr;
 const WILDCARD4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const WILDCARD6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
-/// `client` sends to a wildcard server at each of `asked`; every reply must come from the address it was sent
-/// to.
+/// `client` sends to a wildcard server at each of `asked`; every reply must come from the address that the
+/// request was sent to.
 fn answers_leave_from_the_asked_address(wildcard: IpAddr, client: IpAddr, asked: &[IpAddr]) {
     for datapath in DATAPATHS {
         let gro = datapath == Datapath::Gso;

@@ -50,7 +50,7 @@ fn ipv6_datagrams_beyond_the_mtu_pass_only_without_df() {
     });
 }
 
-/// The path decides for each datagram, because the client needs the ICMP errors.
+/// Each datagram is left to the routers on the path, because the client needs their ICMP errors.
 #[test]
 fn datagrams_with_df_beyond_the_path_mtu_are_still_sent() {
     let setup = [

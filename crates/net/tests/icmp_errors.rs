@@ -1,4 +1,4 @@
-//! ICMP errors can be read from the error queue, and cost no datagrams.
+//! ICMP errors can be read from the error queue, and no datagrams are lost because of them.
 
 use crate::common::wait_for_error;
 use crate::prelude::*;

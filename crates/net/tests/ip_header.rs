@@ -88,7 +88,7 @@ fn frequent_ttl_becomes_the_default_and_others_still_apply() {
 }
 
 #[test]
-fn without_ip_header_both_are_zero() {
+fn without_ip_header_tos_and_ttl_are_zero() {
     let to = bind(V4, &UdpOptions::default());
     let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
     let route = Route { tos: 3, ttl: 9, ..sender.route(to.local_addr()) };

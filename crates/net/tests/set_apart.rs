@@ -36,7 +36,7 @@ fn leave() {
         assert!(refused(TcpSocket::connect(listener.local_addr(), &ConnectOptions::default()).map(drop)));
         assert!(refused(accept(&listener).map(drop)));
     }
-    // The reserve is still available to others.
+    // The reserve is still available to code outside this crate.
     assert_eq!(take_descriptors().len() as u64, APART);
 
     // Once descriptors below the reserve are free, sockets can be opened again, and waiting clients were not

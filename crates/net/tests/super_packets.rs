@@ -43,7 +43,7 @@ fn datagrams_of_equal_size_form_one_message_and_one_buffer() {
         let received = rx.recv(&to).unwrap();
         let buffers: Vec<_> = rx.buffers(received).collect();
         if !loopback_keeps_super_packets() {
-            return skip("loopback cuts super-packets up (before Linux 5.11)");
+            return skip("loopback splits super-packets (before Linux 5.11)");
         }
         assert_eq!(buffers.len(), 1);
         assert_eq!((buffers[0].segment_size, buffers[0].count()), (120, 64));
@@ -55,7 +55,7 @@ fn datagrams_of_equal_size_form_one_message_and_one_buffer() {
 }
 
 #[test]
-fn queued_runs_equal_single_pushes() {
+fn a_queued_run_is_sent_like_single_pushes() {
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
         let to = bind(V4, &gro());
         let mut sender = Sender::new(datapath, V4, &UdpOptions::default());
@@ -152,7 +152,7 @@ fn a_shorter_datagram_ends_a_super_packet() {
 
 /// Exceeding the kernel's limit (64 or 128) must not cause a refusal.
 #[test]
-fn a_flood_to_one_destination_is_cut_at_the_kernel_limit() {
+fn super_packets_of_a_flood_stay_within_the_kernel_limit() {
     let to = bind(V4, &gro());
     let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
     let route = sender.route(to.local_addr());
@@ -169,7 +169,7 @@ fn a_flood_to_one_destination_is_cut_at_the_kernel_limit() {
 }
 
 #[test]
-fn large_datagrams_are_cut_at_64_kib() {
+fn super_packets_of_large_datagrams_are_limited_to_64_kib() {
     let to = bind(V6, &gro());
     let mut sender = Sender::new(Datapath::Gso, V6, &UdpOptions::default());
     let route = sender.route(to.local_addr());

@@ -80,7 +80,7 @@ struct {
 	TYPE(value, u64);
 } counts SEC(".maps");
 
-/* Buffer for a datagram that has to be moved or summed. */
+/* Buffer for a datagram that has to be moved or checksummed. */
 enum { ROOM = 2048, STEP = 512 };
 struct room {
 	u8 bytes[ROOM + 8];
@@ -105,7 +105,7 @@ struct arrival {
 	int is_super_packet;
 };
 
-/* A UDP datagram as received. Lengths are in host order, the checksum is in network order. */
+/* A UDP datagram as received. Lengths are in host order, and the checksum is in network order. */
 struct packet {
 	struct flow_key key;
 	/* Offset of the UDP header. */
@@ -119,9 +119,9 @@ struct packet {
 struct way {
 	/* Flow on which the packet leaves. */
 	struct flow flow;
-	/* State of the flow on which the packet arrived and, from one of our relayed addresses to another, of the flow on which it leaves. */
+	/* State of the flow on which the packet arrived; between two of our relayed addresses, `next` is that of the flow on which it leaves. */
 	struct state *state, *next;
-	/* Time of the decision, from which a packet passed to user space holds up its flow; 0 if it holds up nothing. */
+	/* Time of the decision: if the packet goes to user space, it holds up its flow from then on; 0 if it holds up nothing. */
 	u64 now;
 	/* `bulk`: part of bulk traffic. `leaving`: earlier packets of the flow may still be leaving the driver, and none are in user space. */
 	u32 bulk, leaving;
@@ -131,8 +131,8 @@ struct way {
 	/* For XDP. */
 	u32 by_redirection;
 	struct hop hop;
-	/* Length and checksum of UDP, length of the payload, and length of UDP in the datagram that user space would send first if the packet is
-	 * turned back. */
+	/* UDP length and checksum, length of the payload and, if the packet is turned back, UDP length of the datagram that user space would
+	 * send first. */
 	u16 length, check, payload, first_length;
 	/* Amount by which the TTL decreases, and TOS of the outgoing packet. */
 	u8 hops, tos;
@@ -178,8 +178,8 @@ INLINE u64 pseudo_header(const u32 *from, const u32 *to, int v6, u16 length) {
 	return sum;
 }
 
-/* Returns 1 for a UDP datagram that may belong to a flow; otherwise 0, with the counter in `*reason`, or COUNTS for none. `data` points to
- * the Ethernet header; `length` is the length from there, and all that is read here lies before `end`. */
+/* Returns 1 for a UDP datagram that may belong to a flow; otherwise 0, with the counter to increase in `*reason` (COUNTS if none). `data`
+ * points to the Ethernet header; `length` is the length from there, and all that is read here lies before `end`. */
 INLINE int parse(void *data, void *end, u32 length, u16 protocol, struct packet *packet, u32 *reason) {
 	struct udp *udp;
 
@@ -272,7 +272,7 @@ INLINE u32 class_of(u16 port) {
 	return classes ? (*classes >> ((port & 31) * 2)) & 3 : 0;
 }
 
-/* Finds the flow of a packet; 0 if there is none, with the counter in `*reason`, or COUNTS for none. */
+/* Finds the flow of a packet; 0 if there is none, with the counter to increase in `*reason` (COUNTS if none). */
 INLINE struct flow *find(struct packet *packet, int is_super_packet, u32 *reason) {
 	u32 class = class_of(NTOHS(packet->key.local_port));
 	struct flow *flow;
@@ -327,8 +327,8 @@ INLINE u64 sum_of(enum place place, void *context, u32 at, u64 length, struct ro
 	return sum;
 }
 
-/* Copies a flow without its lease; 0 if the element is another flow by now. The order matters: if it is overwritten during the copy, the
- * stamps differ. */
+/* Copies a flow without its lease; 0 if the element holds another flow by now. The order matters: if the element is overwritten during the
+ * copy, the stamps differ. */
 INLINE int take(const struct flow *found, const struct flow_key *key, struct flow *flow) {
 	u64 end = READ_ONCE(found->stamp_end);
 
@@ -345,7 +345,7 @@ INLINE int take(const struct flow *found, const struct flow_key *key, struct flo
 }
 
 /* Reason why a flow may not be relayed yet, because packets in user space may be in flight; COUNTS if it may. Packets that have been relayed
- * but not left yet must not be overtaken through user space, so they take precedence over `calm`. */
+ * but have not left yet must not be overtaken by packets in user space, so they take precedence over `calm`. */
 INLINE u32 settling(const u64 *emptied, const struct state *state, u64 now, u32 leaving) {
 	u64 empty = *(volatile u64 *)emptied;
 
@@ -432,7 +432,7 @@ INLINE void leave_by(struct way *way, u64 word) {
 	way->mtu = MTU(word);
 }
 
-/* Continues to the client behind a peer that is one of our relayed addresses. COUNTS on success. */
+/* Redirects a packet to the client behind a peer that is one of our relayed addresses. COUNTS on success. */
 INLINE u32 turn_back(struct way *way) {
 	struct flow_key key = {};
 	struct flow *next;
@@ -457,7 +457,7 @@ INLINE u32 turn_back(struct way *way) {
 		return PASS_STALE;
 	if (way->flow.expires <= way->now)
 		return PASS_EXPIRED;
-	/* Packets that user space sent there passed the program on loopback, which marked the flow. */
+	/* Packets that user space sent to that address passed the program on loopback, which marked the flow. */
 	reason = settling(emptied, way->next, way->now, 0);
 	if (reason != COUNTS)
 		return reason;
@@ -485,8 +485,8 @@ INLINE u32 read_hop(struct way *way) {
 	return way->hop.to ? COUNTS : PASS_NO_NEIGHBOUR;
 }
 
-/* True if a packet arrives where its source is reachable. XDP does not see the VLAN of a packet or whether it was sent to this machine's link
- * address, so it accepts only packets that arrive on the interface that leads back, sent to our address there. */
+/* True if a packet arrives on an interface through which its source is reachable. XDP sees neither the packet's VLAN nor whether it is addressed
+ * to this machine, so it accepts only the interface of the route back, and only our link address on it. */
 INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 back, u64 link_address) {
 	u64 *route = map_lookup(&routes, &back);
 	u64 word;
@@ -504,7 +504,7 @@ INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 ba
 	return hop && READ_ONCE(hop->from) == link_address;
 }
 
-/* Reason why a packet of a flow goes to user space or is dropped, or COUNTS. `link_address` is its link-layer destination, for XDP. */
+/* Reason why a packet of a flow goes to user space or is dropped; COUNTS if neither. `link_address` is its link-layer destination, for XDP. */
 INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_address, const struct packet *packet,
 		 struct flow *found, struct way *way) {
 	u32 ip_length, reason;

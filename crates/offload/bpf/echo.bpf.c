@@ -5,7 +5,7 @@
 
 /* Shared by the program and `echo.rs`. Tests keep the two in step. */
 struct listener {
-	/* In network order, IPv4 mapped into IPv6. Only zeros after the prefix mean all addresses of that family. */
+	/* In network order, IPv4 mapped into IPv6. If all bits after the prefix are zero, all addresses of that family match. */
 	u32 address[4];
 	u16 port;
 	u16 zero;

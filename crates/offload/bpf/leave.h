@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
 /* At TC egress: grants leases. Compares the datagrams that user space sends with those that the kernel path would send. Changes by netfilter,
- * routing rules, IPsec or other programs show here; datagrams that they dropped or encapsulated never arrive here. */
+ * routing rules, IPsec or other programs show up here; datagrams that they dropped or encapsulated never arrive here. */
 #pragma once
 #include "tc.h"
 

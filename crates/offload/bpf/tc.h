@@ -13,8 +13,8 @@ enum csum {
 	CSUM_PARTIAL,
 };
 
-/* Distinguishes a partial sum (CHECKSUM_PARTIAL) from an unknown one (CHECKSUM_NONE): only the latter can be marked as verified
- * temporarily. */
+/* Distinguishes a partial sum (CHECKSUM_PARTIAL) from an unknown one (CHECKSUM_NONE): only the latter can temporarily be marked
+ * as verified. */
 INLINE int is_partial(struct __sk_buff *skb) {
 	csum_level(skb, CSUM_LEVEL_INC);
 	if (csum_level(skb, CSUM_LEVEL_QUERY) < 0)

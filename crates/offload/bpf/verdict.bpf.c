@@ -29,7 +29,7 @@ struct side {
 	u64 base;
 	/* Number of bytes since the other side last sent data. */
 	u64 run;
-	/* Value of `seen` when UP was set: these bytes have been passed on, or were read before. */
+	/* Value of `seen` when UP was set: these bytes have been passed on, or had already been read. */
 	u64 handed;
 	u64 unused[4];
 };

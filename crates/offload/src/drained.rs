@@ -44,7 +44,7 @@ pub(crate) struct DrainedSockets {
     places: Vec<Option<Place>>,
     /// Sockets through which datagrams may be in flight.
     watched: Vec<u32>,
-    /// Sockets emptied by a receive call whose datagrams are not all sent yet.
+    /// Sockets emptied by a receive call whose datagrams have not all been sent yet.
     received: Vec<u32>,
     /// Start and end of the wait that began this tick.
     before_ns: u64,

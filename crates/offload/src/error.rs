@@ -41,8 +41,8 @@ pub enum OffloadError {
     )]
     Unsound,
     #[error(
-        "before Linux 6.6 only one process per machine can use the kernel path, and its program outlives a killed process: \
-         choose it with --datapath kernel, or use a newer kernel"
+        "before Linux 6.6 only one process per machine can use the kernel path, and if that process is killed, its program \
+         stays attached: choose the kernel path with --datapath kernel, or use a newer kernel"
     )]
     Links,
     #[error(

@@ -122,8 +122,8 @@ impl Flows {
         word.store((word.load(Ordering::Relaxed) & !BEHIND).max(before_ns), Ordering::Release);
     }
 
-    /// Marks an overloaded socket, which loses datagrams anyway: the program drops packets that wait for it
-    /// to be drained instead of queueing more, until the next [`Flows::drained`].
+    /// Marks an overloaded socket, which loses datagrams anyway: until the next [`Flows::drained`], the
+    /// program drops packets that would have to wait for it to be drained.
     pub fn behind(&self, socket: u32, is_behind: bool) {
         let word = &self.shared.drained[socket as usize];
         let time = word.load(Ordering::Relaxed) & !BEHIND;

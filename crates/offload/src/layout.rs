@@ -80,7 +80,7 @@ pub struct Flow {
     pub state: u32,
     /// Number of the socket for packets passed to user space.
     pub socket: u32,
-    /// Monotonic clock in nanoseconds.
+    /// Expiry, on the monotonic clock in nanoseconds.
     pub expires: u64,
     pub stamp_end: u64,
     pub lease: Lease,
@@ -90,17 +90,17 @@ pub struct Flow {
 unsafe impl Pod for Flow {}
 
 /// Permission for a flow to be relayed by the kernel for some seconds, if leases are required. Written by the
-/// programs; an installation resets it.
+/// programs, and reset when the flow is installed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Lease {
     /// Stamp of the flow that has the lease.
     pub of: u64,
-    /// Monotonic clock in nanoseconds.
+    /// Expiry, on the monotonic clock in nanoseconds.
     pub until: u64,
     /// Bit set of the DSCP values that the lease covers.
     pub dscps: u64,
-    /// Stamp of the flow that requests one; 0 if none is requested.
+    /// Stamp of the flow that requests a lease; 0 if no flow does.
     pub asked_by: u64,
     /// Bit set of the requested DSCP values.
     pub asked: u64,
@@ -229,7 +229,7 @@ pub fn way_of(route: u64) -> (u32, usize) {
 pub const LISTENER: u64 = 1;
 pub const RELAY: u64 = 2;
 
-/// Counters, in the program's order. The first ones count relayed or dropped packets, the others count
+/// Counters, in the program's order. The first ones count relayed or dropped packets; the others count
 /// packets passed to user space, by reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
@@ -298,7 +298,7 @@ impl Count {
         (self as usize > Self::Behind as usize) && !self.is_refusal()
     }
 
-    /// True for the reasons of refused leases.
+    /// True for reasons why leases are refused.
     #[must_use]
     pub fn is_refusal(self) -> bool {
         self as usize >= Self::RefusedInterface as usize
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_have_their_classes() {
+    fn each_port_has_the_right_class() {
         let words = classes(&[3478, 50_000], 49_152..=65_535);
         for (port, class) in [
             (3478, LISTENER),

@@ -104,7 +104,7 @@ pub enum Action {
     /// Passed to the kernel's network stack; `None` if the packet does not concern the program.
     Up(Option<Count>),
     Dropped(Count),
-    /// Sent on an interface. At TC, the Ethernet addresses are not yet filled in.
+    /// Sent on an interface. At TC, the Ethernet addresses have not been filled in yet.
     Across {
         interface: u32,
         bytes: Vec<u8>,
@@ -284,7 +284,7 @@ fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment) 
         Place::Tc => frame.is_super_packet(),
         Place::Xdp => state.count(now),
     };
-    // Packets still in the driver must not be overtaken through user space.
+    // Packets still in the driver must not be overtaken by packets in user space.
     let leaving = place == Place::Xdp && state.is_leaving(now);
     let judged = if in_bulk && !leaving {
         Err(if place == Place::Tc { Count::SuperPacket } else { Count::Bulk })

@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_neighbour_notifications_differ_from_none() {
+    fn lost_neighbour_notifications_differ_from_no_notifications() {
         alone::in_network_namespace(turnpike_testkit::this_test!(), || {
             alone::run("ip", &["link", "add", "one", "type", "veth", "peer", "name", "other"]);
             for device in ["one", "other"] {

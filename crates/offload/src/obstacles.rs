@@ -186,7 +186,7 @@ fn programs(interface: &Interface, links: bool) -> Option<String> {
         links.then(|| SchedClassifier::query_tcx(&interface.name, TcAttachType::Ingress).ok())??;
     let names = programs.iter().map(|program| program.name_as_str().unwrap_or_default());
     let mut behind = names.skip_while(|name| *name != PROGRAM).filter(|name| *name != PROGRAM);
-    behind.next().map(|name| format!("a BPF program ({name}) follows at the ingress of {}", interface.name))
+    behind.next().map(|name| format!("a BPF program ({name}) after ours at ingress of {}", interface.name))
 }
 
 fn nf_tables() -> io::Result<Option<String>> {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_count_or_see_single_datagrams_are_obstacles() {
+    fn rules_that_count_or_inspect_single_datagrams_are_obstacles() {
         let payload = |base, offset, length| ("payload", numbers(&[(2, base), (3, offset), (4, length)]));
         for (expression, by) in [
             (("limit", Vec::new()), Some("limit")),
@@ -446,7 +446,7 @@ mod tests {
         assert!(!is_obstacle(&[meta.clone(), compare(6), limit.clone()]));
         assert!(is_obstacle(&[meta.clone(), compare(17), limit.clone()]));
         assert!(is_obstacle(&[limit.clone(), meta.clone(), compare(6)]));
-        // Compares something else.
+        // Compares something other than the protocol.
         assert!(is_obstacle(&[("meta", numbers(&[(2, 4)])), compare(6), limit]));
     }
 

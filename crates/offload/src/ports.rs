@@ -37,7 +37,7 @@ impl Ports {
         });
     }
 
-    /// Counts a flow on this port; must be given back.
+    /// Counts a flow on this port; undone by [`Self::give_back`].
     pub(crate) fn hold(&self, port: u16) {
         let mut flows = self.flows();
         if let Some(held) = flows.get_mut(&port) {

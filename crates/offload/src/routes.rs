@@ -254,8 +254,8 @@ impl Routes {
         held.map(|(ends, held)| (held.slot, *ends, held.next)).collect()
     }
 
-    /// If a reader finds the same interface before and after reading the gateway and link addresses, they
-    /// match.
+    /// If a reader finds the same interface before and after reading the gateway and link addresses, these
+    /// belong to it.
     fn write(&self, slot: u32, word: u64, next: Option<NextHop>, hop: [u64; HOP_WORDS]) {
         let (place, slot) = (&self.words[slot as usize], slot as usize);
         let gateways = &self.gateways[slot * GATEWAY_WORDS..][..GATEWAY_WORDS];

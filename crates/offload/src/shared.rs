@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     links: Mutex<BTreeMap<u32, Attached>>,
     pub(crate) is_handed_on: AtomicBool,
     pub(crate) hook: Hook,
-    /// Rule that prevents leases, in words.
+    /// Description of the rule that prevents leases.
     obstacle: Mutex<Option<String>>,
     /// True while there is an obstacle.
     pub(crate) is_blocked: AtomicBool,
@@ -85,8 +85,8 @@ impl Shared {
             most_flows: settings.flows,
             held: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            // Starts at the current time: with less than one installation per nanosecond, later processes use
-            // higher stamps.
+            // Starts at the current time: as there is less than one installation per nanosecond, later
+            // processes use higher stamps.
             stamp: AtomicU64::new(stamp),
             first_stamp: stamp,
             adopted: Mutex::default(),

@@ -176,7 +176,7 @@ impl Sockmap {
     }
 
     /// Number of bytes from this side that the kernel has passed on or will soon pass on, or that user space
-    /// read before. User space reads the rest.
+    /// had read before the kernel took over. User space reads the rest.
     #[must_use]
     pub fn handed(&self, joined: &Joined, side: usize) -> u64 {
         match self.word(joined.place(side), SEEN).load(Ordering::Acquire) {
@@ -195,11 +195,11 @@ impl Sockmap {
     }
 
     /// Lets the kernel pass data from this side again, provided that exactly `taken` bytes have arrived and
-    /// all are written to the other side. Returns true if it does so.
+    /// all have been written to the other side. Returns true on success.
     pub fn lower(&self, joined: &Joined, side: usize, taken: u64) -> bool {
         let place = joined.place(side);
-        // The program does not know how much of the data received before the other socket was joined is
-        // unwritten.
+        // Data received before the other socket was joined may still be unwritten; the program does not know
+        // how much.
         let is_based = taken == 0 || self.word(place, BASE).load(Ordering::Acquire) & KNOWN != 0;
         if !joined.is_whole || !is_based {
             return false;

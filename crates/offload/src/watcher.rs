@@ -27,11 +27,11 @@ use crate::{
     xdp,
 };
 
-/// Interval at which XDP's neighbours are reported as used: shorter than the kernel's own confirmation
-/// interval.
+/// Interval at which XDP's neighbour entries are reported to the kernel as in use; shorter than the kernel's
+/// own confirmation interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
-/// Minimum time between two readings of the rules, and the maximum share of CPU time for them: one 20th.
+/// Minimum time between two readings of the rules, and the inverse of their maximum CPU share (1/20).
 const RULES_AGAIN: Duration = Duration::from_millis(50);
 const RULES_SHARE: u32 = 20;
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
@@ -196,7 +196,7 @@ impl Watcher {
     }
 
     /// Looks for rules that prevent leases. While one exists, no program grants leases: flows leave the
-    /// kernel, in order, when their leases end. Returns true if interfaces must be attached again.
+    /// kernel, in order, when their leases end. Returns true if [`Self::attach`] must be called.
     pub(crate) fn follow_rules(&mut self) -> bool {
         if !self.leases {
             return false;
@@ -219,8 +219,8 @@ impl Watcher {
         before.is_some() && found.is_none()
     }
 
-    /// Attaches to new interfaces and detaches from removed ones. If an interface refuses, that is an error
-    /// at startup, but is only logged later.
+    /// Attaches to new interfaces and detaches from removed ones. A failure to attach is an error at startup;
+    /// after that, it is merely logged.
     pub(crate) fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
         let addressed = self.netlink.with_addresses()?;
         let relays = |it: &Interface| it.is_ethernet && !it.is_port;
@@ -261,7 +261,7 @@ impl Watcher {
                     }
                     Err(error) => {
                         if self.complained.insert(interface.number) {
-                            tracing::warn!("{error}: its packets are relayed in user space");
+                            tracing::warn!("{error}: packets of this interface are relayed in user space");
                         }
                         continue;
                     }
@@ -283,7 +283,7 @@ impl Watcher {
                 }
                 Err(error) => {
                     if self.complained.insert(interface.number) {
-                        tracing::warn!("{error}: its packets are relayed in user space");
+                        tracing::warn!("{error}: packets of this interface are relayed in user space");
                     }
                 }
             }
@@ -305,7 +305,8 @@ impl Watcher {
     fn attach_to(&mut self, interface: &Interface) -> Result<Attached, OffloadError> {
         let told = |hook, why| Attachment { interface: interface.name.clone(), hook, why };
         if interface.is_loopback {
-            // Packets between our own relayed addresses pass through loopback and mark their flows.
+            // Packets between our own relayed addresses pass through loopback; a program there marks their
+            // flows.
             let leaves = self.attach_leaves(interface)?;
             return Ok(Attached::new(None, self.attach_to_tc(interface)?, leaves));
         }

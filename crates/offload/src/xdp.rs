@@ -55,8 +55,8 @@ fn takes_none(kind: Option<&str>) -> String {
     let why = "its driver does not accept redirected packets (NETDEV_XDP_ACT_NDO_XMIT)";
     match kind {
         Some("veth") => format!(
-            "{why}: a veth does while both ends are up and the far end uses NAPI; run `ethtool -K DEVICE gro off` and then \
-             `gro on` there"
+            "{why}: a veth accepts them only if both ends are up and the far end uses NAPI; run `ethtool -K DEVICE gro off` \
+             and then `gro on` there"
         ),
         _ => why.to_owned(),
     }

@@ -235,7 +235,7 @@ fn seen_by() -> Vec<u32> {
 
 fn passed(old: &Kernel, settings: &Settings) -> Kernel {
     let (passed, descriptors) = old.export_fds().expect("descriptors");
-    Kernel::from_handover(settings, passed, descriptors).expect("the old process could do this")
+    Kernel::from_handover(settings, passed, descriptors).expect("the new process takes the maps over")
 }
 
 fn target() -> SocketAddr {
@@ -258,7 +258,7 @@ fn install(flows: &mut Flows, port: u16) -> FlowKey {
         socket,
         expires_ns: u64::MAX,
     });
-    // The flow stays installed, as if the process had ended.
+    // The flow stays installed, as if the process had been killed.
     assert!(installed.is_ok(), "there is room");
     FlowKey::new(remote, local, None)
 }
@@ -295,8 +295,8 @@ fn a_successor_replaces_programs_on_the_same_links_and_keeps_flows() {
             "{hook:?}: the old program is still attached"
         );
         drop((flows, old));
-        assert_eq!(seen_by(), first, "{hook:?}: even after the old process ended");
-        new.attach().expect("the old process could do this");
+        assert_eq!(seen_by(), first, "{hook:?}: the program stays attached after the old process has ended");
+        new.attach().expect("the new process attaches its program");
         let second = seen_by();
         assert!(second.len() == 1 && second != first, "{hook:?}: {first:?} {second:?}");
         assert_eq!(attached(&new), [("one".to_owned(), hook)], "{hook:?}");
@@ -388,7 +388,7 @@ fn holder() {
     let Ok(hook) = env::var(HOLDER) else { return };
     let hooks = [Hook::Tcx, Hook::Clsact, Hook::Xdp];
     let hook = hooks.into_iter().find(|it| it.name() == hook).expect("a known hook");
-    let kernel = start(hook).expect("the parent could start it");
+    let kernel = start(hook).expect("the parent was able to start the kernel path");
     println!("attached to {}", kernel.attached()[0].interface);
     loop {
         std::thread::park();
@@ -396,7 +396,7 @@ fn holder() {
 }
 
 #[test]
-fn a_killed_process_leaves_at_most_a_filter_for_the_next_to_remove() {
+fn a_killed_process_leaves_at_most_a_filter_which_the_next_one_removes() {
     if !with_a_link() || start(Hook::Best).is_none() {
         return;
     }

@@ -64,7 +64,7 @@ fn short_lived_flows_leave_nothing_behind() {
 }
 
 #[test]
-fn a_full_table_refuses_and_has_room_again() {
+fn a_full_table_refuses_flows_until_there_is_room_again() {
     if !with_a_link() {
         return;
     }

@@ -119,7 +119,7 @@ fn flows_that_a_program_at_egress_marks_stay_in_user_space() {
         assert_eq!(passed.by_kernel, 0, "{passed:?}");
         assert!(bench.count(Count::RefusedMark) > 0, "{:?}", bench.kernel.snapshot());
         drop(marks);
-        turnpike_testkit::eventually("flows cross again", || bench.send(5).by_kernel > 0);
+        turnpike_testkit::eventually("the kernel relays again", || bench.send(5).by_kernel > 0);
         bench.send(1);
         assert_eq!(bench.arrived, bench.sent);
     });
@@ -193,8 +193,8 @@ fn flows_that_a_program_of_their_cgroup_drops_stay_in_user_space() {
             let passed = bench.send(SOME);
             assert_eq!((passed.by_kernel, passed.arrived), (0, 0), "{passed:?}");
             assert!(bench.count(Count::Unseen) > 0, "{:?}", bench.kernel.snapshot());
-            bpf(DETACH, &at).expect("it is attached");
-            turnpike_testkit::eventually("flows cross again", || bench.send(5).by_kernel > 0);
+            bpf(DETACH, &at).expect("the program is attached");
+            turnpike_testkit::eventually("the kernel relays again", || bench.send(5).by_kernel > 0);
         });
     });
 }

@@ -75,7 +75,7 @@ fn with_byte(frame: &[u8], at: usize, value: u8) -> Vec<u8> {
 }
 
 #[test]
-fn a_flow_crosses_after_a_datagram_has_left_unchanged() {
+fn a_flow_gets_a_lease_after_a_datagram_has_left_unchanged() {
     with_program(|program| {
         for (index, golden) in GOLDEN.iter().enumerate() {
             let mut bench = Bench::new(program, index);

@@ -118,8 +118,11 @@ impl Program {
                 .expect("the right type");
             load_program(|| program.load()).map_err(|error| format!("{error:?}"))?;
         }
-        let program: &mut SchedClassifier =
-            object.program_mut("turnpike_leaves").expect("it is there").try_into().expect("of this type");
+        let program: &mut SchedClassifier = object
+            .program_mut("turnpike_leaves")
+            .expect("the object contains the program")
+            .try_into()
+            .expect("the right type");
         load_program(|| program.load()).map_err(|error| format!("{error:?}"))?;
         let mut take = |name| object.take_map(name).expect("a map");
         Ok(Self {
@@ -147,7 +150,7 @@ impl Program {
         }
         let old: Vec<FlowKey> = self.departures.keys().filter_map(Result::ok).collect();
         for key in old {
-            self.departures.remove(&key).expect("it was there");
+            self.departures.remove(&key).expect("the entry was installed");
         }
         for (key, flow) in &tables.flows {
             self.flows.insert(key, flow, 0).expect("there is room");
@@ -243,18 +246,24 @@ impl Program {
         for (at, word) in [(8, mark), (32, priority), (36, arrived_by), (40, LOOPBACK)] {
             context[at..at + 4].copy_from_slice(&word.to_ne_bytes());
         }
-        let program = self.object.program("turnpike_leaves").expect("it is there");
-        let program =
-            <&SchedClassifier>::try_from(program).expect("of this type").fd().expect("it is loaded");
+        let program = self.object.program("turnpike_leaves").expect("the object contains the program");
+        let program = <&SchedClassifier>::try_from(program)
+            .expect("the right type")
+            .fd()
+            .expect("the program is loaded");
         let (result, bytes) = test_run(program.as_fd().as_raw_fd(), frame, &context, 0).expect("it runs");
-        assert_eq!((result, &bytes[..]), (u32::MAX, frame), "it changes nothing");
+        assert_eq!(
+            (result, &bytes[..]),
+            (u32::MAX, frame),
+            "the program at TC egress must not change packets"
+        );
         let counted = counts(&self.counts);
         self.reset_counts();
         counted
     }
 
     pub(crate) fn flow(&self, key: &FlowKey) -> Flow {
-        self.flows.get(key, 0).expect("it is there")
+        self.flows.get(key, 0).expect("the flow is installed")
     }
 
     pub(crate) fn set_flow(&mut self, flow: &Flow) {
@@ -273,7 +282,7 @@ impl Program {
     pub(crate) fn reset_counts(&mut self) {
         for what in 0..self.counts.len() {
             let zeros = vec![0; aya::util::nr_cpus().expect("a number")];
-            let zeros = PerCpuValues::try_from(zeros).expect("one for each");
+            let zeros = PerCpuValues::try_from(zeros).expect("one value per CPU");
             self.counts.set(what, zeros, 0).expect("in range");
         }
     }

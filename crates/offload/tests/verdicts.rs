@@ -167,7 +167,7 @@ impl Bench {
             let mut number = [0; 4];
             while self.far.peer.recv_from(&mut number).is_ok() {
                 let number = u32::from_be_bytes(number);
-                assert!(number > self.last, "{number} arrives after {}", self.last);
+                assert!(number > self.last, "datagram {number} arrives after {}", self.last);
                 self.last = number;
                 self.arrived += 1;
             }
@@ -361,7 +361,7 @@ fn flows_stay_in_user_space_if_rules_would_affect_them() {
 }
 
 #[test]
-fn flows_cross_if_rules_let_them_through() {
+fn the_kernel_relays_flows_that_rules_let_through() {
     for (name, _, rules) in cases(HARMLESS, |(_, tool, _)| tool) {
         in_namespace(|| {
             let Some(mut bench) = Bench::new(rules) else { return };
@@ -383,7 +383,7 @@ fn rules_added_later_take_effect_after_one_lease() {
             .map(|(name, _, rules, _)| {
                 let case = move || {
                     let Some(mut bench) = Bench::new("") else { return };
-                    assert!(bench.send(SOME).by_kernel > 0, "{name}: it crosses at first");
+                    assert!(bench.send(SOME).by_kernel > 0, "{name}: the kernel relays it at first");
                     if !has_made(rules) {
                         return;
                     }
@@ -414,7 +414,7 @@ fn no_datagram_is_lost_or_overtaken_when_rules_come_and_go() {
             bench.outlast_lease();
             assert_eq!(bench.send(SOME).by_kernel, 0);
             run("nft delete table ip t");
-            turnpike_testkit::eventually("flows cross again", || bench.send(5).by_kernel > 0);
+            turnpike_testkit::eventually("the kernel relays again", || bench.send(5).by_kernel > 0);
         }
         bench.send(1);
         assert_eq!(bench.arrived, bench.sent);
@@ -470,7 +470,7 @@ fn a_lease_is_renewed_by_one_datagram() {
 }
 
 #[test]
-fn an_obstacle_is_named_and_flows_return_when_it_is_gone() {
+fn an_obstacle_is_named_and_the_kernel_relays_again_without_it() {
     if !is_there("ip") {
         return skip("ip(8) is not installed");
     }
@@ -487,6 +487,6 @@ fn an_obstacle_is_named_and_flows_return_when_it_is_gone() {
         assert_eq!(bench.send(SOME).by_kernel, 0);
         run(&format!("ip xfrm policy delete {policy}"));
         turnpike_testkit::eventually("it is gone", || bench.kernel.obstacle().is_none());
-        turnpike_testkit::eventually("flows cross again", || bench.send(5).by_kernel > 0);
+        turnpike_testkit::eventually("the kernel relays again", || bench.send(5).by_kernel > 0);
     });
 }

@@ -1,5 +1,5 @@
-//! Rate limits for events caused by unauthenticated sources. Each source has a token bucket, and all share
-//! one, so that a source that exceeds its own rate does not use up the total.
+//! Rate limits for events caused by unauthenticated sources. Each source has a token bucket, and all sources
+//! share another one, so that a source that exceeds its own rate does not use up the total.
 #![forbid(unsafe_code)]
 
 use std::{

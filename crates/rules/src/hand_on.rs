@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn first_matching_rule_decides_and_the_rest_is_turn() {
+    fn first_matching_rule_decides_and_turn_keeps_the_rest() {
         let rules = [
             rule(&["www.example.org", "example.org"], &[], 1),
             rule(&["*.example.org"], &[], 2),

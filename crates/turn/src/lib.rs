@@ -1,5 +1,5 @@
 //! TURN without sockets, clocks, threads or files: state machines that take datagrams and the time, and
-//! return packets to send. [`server`] is an RFC 8656 server, [`client`] a client for it.
+//! return packets to send. [`server`] is an RFC 8656 server, and [`client`] is a client for it.
 #![forbid(unsafe_code)]
 
 pub mod access_token;

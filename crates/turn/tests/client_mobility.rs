@@ -35,7 +35,7 @@ fn mobile() -> Client {
     );
     client.allocate(0).unwrap();
     let first = request(&mut client);
-    assert_eq!(ticket_of(&first), Some(Vec::new()), "an empty ticket asks for one");
+    assert_eq!(ticket_of(&first), Some(Vec::new()), "an empty attribute requests a ticket");
     client.handle_datagram(0, &challenge(&first, 401, PLAIN_NONCE, None));
     let second = request(&mut client);
     client.handle_datagram(0, &success_with_ticket(&second, b"first"));

@@ -54,7 +54,7 @@ fn a_request_over_tcp_is_sent_once_and_times_out_after_39_5_s() {
 }
 
 #[test]
-fn connect_makes_a_peer_connection_bound_on_a_second_stream() {
+fn connect_makes_a_peer_connection_that_a_second_stream_binds() {
     let mut client = tcp_allocated();
     client.connect(1, peer()).unwrap();
     let connect = request(&mut client);

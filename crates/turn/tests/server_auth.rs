@@ -72,7 +72,7 @@ fn every_scheme_is_accepted() {
 
 /// RFC 8489 section 9.2.4: the password algorithm decides, not the attribute in the request.
 #[test]
-fn a_password_algorithm_is_answered_with_sha256_and_none_with_sha1() {
+fn responses_use_sha256_only_for_requests_with_a_password_algorithm() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let key = Key::long_term(KeyAlgorithm::Md5, &alice.user, REALM, alice.password.as_bytes());

@@ -177,7 +177,8 @@ fn a_channel_lasts_600_s_and_its_permission_300_s_if_so_configured() {
     assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     world.sleep(1);
-    // Section 9: without the permission, data from the peer is dropped. Section 12.6: data refreshes neither.
+    // Section 9: without the permission, data from the peer is dropped. Section 12.6: data refreshes neither
+    // the permission nor the channel.
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));

@@ -159,7 +159,7 @@ fn an_allocation_ends_with_its_credential_if_configured() {
 
 #[test]
 fn a_reload_ends_allocations_at_the_expiry_of_their_credential() {
-    // A timer notices a past deadline in the next second.
+    // A timer whose deadline has already passed fires one second later.
     for (slept, lived) in [(20, 60_000), (100, 101_000)] {
         let mut world = world(config());
         let timed = allocated(&mut world);

@@ -50,7 +50,7 @@ fn the_fleets_redirect_precedes_configured_alternates() {
 }
 
 #[test]
-fn the_fleet_learns_the_occasion_and_may_keep_the_client() {
+fn the_fleets_policy_sees_the_occasion_and_may_keep_the_client() {
     let mut world = World::with_policy(node(1), TestPolicy { total: 1, ..policy() });
     allocate(&mut world, "alice").success();
     world.client = client(2);
@@ -155,7 +155,7 @@ fn a_ticket_redirects_to_its_node() {
 }
 
 #[test]
-fn a_ticket_issued_before_numbering_belongs_to_the_node() {
+fn a_ticket_issued_before_the_node_was_numbered_belongs_to_it() {
     let mut world = World::with_policy(node(0), policy());
     let reply = world.ask_as("alice", Ask::allocate().raw(TICKET, &[])).success();
     let now = world.now;

@@ -37,7 +37,7 @@ fn an_allocation_expires_without_a_refresh() {
 }
 
 #[test]
-fn a_refresh_counts_from_now_and_may_shorten_the_lifetime() {
+fn a_refresh_sets_the_lifetime_from_now_and_may_shorten_it() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     world.sleep(500);

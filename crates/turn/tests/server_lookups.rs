@@ -166,7 +166,7 @@ fn an_unanswered_lookup_expires_after_ten_seconds() {
 }
 
 #[test]
-fn allocation_time_counts_from_the_request() {
+fn allocation_time_is_measured_from_the_request() {
     let mut world = world();
     let asked = query(world.feed_as("alice", Ask::allocate()));
     world.now.ms += 40;

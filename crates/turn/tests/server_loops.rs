@@ -13,7 +13,7 @@ fn behind(listener: u16, transport: RelayTransport) -> (World, Credentials) {
 }
 
 #[test]
-fn a_client_behind_a_relayed_address_gets_only_its_address() {
+fn a_client_behind_a_relayed_address_gets_no_allocation() {
     for (listener, transport) in [(0, RelayTransport::Udp), (1, RelayTransport::Tcp)] {
         let (mut world, alice) = behind(listener, transport);
         for ask in [

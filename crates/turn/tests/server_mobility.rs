@@ -97,7 +97,7 @@ fn the_old_address_is_valid_until_data_from_the_new_one() {
     assert_eq!(world.effects(), [moved]);
     assert_eq!(reaches(&mut world, relay), new);
     assert_eq!(speaks(&mut world, old), Outcome::Drop(DropReason::NoAllocation));
-    // The permission requested from the new address, the channel and the quota have moved along.
+    // The permission requested from the new address, the channel and the quota have moved too.
     world.client = new;
     assert!(world.feed(&Ask::send("198.41.0.9:5", b"x")).goes_to_peer());
     assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (1, 1));
@@ -190,7 +190,7 @@ fn a_copy_of_a_refresh_is_always_refused() {
 /// The client regains the allocation with its next request; the signed response is useless to the sender of
 /// the copy.
 #[test]
-fn the_client_regains_its_allocation_from_an_earlier_copy() {
+fn the_client_regains_an_allocation_moved_by_an_earlier_copy() {
     let (mut world, relay, ticket) = mobile();
     world.client = elsewhere(1);
     let alice = world.credentials("alice", Scheme::Md5);
@@ -504,7 +504,7 @@ fn the_end_of_the_new_stream_cancels_a_pending_move() {
 }
 
 #[test]
-fn a_new_client_on_an_old_address_gets_nothing_else() {
+fn a_new_client_on_an_old_address_does_not_get_the_old_allocation() {
     let (mut world, relay, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     assert_eq!(speaks(&mut world, stream(41_000)), Outcome::Drop(DropReason::NoAllocation));

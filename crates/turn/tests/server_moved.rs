@@ -27,7 +27,7 @@ fn carried(from: &mut World, allocation: AllocationSlot, to: &mut World) -> Allo
 }
 
 #[test]
-fn channels_permissions_and_counters_move_along() {
+fn channels_permissions_and_counters_move_with_the_allocation() {
     let mut here = World::new();
     let (alice, relay) = here.allocated();
     for n in 0..20 {
@@ -75,7 +75,7 @@ fn channels_permissions_and_counters_move_along() {
 
 /// The permission ends before the channel in an older process, or in one configured this way.
 #[test]
-fn channels_permit_in_the_new_process() {
+fn channels_permit_their_peers_in_the_new_process() {
     for gone in [100, 400] {
         let mut here = World::with(ServerConfig { channels_permit: false, ..config() });
         let (alice, relay) = here.allocated();
@@ -90,7 +90,7 @@ fn channels_permit_in_the_new_process() {
 }
 
 #[test]
-fn both_families_move_along_with_their_expiry() {
+fn both_families_and_their_expiry_move_with_the_allocation() {
     let mut here = World::new();
     let alice = here.credentials("alice", Scheme::Md5);
     here.ask(&Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).signed(&alice))
@@ -127,7 +127,7 @@ fn a_mobile_allocation_moves_with_its_clients_ticket() {
 }
 
 #[test]
-fn connections_move_along_in_any_stage() {
+fn connections_in_any_stage_move_with_the_allocation() {
     let mut here = World::with(streams());
     let (alice, relay) = here.allocated_tcp();
     let waiting = here.connected(&alice, "198.41.0.4:1");
@@ -147,7 +147,7 @@ fn connections_move_along_in_any_stage() {
         ..connecting
     };
     let reply = there.connect_result(&request, Ok(()));
-    assert!(reply.success().is_signed(&alice), "the request's key must move along");
+    assert!(reply.success().is_signed(&alice), "the request's key must move with the connection");
     // 10 of the 30 s for a ConnectionBind have passed.
     there.sleep(19);
     there.effects();

@@ -232,7 +232,7 @@ fn malformed_or_conflicting_discovery_attributes_are_400() {
 }
 
 #[test]
-fn only_the_network_above_its_rate_is_dropped() {
+fn only_requests_from_a_network_above_its_rate_are_dropped() {
     let limits = DiscoveryLimits { per_source: 2, total: 12 };
     let mut world = World::with(ServerConfig { discovery_limits: limits, ..discovery() });
     world.client.local = address(A1P1);

@@ -21,7 +21,7 @@ const PADDING: u16 = 0x0026;
 /// MAPPED-ADDRESS and similar attributes start with a zero byte (RFC 8489 section 14.1).
 const ADDRESSES: [u16; 7] = [0x0001, 0x0012, 0x0016, 0x0020, 0x8023, 0x802B, 0x802C];
 
-/// Record of coverage, so that the test fails if it covers less.
+/// Record of everything covered, so that the test fails if coverage shrinks.
 #[derive(Default)]
 struct Seen {
     codes: BTreeSet<u16>,

@@ -77,7 +77,7 @@ fn check(world: &mut World, alice: &Credentials, ip: IpAddr, permitted: bool) {
     static CHANNEL: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(0);
     let peer = SocketAddr::new(ip, 7000).to_string();
     let refused = if permitted { None } else { Some(403) };
-    // Keeps below the allocation's refusal rate.
+    // Stays below the allocation's refusal rate.
     world.now.ms += 100;
     // Send is tested first, while there is no permission yet.
     let reason = if permitted { DropReason::NoPermission } else { DropReason::PeerRefused };

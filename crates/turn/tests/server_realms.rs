@@ -11,7 +11,7 @@ fn realm(name: &str) -> Realm {
     Realm { name: name.to_owned(), allow_sha256: true, username_anonymity: true }
 }
 
-/// Listener 0 serves all realms, listener 1 only `TENANT`, listener 2 `OTHER` first and then `TENANT`.
+/// Listener 0 serves all realms, listener 1 only `TENANT`, and listener 2 first `OTHER` and then `TENANT`.
 fn tenants() -> ServerConfig {
     let profile = |realms: &[u16]| ListenerProfile {
         realms: realms.iter().copied().map(RealmId).collect(),

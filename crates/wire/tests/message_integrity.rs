@@ -255,7 +255,7 @@ proptest! {
         }
     }
 
-    /// The length field is not covered as sent, but a wrong one makes the message malformed.
+    /// The MAC does not cover the length field as sent, but a wrong length makes the message malformed.
     #[test]
     fn changing_any_bit_of_a_signed_message_is_detected(
         software in 0_usize..20,

@@ -19,7 +19,7 @@ fn indication(which: Indication, peer: SocketAddr, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn the_counter_counts() {
+fn the_counter_counts_allocations() {
     assert_eq!(allocations(|| drop(black_box(vec![1, 2, 3]))), 1);
 }
 

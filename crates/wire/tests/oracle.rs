@@ -125,7 +125,7 @@ pub(crate) fn our_view(
     Ok((peer, data.to_vec(), dont_fragment))
 }
 
-/// The two differ here: the oracle reads bytes after the message as attributes.
+/// Our parser and the oracle differ here: the oracle reads bytes after the message as attributes.
 #[test]
 fn only_the_oracle_reads_beyond_the_length_field() {
     let transaction = transaction_id([7; 12]);

@@ -415,7 +415,7 @@ mod tests {
                 thread::yield_now();
             }
         };
-        assert!(workers.make_progress(), "no progress was requested yet");
+        assert!(workers.make_progress(), "progress has not been requested yet");
         until_all_answer();
         let (go_on, until) = mpsc::channel();
         workers.senders().next().unwrap().tell(Told::Wait(until));

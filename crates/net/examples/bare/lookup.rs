@@ -68,7 +68,7 @@ fn program(map: u32, first: i32, last: i32) -> Vec<u64> {
         op(0x62, 10, 0, -4, 0),                     // key = 0
         op(0xbf, 2, 10, 0, 0),                      // r2 = &key
         op(0x07, 2, 0, 0, -4),                      //
-        op(0x18, 1, 1, 0, map.cast_signed()),       // r1 = map, in two
+        op(0x18, 1, 1, 0, map.cast_signed()),       // r1 = map (two instructions)
         op(0, 0, 0, 0, 0),                          //
         op(0x85, 0, 0, 0, MAP_LOOKUP_ELEM),         // r0 = socket
         op(0x15, 0, 0, pass(12), 0),                // none: pass
@@ -93,7 +93,7 @@ fn number(fd: &impl AsRawFd) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// Packs pairs of 32 bits in memory order.
+/// Packs pairs of 32-bit words in memory order.
 fn words(words: &[u32]) -> Vec<u64> {
     words.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32).collect()
 }

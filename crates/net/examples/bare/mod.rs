@@ -60,7 +60,7 @@ impl Run {
 
     /// Prints a JSON object with the number of delivered datagrams (or messages) and the CPU time of this
     /// process in seconds.
-    #[expect(clippy::cast_precision_loss, reason = "counts of a run")]
+    #[expect(clippy::cast_precision_loss, reason = "counts of one run are far below 2^53")]
     pub(crate) fn report(&self, experiment: &str, variant: &str, datagrams: u64, more: &[(&str, f64)]) {
         let (seconds, cpu) = (self.began.elapsed().as_secs_f64(), cpu_s());
         let each = if datagrams > 0 { cpu * 1e6 / datagrams as f64 } else { 0.0 };
@@ -74,7 +74,7 @@ impl Run {
 
 #[expect(clippy::cast_precision_loss, reason = "seconds of a run")]
 fn cpu_s() -> f64 {
-    // SAFETY: zero is a value for every member of `rusage`.
+    // SAFETY: zero is a valid value for every member of `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is to a live `rusage`.
     let asked = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };

@@ -204,7 +204,7 @@ fn peer(n: u16) -> SocketAddr {
 }
 
 #[test]
-fn each_refusal_of_a_super_packet_steps_down_once() {
+fn each_refusal_of_a_super_packet_causes_one_step_down() {
     for errno in REFUSALS {
         let mut b = bench(Datapath::Gso);
         let mut kernel = ruled(|m| m.segment.map(|_| errno));
@@ -256,7 +256,7 @@ fn super_packets_are_used_again_once_the_kernel_accepts_them() {
 }
 
 #[test]
-fn a_large_segment_steps_down_only_for_its_size() {
+fn a_refused_large_segment_steps_down_only_for_its_size() {
     for errno in REFUSALS {
         let mut b = bench(Datapath::Gso);
         let mut kernel = ruled(|m| m.segment.filter(|s| *s > 1300).map(|_| errno));
@@ -282,7 +282,7 @@ fn a_large_segment_steps_down_only_for_its_size() {
 }
 
 #[test]
-fn a_step_down_never_lifts_an_earlier_one() {
+fn a_step_down_never_raises_the_limit_of_an_earlier_one() {
     let mut b = bench(Datapath::Gso);
     let mut kernel = ruled(|m| m.segment.map(|_| libc::EIO));
     for size in [100, 1400, 100] {

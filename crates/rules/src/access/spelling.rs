@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_address_text_matches_even_with_stars(
+        fn every_address_text_fits_even_with_parts_replaced_by_stars(
             address in address(),
             stars in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..6), 0..4),
         ) {

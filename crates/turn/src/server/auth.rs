@@ -223,7 +223,7 @@ impl<P: Policy> Server<P> {
         user: User<'_>,
         why: CredentialRefusal,
     ) -> Disposition {
-        // The nonce is not verified yet.
+        // The nonce has not been verified yet.
         if claim.standing == Standing::ForOwner {
             return self.challenge(context, &claim.realm, 438);
         }
@@ -231,8 +231,8 @@ impl<P: Policy> Server<P> {
         self.challenge(context, &claim.realm, 401)
     }
 
-    /// Logs only requests from verified addresses, because the log line names the address. A forged UDP
-    /// source never sees the nonce sent to it.
+    /// Logs only requests from verified addresses, because the log line names the address. A client that
+    /// forges its UDP source never sees the nonce.
     fn refused_before(
         &mut self,
         context: &Context<'_>,

@@ -118,7 +118,7 @@ pub enum Effect {
         source: Source,
         request: Box<[u8]>,
     },
-    /// Return the request to its worker, for [`super::Server::declined`]: its client does not move here.
+    /// Return the request to its worker, for [`super::Server::declined`]: its client is not moving here.
     Decline {
         via: u16,
         source: Source,

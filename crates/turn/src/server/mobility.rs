@@ -97,7 +97,7 @@ impl Mobility {
         }
     }
 
-    /// Records a move. `without` is `None` if data from the client caused it, otherwise the number of
+    /// Records a move. `without` is `None` if data from the client caused the move, otherwise the number of
     /// datagrams that the client had sent before.
     pub(crate) fn moved(&mut self, without: Option<u64>) {
         match (&mut self.spent, without) {

@@ -10,7 +10,7 @@ use crate::common::{address, config};
 pub(super) const TENANT: &str = "tenant.example";
 pub(super) const REALMS: [&str; 2] = [REALM, TENANT];
 
-/// One credential expires during a scenario, one has expired, and one user is unknown.
+/// One credential expires during a scenario, one has already expired, and one user is unknown.
 pub(super) const USERS: [&str; 5] = ["alice", "bob", "timed", "old", "nobody"];
 
 pub(super) const START_MS: u64 = 1_000_000;

@@ -1084,7 +1084,7 @@ pub(super) fn nameless() -> AllocationId {
     "0".repeat(32).parse().expect("32 digits")
 }
 
-/// First whole second at or after a deadline, when it is checked at the latest.
+/// First whole second at or after a deadline, the latest time at which the deadline is checked.
 pub(super) fn whole_second(ms: u64) -> u64 {
     ms.div_ceil(1000) * 1000
 }

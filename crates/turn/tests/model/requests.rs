@@ -390,7 +390,7 @@ impl Model {
 
     #[expect(
         clippy::type_complexity,
-        reason = "one family, perhaps a second, and the error of a missing one"
+        reason = "one family, perhaps a second, and the error code for a missing one"
     )]
     fn wish(
         &self,

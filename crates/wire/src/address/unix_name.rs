@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_limited_paths_or_abstract_names() {
+    fn names_are_paths_or_abstract_names_of_limited_length() {
         for good in
             ["/run/app.sock", "@app", &format!("/{}", "x".repeat(106)), &format!("@{}", "x".repeat(107))]
         {

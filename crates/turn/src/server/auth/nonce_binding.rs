@@ -4,7 +4,8 @@
 //! These two may use a nonce issued to the allocation's client.
 //!
 //! The drawback is that an eavesdropper can replay one of these requests from its own address and win if the
-//! replay arrives first. Each is accepted only once, and with TLS or DTLS an eavesdropper cannot read it.
+//! replay arrives first. Each request is accepted only once, and with TLS or DTLS an eavesdropper cannot read
+//! it.
 
 use std::net::IpAddr;
 
@@ -75,7 +76,7 @@ impl<P: Policy> Server<P> {
     }
 
     /// Accepts only the current ticket, or the previous one in an exact retransmission. If an attacker
-    /// replays the request later, it needs a nonce for the attacker's address.
+    /// replays the request later, the replay needs a nonce for the attacker's address.
     fn bound_before_moving(&mut self, context: &Context<'_>) -> BoundTo {
         let Some(ticket) = self.ticket_of(context.request) else { return BoundTo::Nothing };
         let Some(index) = self.pending_moves.owned.get(&ticket.key).copied() else {

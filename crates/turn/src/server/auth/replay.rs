@@ -235,7 +235,7 @@ mod tests {
         assert!(other_worker.record(transaction(1), 1000, 1002).is_none());
         assert!(granted.record(transaction(1), 999, 1002).is_none(), "older than the one that was granted");
         assert!(other_worker.record(transaction(1), 1002, 1002).is_some());
-        assert!(granted.record(transaction(1), 1000, 1003).is_none(), "the first nonce stays used up");
+        assert!(granted.record(transaction(1), 1000, 1003).is_none(), "the first request is still recorded");
     }
 
     #[test]

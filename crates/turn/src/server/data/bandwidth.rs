@@ -47,7 +47,7 @@ pub struct Bandwidth {
     pub rates: Rates,
     /// Bits per second.
     pub total: Option<u64>,
-    /// Burst, as the number of milliseconds' worth of the rate. Default 250.
+    /// Burst, in milliseconds' worth of the rate. Default 250.
     pub burst_ms: u32,
     pub realms: HashMap<Box<str>, Rates>,
 }
@@ -288,7 +288,7 @@ impl<P: Policy> Server<P> {
             let limit = Limit::new(rate?, bandwidth.burst_ms, LEAST_POOL);
             Some(Member::new(leases.get(pools, name, limit, now.ms)))
         };
-        // A user's key contains a control character, which realm names cannot.
+        // A user's key contains a control character, which realm names cannot contain.
         let members = [
             member(per_user, &state.user().key()),
             member(per_realm, &state.realm),

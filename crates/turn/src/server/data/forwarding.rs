@@ -120,7 +120,7 @@ impl Entry {
         self.channels.permit(ip, expires_ms);
     }
 
-    /// Peers whose permission ends before a channel of theirs, with the latest expiry of any such channel.
+    /// Peers whose permission ends before one of their channels, with the latest expiry of any such channel.
     pub(crate) fn outlasted_permissions(&self) -> SmallVec<[(IpAddr, u64); 4]> {
         let channels = self.channels.iter();
         let longer = channels.filter(|channel| channel.permitted_until_ms < channel.expires_ms);

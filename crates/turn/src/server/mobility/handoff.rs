@@ -42,7 +42,7 @@ pub struct MoveRequest {
     pub owner: u16,
     pub to: u16,
     pub client: Client,
-    /// Link of worker `to` to the client.
+    /// Worker `to`'s link to the client.
     pub link: Link,
     pub(crate) key: u64,
 }
@@ -60,7 +60,7 @@ impl<P: Policy> Server<P> {
         self.request(now, source, Delivery::Forwarded { via, occupied }, request);
     }
 
-    /// Reports that no allocation of `owner` moves to the client.
+    /// Reports that no allocation of `owner` is moving to the client.
     pub fn declined<'a>(
         &'a mut self,
         now: Now,
@@ -108,8 +108,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// `None` if the allocation has already ended or moves elsewhere; the requesting worker must then call
-    /// [`Server::not_moved`].
+    /// `None` if the allocation has already ended or is moving elsewhere; the requesting worker must then
+    /// call [`Server::not_moved`].
     #[must_use = "an allocation that is dropped is never released"]
     pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
         let index = *self.pending_moves.owned.get(&request.key)?;
@@ -196,8 +196,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Finds this worker's allocation that moves to the request's 5-tuple. Requests never end the old 5-tuple
-    /// (section 3.2.2).
+    /// Finds this worker's allocation that is moving to the request's 5-tuple. Requests never end the old
+    /// 5-tuple (section 3.2.2).
     pub(crate) fn arriving(&mut self, context: &Context<'_>) -> Result<Option<u32>, Disposition> {
         let own = self.worker_id.number();
         let (source, request) = (context.source, context.request.view.bytes());

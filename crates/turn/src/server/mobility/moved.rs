@@ -89,7 +89,7 @@ impl Record {
         match (v4, v6) {
             (None, None) => Err("there is no relayed transport address"),
             (None | Some(Family::V4), None | Some(Family::V6)) => Ok(()),
-            _ => Err("a relayed transport address belongs to the other family"),
+            _ => Err("a relayed transport address has the wrong family"),
         }
     }
 }

@@ -154,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sealed_tickets_open(
+        fn sealed_tickets_can_be_opened(
             key in 0..1_u64 << KEY_BITS,
             node in 0_u16..1 << NODE_BITS,
             counter: u32,

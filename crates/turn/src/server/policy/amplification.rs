@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_further_prefixes_are_not_limited() {
+    fn memory_is_bounded_and_additional_prefixes_are_not_limited() {
         let mut guard = AmplificationGuard::default();
         for n in 0..50_000 {
             assert!(guard.admit(0, LIMIT, prefix(n)));

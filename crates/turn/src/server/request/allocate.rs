@@ -163,8 +163,7 @@ impl<P: Policy> Server<P> {
                 }
             });
         }
-        // Must be the last check, so that a client may resend unchanged a request that was refused for
-        // another reason.
+        // Must be the last check, so that a request refused for another reason may be resent unchanged.
         self.grant_once(context, Once::Allocate).inspect_err(|_| self.policy.release(who.user(), prefix))
     }
 

@@ -35,7 +35,7 @@ impl<P: Policy> Server<P> {
         self.sweep(context.now, index);
         let most = self.config.limits.permissions;
         let Some((id, entry)) = self.data.forwarding.at(index) else { return self.fail(context, 437) };
-        // The encoded family counts, so an IPv4-mapped address is IPv6.
+        // The family is as encoded, so an IPv4-mapped address is IPv6.
         if let Some(other) = peers.iter().find(|ip| !entry.has(Family::of(**ip))) {
             return self.refuse(context, 443, RequestRefusal::PeerFamily(SocketAddr::new(*other, 0)));
         }

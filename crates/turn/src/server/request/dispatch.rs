@@ -200,9 +200,9 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Detects a client behind one of this server's relayed transport addresses that requests or moves an
-    /// allocation. Its datagrams would return to this server, and two such allocations can feed each other
-    /// until the TTL runs out.
+    /// Detects a client that requests or moves an allocation from behind one of this server's relayed
+    /// transport addresses. Its datagrams would return to this server, and two such allocations can feed each
+    /// other until the TTL runs out.
     fn is_loop(&mut self, context: &Context<'_>) -> bool {
         let concerns = match context.request.method {
             Method::Allocate | Method::ConnectionBind => true,

@@ -3,9 +3,9 @@
 //! filters.
 //!
 //! Each of these features lets an unauthenticated request trigger packets from another address or large
-//! packets. So they are off by default, padding is no longer than the request's, and no response goes to a
-//! well-known port. The rates of requests that use them, and of OTHER-ADDRESS, which makes a response longer
-//! than twice its request, are limited per network and in total.
+//! packets. So they are off by default, padding is limited to the length of the request's, and no response
+//! goes to a well-known port. The rates of requests that use them, and of OTHER-ADDRESS, which makes a
+//! response longer than twice its request, are limited per network and in total.
 
 use std::{
     hash::BuildHasher as _,
@@ -191,12 +191,13 @@ impl<P: Policy> Server<P> {
         self.data.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
         // Section 6.1 puts four addresses into every response: 68 bytes over IPv4, 3.4 times a plain Binding
-        // request. The response includes those after the first only while it stays within twice the request's
-        // length. OTHER-ADDRESS is an exception, at a bounded rate: it announces discovery in the response to
-        // a plain request (sections 4.3 and 4.4).
+        // request. Addresses after the first are included only while the response stays within twice the
+        // request's length. OTHER-ADDRESS is an exception, at a bounded rate: it announces discovery in the
+        // response to a plain request (sections 4.3 and 4.4).
         response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
-        // Section 6.1 requires padding as long as the MTU. Here the padding is no longer than the request's,
-        // because otherwise 24 bytes from a forged source address would cause a response of 1,500 bytes.
+        // Section 6.1 requires padding as long as the MTU. Here its length is limited to that of the
+        // request's, because otherwise 24 bytes from a forged source address would cause a response of 1,500
+        // bytes.
         let padding = wanted.padding.map(|asked| &[0; MAX_PADDING][..asked.len().min(MAX_PADDING)]);
         let padding_len = padding.map_or(0, |padding| 4 + padding.len().next_multiple_of(4));
         let room = 2 * request.len_without_fingerprint() - padding_len;

@@ -51,8 +51,7 @@ impl<P: Policy> Server<P> {
         if family.is_some_and(|family| !entry.has(family)) {
             return self.fail(context, 443);
         }
-        // Must be the last check, so that a client may resend unchanged a request that was refused for
-        // another reason.
+        // Must be the last check, so that a request refused for another reason may be resent unchanged.
         if spent.is_some()
             && let Err(answer) = self.grant_once(context, Once::Move)
         {

@@ -205,8 +205,8 @@ impl Lease {
         held.open.store(held.open.load(Relaxed) - (cost - of_kept), Relaxed);
     }
 
-    /// Keeps at most one slice of tokens and returns the rest to the pool, which would otherwise be refilled
-    /// in addition to them.
+    /// Keeps at most one slice of tokens and returns the rest to the pool; otherwise, the pool would refill
+    /// on top of them.
     fn give_back(&self, way: Way, tokens: i64) {
         let open = &self.ways[way as usize].open;
         let has = open.load(Relaxed).saturating_add(tokens);
