@@ -81,7 +81,7 @@ pub struct RuleStatus {
     pub to_target: (u64, u64),
     /// Datagrams and bytes to clients.
     pub to_client: (u64, u64),
-    /// Ended connections and UDP sessions and dropped datagrams, by reason.
+    /// Ended connections, ended UDP sessions and dropped datagrams, by reason.
     pub ends: Vec<(&'static str, u64)>,
 }
 

@@ -157,8 +157,12 @@ impl FromStr for AdminAddress {
             Some("") => Ok(Self::DefaultSocket),
             Some(rest) => {
                 let name = rest.strip_prefix(':').ok_or("")?.parse::<UnixName>()?;
-                // An abstract socket has no permissions: every local user could connect.
-                if name.path().is_some() { Ok(Self::Unix(name)) } else { Err("the socket needs a file") }
+                // Only a socket with a path has permissions.
+                if name.path().is_some() {
+                    Ok(Self::Unix(name))
+                } else {
+                    Err("an abstract socket has no permissions, so every local user could connect")
+                }
             }
             None => keys::address(text).map(Self::Tcp),
         }

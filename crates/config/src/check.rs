@@ -260,7 +260,7 @@ impl Judge<'_> {
         if repeated(families).is_some() {
             self.refuse(
                 "relay.addresses",
-                "only one address of each family can be detected, but two entries require this",
+                "two entries require the detection of an address of the same family, but only one can be detected",
                 "auto=PUBLIC once for IPv4 and once for IPv6, auto once",
             );
         }

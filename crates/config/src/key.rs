@@ -25,7 +25,7 @@ pub(crate) struct KeySpec<S> {
 }
 
 impl<S> KeySpec<S> {
-    /// Reads its value into the settings; `None` if it is invalid. Mistakes go to `problems`.
+    /// Reads its value into the settings; `None` if it is invalid. Errors go to `problems`.
     pub(crate) fn read(
         &self,
         node: &Node,
@@ -335,7 +335,7 @@ pub(crate) mod kind {
     pub(crate) const SWITCH: Kind<bool> =
         Kind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);
 
-    /// Number of threads; `None` is one per core.
+    /// Number of threads; `None` means one per core.
     pub(crate) const WORKERS: Kind<Option<usize>> = Kind::one(
         "a number of threads, 1 to 1024, or \"auto\" for one per core",
         |reader, node| match &node.value {

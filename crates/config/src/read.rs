@@ -19,7 +19,7 @@ impl Checks {
     pub const NONE: Self = Self { log_filter: |_| Ok(()), turn_uri: |uri| Ok(uri.to_owned()) };
 }
 
-/// Reads the value of one key. Every refusal becomes a [`Mistake`] and `None`.
+/// Reads the value of one key. An invalid value is reported as a [`Mistake`] and read as `None`.
 pub(crate) struct ValueReader<'a> {
     path: &'static str,
     expected: &'static str,

@@ -79,7 +79,7 @@ fn has_store(settings: &Settings) -> bool {
     settings.stored.in_use || settings.store.url.is_some()
 }
 
-/// Returns true if the configuration names a store, even if it was not read yet.
+/// Returns true if the configuration names a store, even if it has not been read yet.
 pub(crate) fn names_store(settings: &Settings) -> bool {
     has_store(settings) || matches!(settings.store.state, StateDir::At(_))
 }

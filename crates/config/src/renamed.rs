@@ -203,7 +203,7 @@ mod tests {
         entries
     }
 
-    /// Keys in the order of the file, with the section before them.
+    /// Keys in the order of the file, each prefixed with its section.
     fn keys(entries: &[Entry]) -> Vec<String> {
         let of = |section: &str, node: &Node| match &node.value {
             Value::Table(members) => {

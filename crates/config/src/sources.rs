@@ -246,7 +246,7 @@ fn sort_out<'a, S>(
             problems.push(Mistake::new(
                 &section.origin,
                 section.key.clone(),
-                "it is a value",
+                "it is a single value, not a table",
                 format!("a table, [{}]", section.key),
             ));
             continue;

@@ -671,7 +671,7 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Sto
     for pause in breaker::pauses() {
         sleep(pause).await;
         let Some(inner) = weak.upgrade() else { return };
-        // An empty name does not exist, and its lookup takes the same path as a user's.
+        // No user has an empty name, and its lookup takes the same path as a user's.
         match inner.ask("", "").await {
             Ok(_) => {
                 lock(&inner.breaker).close();

@@ -109,7 +109,7 @@ fn relays_on(serve: &Serve, address: &str) -> bool {
 }
 
 fn eventually_at(serve: &Serve, address: &str) {
-    eventually("new calls have the new address", || Call::at(serve) == Ok(ip(address)));
+    eventually("new calls use the new address", || Call::at(serve) == Ok(ip(address)));
 }
 
 #[test]

@@ -318,7 +318,6 @@ fn collide(a: &Rule, b: &Rule) -> bool {
 }
 
 fn length(ports: PortRange) -> u16 {
-    // The difference is at most 65,534, because a range cannot start at port 0, except for port 0
-    // alone.
+    // The difference is at most 65,534, because port 0 cannot start a range of several ports.
     (ports.last - ports.first).saturating_add(1)
 }

@@ -57,7 +57,7 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
     good.then(|| draft.with_defaults())
 }
 
-/// Reads one or two rules: `tcp+udp` becomes a rule for each. Mistakes are reported once.
+/// Reads one or two rules: `tcp+udp` becomes one rule per protocol. Errors are reported once.
 pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let is_both = |entry: &&Entry| {
         entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)

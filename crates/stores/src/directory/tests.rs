@@ -211,7 +211,7 @@ async fn user_or_absence_is_queried_once_per_lifetime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hundred_lookups_of_one_user_are_one_query() {
+async fn hundred_lookups_of_one_user_share_one_query() {
     let world = World::new();
     world.set(State::Waits);
     let asking: Vec<_> = (0..100).map(|_| world.ask("alice")).collect();

@@ -255,7 +255,7 @@ fn names_are_resolved_only_if_all_lines_are_valid() {
 }
 
 #[test]
-fn file_without_a_valid_line_is_one_problem() {
+fn file_without_a_valid_line_is_reported_once() {
     let told = parse("this is a letter to you\nand has no rule in it\n\nat all, at all\nis it?\n")
         .expect_err("no rules");
     assert_eq!(told.len(), 1, "{told:?}");
