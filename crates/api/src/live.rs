@@ -41,7 +41,7 @@ pub struct LiveServer {
     pub to_peer: Rate,
     /// Payload relayed to clients, per second.
     pub to_client: Rate,
-    /// The part of this payload, in both directions, that the kernel relayed without waking a worker, per second.
+    /// The part of the payload, in both directions, that the kernel relayed without waking a worker, per second.
     pub across: Rate,
     /// Datagrams received by workers, per second.
     pub received: f64,
@@ -203,7 +203,7 @@ pub struct Talker {
     pub to_client: Rate,
 }
 
-/// Current activity of a rule of a forwarder.
+/// Current activity of a forwarding rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveRule {
     /// Its name.

@@ -212,7 +212,7 @@ pub struct Reloaded {
     pub changed: Vec<String>,
     /// Changed keys that take effect only after a restart.
     pub after_restart: Vec<String>,
-    /// Warnings, including parts that could not be applied even though the rest was.
+    /// Warnings, for example about settings that could not be applied even though the others were.
     pub warnings: Vec<String>,
 }
 

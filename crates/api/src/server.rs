@@ -68,7 +68,7 @@ pub struct RelayRange {
     pub last_port: u16,
     /// True if this machine has the address. Allocations are granted only on such addresses.
     pub up: bool,
-    /// Time of the last change of `up` (RFC 3339).
+    /// Time of the last change to `up` (RFC 3339).
     pub since: String,
 }
 

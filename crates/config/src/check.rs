@@ -372,7 +372,7 @@ impl Judge<'_> {
         if let Some(realm) = limit_keys::without_ports(settings) {
             self.refuse(
                 "relay.ports",
-                format!("the realms' relay_ports take all of them, and none are left for realm {realm:?}"),
+                format!("the realms' relay_ports use all of them, so realm {realm:?} has none"),
                 "a wider range, or relay_ports for every realm",
             );
         }

@@ -12,7 +12,7 @@ use super::{
     secret::MASK,
 };
 
-/// Minimum length in characters. A reader of the store could brute-force shorter secrets.
+/// Minimum length in characters. Anyone who can read the store could brute-force a shorter secret.
 const SHORTEST_SECRET: usize = 32;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

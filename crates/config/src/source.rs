@@ -94,7 +94,7 @@ pub(crate) fn environment_node<S>(
     }
 }
 
-/// Reads the secrets of a file, one per line. Any error goes to `problems` and discards the whole file.
+/// Reads the secrets in a file, one per line. Any error goes to `problems` and discards the whole file.
 fn secrets<S>(
     spec: &KeySpec<S>,
     path: &Path,

@@ -95,7 +95,7 @@ pub struct Stored {
     pub allocations_per_user: Option<usize>,
     /// Limit per allocation of `server.realm`, in bits per second.
     pub rate_per_allocation: Option<u64>,
-    /// Limits of `[[realm]]`s that the store sets, by realm and configuration key.
+    /// Limits that the store sets for `[[realm]]`s, by realm and configuration key.
     pub realm_limits: BTreeSet<(String, &'static str)>,
     /// Realms with users that lack a SHA-256 key; `None` if unknown.
     pub md5_only: Option<BTreeSet<String>>,

@@ -256,7 +256,7 @@ async fn excess_connection_replaces_the_oldest_idle_one() {
 
 const RELOAD: &[u8] = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
 
-/// A program whose reloads wait for the returned sender, and the number of completed ones.
+/// A program whose reloads wait for the returned sender, and the number of completed reloads.
 fn reloading() -> (IdleProgram, watch::Sender<bool>, Arc<AtomicUsize>) {
     let program = IdleProgram {
         loopback: AdminAccess::Full,

@@ -26,7 +26,7 @@ struct Pass {
     traffic: HashMap<AllocationId, (usize, AllocationTraffic)>,
 }
 
-/// Compares as long as the runtime exists.
+/// Keeps comparing passes for as long as the runtime exists.
 pub(super) async fn compare(feed: Arc<Feed>) {
     let mut before: Option<Pass> = None;
     loop {

@@ -316,7 +316,7 @@ fn source_address_may_have_a_zone() {
 }
 
 #[test]
-fn keys_that_unix_sockets_or_a_single_family_cannot_use_are_refused() {
+fn keys_invalid_for_unix_sockets_or_a_single_family_are_refused() {
     for (text, key, why) in [
         ("udp://unix:/a=10.0.0.2:80", "rule.listen", "only stream-type Unix sockets are supported"),
         ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "only stream-type Unix sockets are supported"),

@@ -693,7 +693,7 @@ fn limits_accept_units_and_are_shown_unchanged() {
 }
 
 #[test]
-fn unreadable_file_is_one_error() {
+fn unreadable_file_is_reported_once() {
     let sources = Sources::new(Some("/nonexistent/turnpike.toml".into()), Vec::new(), Flags::new());
     let message = sources.settings().expect_err("no such file").to_string();
     assert!(
