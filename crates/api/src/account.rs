@@ -56,7 +56,7 @@ pub enum AccountOrigin {
     Store,
 }
 
-/// A new user, or a new password of an existing one.
+/// A new user, or a new password for an existing one.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "alice", "password": "correct horse" }))]

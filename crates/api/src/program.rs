@@ -170,7 +170,7 @@ pub struct Build {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Access)]
 pub struct ClientRights {
-    /// True if changes are allowed: ending allocations, reload, drain, log level.
+    /// True if changes are allowed: ending allocations, reloading, draining, setting the log level.
     pub may_change: bool,
 }
 

@@ -83,7 +83,7 @@ pub struct CertificateList {
     pub orders: Vec<CertificateOrder>,
 }
 
-/// Orders of one certificate from a certificate authority.
+/// Orders for one certificate, placed with a certificate authority.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CertificateOrder {
     /// The name or address in `tls.acme`.

@@ -130,7 +130,9 @@ impl FromStr for CertificateName {
         };
         let name = server_name(name.strip_suffix('.').unwrap_or(name))?;
         if !name.contains('.') {
-            return Err("authorities issue certificates only for complete names, such as turn.example.org");
+            return Err(
+                "certificate authorities accept only fully qualified names, such as turn.example.org",
+            );
         }
         Ok(if is_wildcard { Self::Wildcard(name) } else { Self::Dns(name) })
     }

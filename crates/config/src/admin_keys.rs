@@ -29,7 +29,7 @@ pub struct AdminSettings {
     pub loopback: AdminAccess,
     pub tokens: Vec<Secret>,
     pub read_tokens: Vec<Secret>,
-    /// Certificate chain for addresses other than loopback, PEM.
+    /// PEM file with the certificate chain for non-loopback addresses.
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
     /// PEM file of the CAs whose clients have full access.

@@ -150,7 +150,7 @@ impl<'a> ValueReader<'a> {
     }
 }
 
-/// Recognizes the spellings of other programs for true and false.
+/// Recognizes other programs' spellings of true and false.
 fn meant_switch(text: &str) -> Option<&'static str> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "on" | "yes" | "1" | "enable" | "enabled" => Some("true"),

@@ -23,11 +23,11 @@ pub struct StoreSettings {
     pub unavailable: WhenUnavailable,
     pub refresh: u32,
     pub cache_users: usize,
-    /// Seconds that a user is cached.
+    /// Seconds for which a user is cached.
     pub cache_lifetime: u32,
-    /// Seconds that the absence of a user is cached.
+    /// Seconds for which the absence of a user is cached.
     pub cache_negative: u32,
-    /// Seconds that a cached user stays valid while the store is down.
+    /// Seconds for which a cached user stays valid while the store is down.
     pub cache_stale: u32,
     pub sha256: bool,
 }
@@ -86,7 +86,7 @@ pub enum WhenUnavailable {
     Drop,
 }
 
-/// Content of the store in use, added to the settings after it was read. Not configurable.
+/// Content of the store in use, added to the settings once it has been read. Not configurable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     /// True if a store is in use that may contain users.

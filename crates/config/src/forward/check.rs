@@ -193,7 +193,7 @@ fn patterns_that_miss(patterns: &[Pattern]) -> impl Iterator<Item = String> {
     })
 }
 
-/// Rejects keys that do not fit Unix sockets: they are streams and have no addresses.
+/// Rejects keys that do not apply to Unix sockets, which are streams and have no addresses.
 fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     let rule = &draft.rule;
     let listens = matches!(rule.bind, Bind::Unix(_));

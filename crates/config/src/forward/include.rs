@@ -157,7 +157,7 @@ impl Included {
                     &entry.origin,
                     entry.key.clone(),
                     "an included file cannot contain settings",
-                    "[[rule]] and include here, settings in the file that includes it",
+                    "[[rule]] and include here, and settings in the including file",
                 )),
             }
         }

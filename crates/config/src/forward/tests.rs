@@ -489,12 +489,12 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "udp://0.0.0.0:1=a:1?health=5&health_expect=x",
         "column 44: rule.health_expect: found \"x\": the rule has no health_send; expected at most 1024 bytes, as \
-         text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
+         text, or as 0x and two hexadecimal digits per byte, such as \"0x00010000\"",
     ),
     (
         "udp://0.0.0.0:1=a:1?health=5&health_send=",
         "column 42: rule.health_send: found \"\": leave this key out to send nothing, or an empty datagram over UDP; expected at most 1024 \
-         bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
+         bytes, as text, or as 0x and two hexadecimal digits per byte, such as \"0x00010000\"",
     ),
     (
         "tcp://0.0.0.0:1=a:1?accept_proxy",

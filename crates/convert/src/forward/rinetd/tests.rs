@@ -143,7 +143,7 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         "0.0.0.0 0 10.0.0.1 80",
-        "r.conf:1:9: bindport 0: with this, the kernel would choose a random port; expected a port from 1 to 65535 or a service \
+        "r.conf:1:9: bindport 0: the kernel would choose a random port; expected a port from 1 to 65535 or a service \
          name, optionally followed by /tcp or /udp (default: tcp)",
     ),
     (
