@@ -132,7 +132,7 @@ fn race(running: &Running, path: &str, body: impl Fn(usize) -> serde_json::Value
 #[test]
 fn exactly_one_of_concurrent_clients_adds_a_name() {
     let running = Running::server(1);
-    // The test `races` of the stores runs more rounds.
+    // The stores' test `races` runs more rounds.
     for round in 0..20 {
         let name = format!("race-{round}");
         let key = |number: usize| json!({ "name": name, "sha256": format!("{number:064x}"), "max_ttl": 60 + number });

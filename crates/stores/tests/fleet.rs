@@ -1,4 +1,4 @@
-//! State of a fleet in a real Redis or Valkey, with sentinels and in a cluster.
+//! State of a fleet in a real Redis or Valkey server, with sentinels and in a cluster.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -88,7 +88,7 @@ fn allow_only_refuses_peers_outside_the_list() {
             .run();
         let text = run.output();
         let is_let_in = text.contains("\"sent\"");
-        assert!(is_let_in || text.contains("403"), "neither refused nor let in: {text}");
+        assert!(is_let_in || text.contains("403"), "neither refused nor permitted: {text}");
         is_let_in
     };
     assert!(!lets(&serve, "198.41.0.5:50000"));

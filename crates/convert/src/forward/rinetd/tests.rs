@@ -29,7 +29,7 @@ fn patterns(list: &[Pattern]) -> Vec<String> {
 }
 
 #[test]
-fn rules_are_parsed_like_rinetd_parses_them() {
+fn rules_are_parsed_as_in_rinetd() {
     for (line, protocol, listen, target) in [
         ("0.0.0.0 80 10.1.1.2 8080", Protocol::Tcp, "0.0.0.0:80", "10.1.1.2:8080"),
         ("  0\t80/tcp  10.1.1.2\t80   # note", Protocol::Tcp, "0.0.0.0:80", "10.1.1.2:80"),
