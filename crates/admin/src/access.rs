@@ -45,7 +45,7 @@ use crate::{
 /// Delay of the response to a wrong token or key; together with the connection limit, it allows only a few
 /// dozen attempts per second.
 pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
-/// Maximum length of a path in bytes in a log line.
+/// Maximum length, in bytes, of a path in a log line.
 const LONGEST_PATH: usize = 200;
 
 /// Requests without authentication: health checks, and the static files of the page, which load before a

@@ -58,8 +58,8 @@ fn audio_heard(report: &Value, over: Over) -> u64 {
     received
 }
 
-/// Like `calls_itself`, on links, where the kernel relays channel data between the two allocations. `channels` is true if the browser
-/// binds channels.
+/// Like `calls_itself`, but on veth links, where the kernel relays channel data between the two allocations. `channels` is true if
+/// the browser binds channels.
 fn calls_itself_in_the_kernel<B: Browser>(test: &str, channels: bool) {
     need!(B::available(false));
     on_links(test, |links| {
