@@ -45,7 +45,7 @@ use crate::{
 /// Delay of the response to a wrong token or key; together with the connection limit, it allows only a few
 /// dozen attempts per second.
 pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
-/// Maximum length of a path in bytes in a log line.
+/// Maximum length, in bytes, of a path in a log line.
 const LONGEST_PATH: usize = 200;
 
 /// Requests without authentication: health checks, and the static files of the page, which load before a
@@ -212,7 +212,7 @@ impl Guard {
     }
 }
 
-/// A change in progress. If it is dropped before the change is complete (exit of the program, panic), it
+/// A change in progress. If it is dropped before the change is complete (the program exits or panics), it
 /// writes an audit line.
 struct Unfinished(Option<(String, What)>);
 
@@ -379,7 +379,7 @@ pub(crate) fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let token = value.to_str().ok().and_then(|value| value.split_once(' '));
     match token {
         Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(Some(token.trim())),
-        _ => Err(Problem::bad_request("the Authorization header must be: Bearer TOKEN")),
+        _ => Err(Problem::bad_request("the Authorization header must have the form: Bearer TOKEN")),
     }
 }
 

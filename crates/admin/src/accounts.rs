@@ -96,7 +96,7 @@ impl Accounts {
         Self { settings, store, is_complete: true }
     }
 
-    /// For a store whose servers may have a different configuration.
+    /// Accounts of a store whose servers may have a different configuration.
     #[must_use]
     pub fn of_store(settings: Arc<Settings>, store: Store) -> Self {
         Self { settings, store: Some(store), is_complete: false }
@@ -549,7 +549,7 @@ fn existing(only_new: bool) -> Existing {
     if only_new { Existing::Keep } else { Existing::Replace }
 }
 
-/// Leading and trailing whitespace is not allowed, because a store may pad its columns (char(n) of SQL).
+/// Leading and trailing whitespace is not allowed, because a store may pad its columns (char(n) in SQL).
 fn has_no_blanks_around(text: &str) -> bool {
     text.trim() == text
 }

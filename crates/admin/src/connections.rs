@@ -55,7 +55,7 @@ pub const CREDENTIALS_DESCRIPTORS: u64 = 144;
 
 /// Pause after a failed accept, usually because descriptors have run out.
 const REST: Duration = Duration::from_millis(100);
-/// Time for a slow client to receive the response that its request timed out.
+/// Time for a slow client to receive the response that reports the timeout.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time for a new client to send its request and receive 503.
 const REFUSAL: Duration = Duration::from_secs(2);

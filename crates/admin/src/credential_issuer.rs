@@ -264,7 +264,7 @@ fn token_key<'a>(
     })
 }
 
-/// Lifetime in seconds, at most the smallest of all limits.
+/// Lifetime in seconds, which must not exceed any of the limits.
 fn ttl_of(
     settings: &Settings,
     key: Option<&ApiKey>,
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn credential_realm_is_the_realm_of_the_key_or_a_served_one() {
+    fn credential_realm_must_be_served_and_match_a_restricted_key() {
         let settings = settings();
         let of = |key: Option<&ApiKey>, wanted: Option<&str>| {
             realm_of(&settings, key, wanted.map(str::to_owned)).map_err(|refusal| refusal.problem.code)

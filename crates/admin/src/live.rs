@@ -173,7 +173,7 @@ impl Feed {
         }
     }
 
-    /// Makes all workers publish their counters, and returns the time until each one answered.
+    /// Makes all workers publish their counters, and returns each worker's response time.
     async fn probe(&self) -> Vec<Option<Duration>> {
         let Some(server) = self.program.server() else { return Vec::new() };
         let workers = 0..server.relay.workers();

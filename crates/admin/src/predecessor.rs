@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The socket is passed under a name that is not an address. A version that does not know the name closes the
-//! socket, and a version that does not offer one is not queried.
+//! socket, and a version that does not offer a socket is not queried.
 
 use std::{
     io,

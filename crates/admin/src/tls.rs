@@ -1,4 +1,4 @@
-//! TLS of both interfaces: certificates that are reloaded when they change, and rights of client
+//! TLS for both interfaces: certificates that are reloaded when they change, and rights of client
 //! certificates.
 
 use std::{

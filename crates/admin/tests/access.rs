@@ -77,7 +77,7 @@ fn wrong_token_is_refused_even_if_none_is_needed() {
 }
 
 #[test]
-fn foreign_origin_can_neither_change_nor_read() {
+fn page_of_another_origin_can_neither_change_nor_read() {
     let running = Running::server(1);
     running.program.settings().admin.loopback = AdminAccess::Full;
     let own = format!("http://{}", running.tcp[0]);

@@ -95,7 +95,7 @@ fn server() -> Running {
     let running = Running::server(1);
     let mut settings = running.program.settings();
     settings.credentials.max_ttl = 31_536_000;
-    settings.auth.secrets = vec![Secret::new("a secret of the configuration")];
+    settings.auth.secrets = vec![Secret::new("a secret in the configuration")];
     let realm = |length: usize| RealmSettings {
         name: "x".repeat(length),
         secrets: vec![Secret::new("another secret")],

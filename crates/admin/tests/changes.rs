@@ -40,7 +40,7 @@ fn change_of_a_disconnected_client_is_audited_and_announced() {
     }
     eventually("all users exist", || users(&running, "leaver-") == names);
     for name in &names {
-        eventually("an audit line", || log::lines_with(&["POST /v1/users", "is added", name]).len() == 1);
+        eventually("an audit line", || log::lines_with(&["POST /v1/users", "added user", name]).len() == 1);
         let notice = format!("revoked {name} of turnpike");
         eventually("a notice to the fleet", || running.member().told.lock().unwrap().contains(&notice));
     }
@@ -73,7 +73,7 @@ fn burst_of_changes_is_answered_and_audited() {
             assert!(!answer.header("retry-after").is_empty());
         } else {
             assert_eq!(answer.status, 201, "{answer:?}");
-            assert_eq!(log::lines_with(&["POST /v1/users", "is added", &name]).len(), 1, "{name}");
+            assert_eq!(log::lines_with(&["POST /v1/users", "added user", &name]).len(), 1, "{name}");
             added.insert(name);
         }
     }
@@ -132,7 +132,7 @@ fn race(running: &Running, path: &str, body: impl Fn(usize) -> serde_json::Value
 #[test]
 fn exactly_one_of_concurrent_clients_adds_a_name() {
     let running = Running::server(1);
-    // The test `races` of the stores runs more rounds.
+    // The stores' test `races` runs more rounds.
     for round in 0..20 {
         let name = format!("race-{round}");
         let key = |number: usize| json!({ "name": name, "sha256": format!("{number:064x}"), "max_ttl": 60 + number });

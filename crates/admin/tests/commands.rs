@@ -1,4 +1,4 @@
-//! Requests of the commands over the Unix socket, and their output.
+//! Requests that the commands send over the Unix socket, and their output.
 
 use crate::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};

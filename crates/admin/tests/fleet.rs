@@ -74,7 +74,7 @@ fn forwarded_response_equals_the_nodes_own() {
 }
 
 #[test]
-fn a_relayed_refusal_keeps_the_headers_of_its_status() {
+fn a_forwarded_refusal_keeps_the_headers_of_its_status() {
     let (_, nodes) = three();
     let relayed = nodes[0].get("/v1/fleet/nodes/b/v1/reload");
     assert_eq!(relayed.problem(405), "no_such_method");

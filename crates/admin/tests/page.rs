@@ -92,7 +92,7 @@ fn responses_have_restrictive_browser_headers() {
 }
 
 #[test]
-fn foreign_link_opens_only_the_page() {
+fn link_on_another_site_opens_only_the_page() {
     let running = Running::server(1);
     let from_elsewhere =
         [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "document")];

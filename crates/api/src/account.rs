@@ -56,7 +56,7 @@ pub enum AccountOrigin {
     Store,
 }
 
-/// A new user, or a new password of an existing one.
+/// A new user, or a new password for an existing one.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "alice", "password": "correct horse" }))]
@@ -202,7 +202,7 @@ pub struct NewKey {
 /// A change to the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Change {
-    /// The username, the fingerprint of the secret, the name of the realm or of the key.
+    /// The username, the secret's fingerprint, or the name of the realm or key.
     pub name: String,
     /// The realm; empty for a key that is valid for all.
     pub realm: String,
@@ -251,7 +251,7 @@ pub struct RealmInfo {
     pub users: u64,
     /// Secrets for time-limited credentials in the configuration.
     pub secrets: u64,
-    /// Listeners that serve it; empty for all listeners that no realm names.
+    /// Listeners that serve it; if empty, all listeners that no realm names.
     pub listen: Vec<String>,
     /// TLS and DTLS server names that select it.
     pub server_names: Vec<String>,

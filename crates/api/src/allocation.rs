@@ -13,7 +13,7 @@ pub struct AllocationPage {
     pub allocations: Vec<Allocation>,
     /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
-    /// A message if the previous process does not answer, so that its allocations are missing.
+    /// A message if allocations are missing because the previous process does not answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,
 }

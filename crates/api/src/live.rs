@@ -41,7 +41,7 @@ pub struct LiveServer {
     pub to_peer: Rate,
     /// Payload relayed to clients, per second.
     pub to_client: Rate,
-    /// The part of both directions that the kernel relayed without waking a worker, per second.
+    /// The part of the payload, in both directions, that the kernel relayed without waking a worker, per second.
     pub across: Rate,
     /// Datagrams received by workers, per second.
     pub received: f64,
@@ -203,7 +203,7 @@ pub struct Talker {
     pub to_client: Rate,
 }
 
-/// Current activity of a rule of a forwarder.
+/// Current activity of a forwarding rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveRule {
     /// Its name.
@@ -221,7 +221,7 @@ pub struct LiveRule {
     pub to_target: Rate,
     /// Traffic to clients per second; datagrams only for UDP.
     pub to_client: Rate,
-    /// Ended connections and UDP sessions and dropped datagrams since startup, by reason.
+    /// Ended connections, ended UDP sessions and dropped datagrams since startup, by reason.
     pub ends: Vec<ReasonCount>,
 }
 
@@ -293,7 +293,7 @@ pub fn refused(refusals: &[ReasonCount]) -> f64 {
     total(refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate))
 }
 
-/// Sum that is 0 if there are no items; the standard library would return -0, which would be displayed.
+/// Sum that is 0 if there are no items; the standard library would return -0, which would be displayed as such.
 pub fn total(rates: impl Iterator<Item = f64>) -> f64 {
     rates.fold(0.0, |sum, rate| sum + rate)
 }

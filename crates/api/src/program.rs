@@ -81,7 +81,7 @@ pub struct RuleStatus {
     pub to_target: (u64, u64),
     /// Datagrams and bytes to clients.
     pub to_client: (u64, u64),
-    /// Ended connections and UDP sessions and dropped datagrams, by reason.
+    /// Ended connections, ended UDP sessions and dropped datagrams, by reason.
     pub ends: Vec<(&'static str, u64)>,
 }
 
@@ -170,7 +170,7 @@ pub struct Build {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Access)]
 pub struct ClientRights {
-    /// True if changes are allowed: ending allocations, reload, drain, log level.
+    /// True if changes are allowed: ending allocations, reloading, draining, setting the log level.
     pub may_change: bool,
 }
 
@@ -212,7 +212,7 @@ pub struct Reloaded {
     pub changed: Vec<String>,
     /// Changed keys that take effect only after a restart.
     pub after_restart: Vec<String>,
-    /// Warnings, including parts that could not be applied even though the rest was.
+    /// Warnings, for example about settings that could not be applied even though the others were.
     pub warnings: Vec<String>,
 }
 

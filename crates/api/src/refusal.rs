@@ -39,7 +39,7 @@ pub struct ClientRefusals {
     /// The realm of an authenticated user.
     pub realm: Option<String>,
     /// Refused item: `credentials`, `peer`, a request such as `allocate`, `connection`,
-    /// `tls_handshake`, `dtls_handshake`, `dtls_hello` (forgeable).
+    /// `tls_handshake`, `dtls_handshake`, `dtls_hello` (can be spoofed).
     pub asked: String,
     /// STUN error code of the response; null if there was none.
     #[schema(minimum = 300, maximum = 699)]

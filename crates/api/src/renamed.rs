@@ -16,8 +16,8 @@ const RENAMED_FIELDS: [RenamedField; 6] = [
     RenamedField { old: "with_sessions", new: "with_allocations" },
 ];
 
-/// Gives the fields in a response from an older program their new names. A quote within a JSON string follows a backslash, so
-/// `"name":` is always a field.
+/// Gives the fields in a response from an older program their new names. A quote within a JSON string is preceded by a
+/// backslash, so `"name":` is always a field.
 #[must_use]
 pub fn with_new_fields(json: &str) -> Cow<'_, str> {
     RENAMED_FIELDS.iter().fold(Cow::Borrowed(json), |text, RenamedField { old, new }| {

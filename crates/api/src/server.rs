@@ -68,7 +68,7 @@ pub struct RelayRange {
     pub last_port: u16,
     /// True if this machine has the address. Allocations are granted only on such addresses.
     pub up: bool,
-    /// Time of the last change of `up` (RFC 3339).
+    /// Time of the last change to `up` (RFC 3339).
     pub since: String,
 }
 
@@ -83,7 +83,7 @@ pub struct CertificateList {
     pub orders: Vec<CertificateOrder>,
 }
 
-/// Orders of one certificate from a certificate authority.
+/// Orders for one certificate, placed with a certificate authority.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CertificateOrder {
     /// The name or address in `tls.acme`.

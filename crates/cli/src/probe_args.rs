@@ -38,7 +38,7 @@ pub(crate) struct ProbeArgs {
     #[arg(long, requires = "attack")]
     i_own_this_server: bool,
 
-    /// Peer port for --attack on which the server's machine answers STUN; repeat for several [default: the server's port]
+    /// Port on which the server's machine answers STUN, as a peer for --attack; repeat for several [default: the server's port]
     #[arg(long, value_name = "PORT", requires = "attack")]
     attack_port: Vec<u16>,
 

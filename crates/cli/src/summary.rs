@@ -114,7 +114,7 @@ fn latency(report: &LoadReport, what: &str, f: &mut fmt::Formatter<'_>) -> fmt::
     let rtt = &report.rtt_us;
     writeln!(
         f,
-        "{what} in us: min {} p50 {} p90 {} p99 {} p99.9 {} max {}; jitter {:.0}; generator late by p99 {}",
+        "{what} in us: min {} p50 {} p90 {} p99 {} p99.9 {} max {}; jitter {:.0}; generator delay p99 {}",
         rtt.min, rtt.p50, rtt.p90, rtt.p99, rtt.p999, rtt.max, report.jitter_us, report.late_us.p99
     )
 }

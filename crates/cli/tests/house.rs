@@ -5,7 +5,7 @@ use std::{fs, path::Path, path::PathBuf, process::Command};
 
 use serde_json::{Value, json};
 
-/// Layers. A crate imports only crates of lower layers.
+/// Layers. A crate imports only crates from lower layers.
 const LAYERS: &[(&str, u8)] = &[
     ("turnpike-wire", 0),
     ("turnpike-net", 0),

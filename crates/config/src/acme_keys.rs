@@ -25,7 +25,7 @@ pub(crate) const MOST_NAMES: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcmeSettings {
     pub directory: String,
-    /// Mail address for notices from the CA; empty for none.
+    /// Email address for notices from the CA; empty for none.
     pub contact: String,
     pub challenge: AcmeChallenge,
     /// Listeners for http-01, open while a challenge is pending.
@@ -130,7 +130,9 @@ impl FromStr for CertificateName {
         };
         let name = server_name(name.strip_suffix('.').unwrap_or(name))?;
         if !name.contains('.') {
-            return Err("authorities issue certificates only for complete names, such as turn.example.org");
+            return Err(
+                "certificate authorities accept only fully qualified names, such as turn.example.org",
+            );
         }
         Ok(if is_wildcard { Self::Wildcard(name) } else { Self::Dns(name) })
     }
@@ -149,7 +151,7 @@ pub(super) const DIRECTORY: Kind<String> =
         }));
 
 pub(super) const CONTACT: Kind<String> =
-    text!("a mail address, such as \"admin@example.org\", or \"\"", |mail| {
+    text!("an email address, such as \"admin@example.org\", or \"\"", |mail| {
         let is_part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_graphic());
         mail.is_empty()
             || mail.len() <= 254
@@ -212,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificate_names_round_trip_and_refuse_the_rest() {
+    fn certificate_names_round_trip_and_other_text_is_refused() {
         for (text, shown, file) in [
             ("Turn.Example.org", "turn.example.org", "turn.example.org.pem"),
             ("turn.example.org.", "turn.example.org", "turn.example.org.pem"),

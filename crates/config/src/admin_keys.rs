@@ -29,7 +29,7 @@ pub struct AdminSettings {
     pub loopback: AdminAccess,
     pub tokens: Vec<Secret>,
     pub read_tokens: Vec<Secret>,
-    /// Certificate chain for addresses other than loopback, PEM.
+    /// PEM file with the certificate chain for non-loopback addresses.
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
     /// PEM file of the CAs whose clients have full access.
@@ -157,8 +157,12 @@ impl FromStr for AdminAddress {
             Some("") => Ok(Self::DefaultSocket),
             Some(rest) => {
                 let name = rest.strip_prefix(':').ok_or("")?.parse::<UnixName>()?;
-                // An abstract socket has no permissions: every local user could connect.
-                if name.path().is_some() { Ok(Self::Unix(name)) } else { Err("the socket needs a file") }
+                // Only a socket with a path has permissions.
+                if name.path().is_some() {
+                    Ok(Self::Unix(name))
+                } else {
+                    Err("an abstract socket has no permissions, so every local user could connect")
+                }
             }
             None => keys::address(text).map(Self::Tcp),
         }

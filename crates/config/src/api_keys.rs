@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(key.reveal().len(), "tpk_shop-1.".len() + 43);
         let hash = hash(&key);
         assert!(is_key_of(&key, Some(&hash)));
-        assert!(!is_key_of(&make("shop-1", [8; 32]), Some(&hash)), "another key of the same name");
+        assert!(!is_key_of(&make("shop-1", [8; 32]), Some(&hash)), "another key with the same name");
         assert!(!is_key_of(&key, None));
         assert!(!is_key_of(&Secret::new(format!("{} ", key.reveal())), Some(&hash)));
     }

@@ -260,7 +260,7 @@ impl Judge<'_> {
         if repeated(families).is_some() {
             self.refuse(
                 "relay.addresses",
-                "only one address of each family can be detected, but two entries require this",
+                "two entries require the detection of an address of the same family, but only one can be detected",
                 "auto=PUBLIC once for IPv4 and once for IPv6, auto once",
             );
         }
@@ -275,7 +275,7 @@ impl Judge<'_> {
         if discovery.families().any(|of| of.len() != 2 || of[0].bind == of[1].bind) {
             self.refuse(
                 "nat_discovery.addresses",
-                "clients must compare two different addresses of a family",
+                "clients need two different addresses of the same family",
                 "two addresses for each family, or [] for no NAT discovery",
             );
         }
@@ -372,7 +372,7 @@ impl Judge<'_> {
         if let Some(realm) = limit_keys::without_ports(settings) {
             self.refuse(
                 "relay.ports",
-                format!("the realms' relay_ports take all of them, and none are left for realm {realm:?}"),
+                format!("the realms' relay_ports use all of them, so realm {realm:?} has none"),
                 "a wider range, or relay_ports for every realm",
             );
         }
@@ -457,7 +457,7 @@ impl Judge<'_> {
         };
         if let Some(key) = keys.iter().find(is_user) {
             let problem = format!("{:?} is a user of the same realm", key.kid);
-            self.refuse("oauth.key", problem, "a kid that is not a user name");
+            self.refuse("oauth.key", problem, "a kid that is not a username");
         }
     }
 }
@@ -636,7 +636,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
         refuse(
             "realm.name",
             format!("{name:?} is server.realm already"),
-            "another name, or the users of [auth] moved here",
+            "another name; or move the users in [auth] to this [[realm]]",
         );
     }
     realm_users(settings, realm, &mut refuse);
@@ -644,7 +644,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
         refuse(
             "realm.listen",
             format!("the server does not listen on {address}"),
-            "addresses of server.listen, tls.listen or dtls.listen",
+            "addresses in server.listen, tls.listen or dtls.listen",
         );
     }
     let others = || settings.realms[..index].iter();

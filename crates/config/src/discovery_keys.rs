@@ -7,7 +7,7 @@ use crate::key::Kind;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiscoverySettings {
-    /// Two addresses of a family, or two of each. Empty if discovery is off.
+    /// Two addresses of one family, or two of each family. Empty if discovery is off.
     pub addresses: Vec<RelayAddress>,
     /// Ports on each address.
     pub ports: [u16; 2],

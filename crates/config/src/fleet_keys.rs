@@ -12,7 +12,7 @@ use super::{
     secret::MASK,
 };
 
-/// Minimum length in characters. A reader of the store could brute-force shorter secrets.
+/// Minimum length in characters. Anyone who can read the store could brute-force a shorter secret.
 const SHORTEST_SECRET: usize = 32;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub(super) const ADDRESSES: Kind<Vec<Entrance>> = list_of!(
 
 /// Listener ports behind a load balancer that rewrites the destination to the node's address.
 pub(super) const PORTS: Kind<Vec<u16>> = Kind::list(
-    "a list of ports of listeners, such as [13478, 15349]",
+    "a list of listener ports, such as [13478, 15349]",
     |reader, node| reader.list(node, |reader, node| reader.integer(node, &(1..=65_535))),
     |ports| list(ports.iter().map(ToString::to_string)),
 );

@@ -47,7 +47,7 @@ fn rule(reader: &mut ValueReader<'_>, node: &Node) -> Option<HandOnRule> {
     Some(HandOnRule { selector, to: to?, proxy_protocol: proxy_protocol? })
 }
 
-/// A value or a list of values that is not empty.
+/// A value, or a list with at least one value.
 fn one_or_more<T: FromStr>(reader: &mut ValueReader<'_>, node: &Node) -> Option<Vec<T>>
 where
     T::Err: Display,

@@ -10,7 +10,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) path: &'static str,
     /// Text that completes "expected ..." in error messages.
     pub(crate) expected: &'static str,
-    /// True for a list: flags can repeat, and environment variables are split at commas.
+    /// True for a list: flags can be repeated, and environment variables are split at commas.
     pub(crate) list: bool,
     pub(crate) secret: bool,
     pub(crate) reload: bool,
@@ -25,7 +25,7 @@ pub(crate) struct KeySpec<S> {
 }
 
 impl<S> KeySpec<S> {
-    /// Reads its value into the settings; `None` if it is invalid. Mistakes go to `problems`.
+    /// Reads its value into the settings; `None` if it is invalid. Errors go to `problems`.
     pub(crate) fn read(
         &self,
         node: &Node,
@@ -226,8 +226,8 @@ macro_rules! field {
 }
 pub(crate) use field;
 
-/// Returns `path`. Its last segment must be the name of the field, which may be the plural of a repeated
-/// key, as in `[[oauth.key]]`.
+/// Returns `path`. Its last segment must be the name of the field or, for a repeated key such as
+/// `[[oauth.key]]`, its singular.
 pub(crate) const fn named_like(path: &'static str, field: &str) -> &'static str {
     let (path_bytes, field_bytes) = (path.as_bytes(), field.as_bytes());
     let (mut in_path, mut in_field) = (path_bytes.len(), field_bytes.len());
@@ -335,7 +335,7 @@ pub(crate) mod kind {
     pub(crate) const SWITCH: Kind<bool> =
         Kind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);
 
-    /// Number of threads; `None` is one per core.
+    /// Number of threads; `None` means one per core.
     pub(crate) const WORKERS: Kind<Option<usize>> = Kind::one(
         "a number of threads, 1 to 1024, or \"auto\" for one per core",
         |reader, node| match &node.value {

@@ -19,7 +19,7 @@ impl Checks {
     pub const NONE: Self = Self { log_filter: |_| Ok(()), turn_uri: |uri| Ok(uri.to_owned()) };
 }
 
-/// Reads the value of one key. Every refusal becomes a [`Mistake`] and `None`.
+/// Reads the value of one key. An invalid value is reported as a [`Mistake`] and read as `None`.
 pub(crate) struct ValueReader<'a> {
     path: &'static str,
     expected: &'static str,
@@ -150,7 +150,7 @@ impl<'a> ValueReader<'a> {
     }
 }
 
-/// Recognizes the spellings of other programs for true and false.
+/// Recognizes other programs' spellings of true and false.
 fn meant_switch(text: &str) -> Option<&'static str> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "on" | "yes" | "1" | "enable" | "enabled" => Some("true"),

@@ -18,7 +18,7 @@ settings! {
         name: String = String::new(), reload "realm.name" keys::REALM;
         users: Vec<ConfiguredUser> = Vec::new(), reload "realm.users" keys::USERS;
         secrets: Vec<Secret> = Vec::new(), reload "realm.secrets" keys::SECRETS;
-        /// Listeners that serve only the realms that name them. Empty for all listeners that no realm names.
+        /// Listeners that serve only the realms that name them. If empty, all listeners that no realm names.
         listen: Vec<SocketAddr> = Vec::new(), reload "realm.listen" keys::ADDRESSES
             => "a list of addresses that the server listens on, such as [\"0.0.0.0:3478\"]";
         /// Server names (SNI) of TLS and DTLS clients that select this realm, in lower case.
@@ -50,7 +50,7 @@ impl RealmSettings {
         set.into_iter()
     }
 
-    /// Returns true for a `[[realm]]` of the configuration. A realm from a store has only a name and limits.
+    /// Returns true for a `[[realm]]` in the configuration. A realm from a store has only a name and limits.
     pub fn is_configured(&self) -> bool {
         let has_more = !(self.users.is_empty()
             && self.secrets.is_empty()

@@ -9,7 +9,7 @@ use crate::{
     ConfiguredUser, OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, UserSecret,
 };
 
-/// Maximum number of realms besides `server.realm`, including those of the store: [`RealmId`] has 16 bits.
+/// Maximum number of realms besides `server.realm`, including those in the store: [`RealmId`] has 16 bits.
 pub const MOST_REALMS: usize = 65_534;
 
 #[derive(Clone, Copy)]
@@ -79,7 +79,7 @@ fn has_store(settings: &Settings) -> bool {
     settings.stored.in_use || settings.store.url.is_some()
 }
 
-/// Returns true if the configuration names a store, even if it was not read yet.
+/// Returns true if the configuration names a store, even if it has not been read yet.
 pub(crate) fn names_store(settings: &Settings) -> bool {
     has_store(settings) || matches!(settings.store.state, StateDir::At(_))
 }
@@ -151,8 +151,8 @@ impl RealmView<'_> {
         !allow_md5 || !self.stores_md5 && self.users.iter().all(has_sha256)
     }
 
-    /// Username anonymity: a client sends a hash of its name (RFC 8489 section 9.2). Time-limited names,
-    /// kids and users of a store cannot be found by hash, so a realm with any of these must not offer it.
+    /// Username anonymity: a client sends a hash of its name (RFC 8489 section 9.2). Time-limited names, kids
+    /// and users in a store cannot be found by hash, so a realm with any of these must not offer it.
     pub fn has_anonymity(&self) -> bool {
         self.secrets.is_empty() && !self.tokens && !self.has_store
     }

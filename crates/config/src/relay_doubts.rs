@@ -11,8 +11,8 @@ pub fn relay_doubts(settings: &Settings, addresses: &[RelayAddress]) -> Vec<Stri
         addresses.iter().filter_map(|address| unreachable(settings, address)).take(1).collect();
     if !addresses.is_empty() && addresses.iter().all(|address| address.bind.is_ipv6()) {
         doubts.push(
-            "all relay addresses are IPv6: browsers and most other clients do not request a family, which means IPv4, and get error 440; add an IPv4 \
-             address with --relay-ip"
+            "all relay addresses are IPv6: browsers and most other clients request no family, which means that they want IPv4, and get error 440; \
+             add an IPv4 address with --relay-ip"
                 .to_owned(),
         );
     }

@@ -13,7 +13,7 @@ pub enum RelayPlace {
     At(RelayAddress),
     /// The detected address of the same family as this external address.
     Behind(IpAddr),
-    /// The detected addresses of all families without another entry.
+    /// The detected address of each family that has no other entry.
     Detected,
 }
 

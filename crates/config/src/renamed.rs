@@ -85,7 +85,7 @@ pub(crate) fn rename_entries(entries: &mut Vec<Entry>, renamed: &[RenamedKey]) -
                     uses.conflicts.push(key.conflict(&member.origin));
                 }
                 Some(members) => members.push(Entry { key: new_name.to_owned(), ..member }),
-                // The value is not a table, which is reported when it is read.
+                // A value that is not a table is reported when it is read.
                 None => {}
             }
         }
@@ -203,7 +203,7 @@ mod tests {
         entries
     }
 
-    /// Keys in the order of the file, with the section before them.
+    /// Keys in the order of the file, each prefixed with its section.
     fn keys(entries: &[Entry]) -> Vec<String> {
         let of = |section: &str, node: &Node| match &node.value {
             Value::Table(members) => {

@@ -1,5 +1,6 @@
 //! Time-limited credentials of the TURN REST API (draft-uberti-behave-turn-rest; coturn's `use-auth-secret`
-//! and `static-auth-secret`), and stored keys. `turnpike credentials` prints them and the store checks them.
+//! and `static-auth-secret`), and stored keys. `turnpike credentials` prints them, and the server checks
+//! them.
 //!
 //! `username = expiry ":" id`, `password = base64(HMAC-SHA1(secret, username))`, expiry in seconds of Unix
 //! time. The server also accepts coturn's other forms; see [`parse`].

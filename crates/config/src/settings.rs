@@ -58,7 +58,7 @@ settings! {
         datapath: DatapathChoice = DatapathChoice::Auto, start "server.datapath" keys::DATAPATH;
         /// Microseconds of polling before a worker sleeps.
         busy_poll_us: u32 = 0, start "server.busy_poll_us" number!(u32, "microseconds", 0..=1000);
-        /// Microseconds that a worker may delay a datagram to handle more per wake-up.
+        /// Microseconds by which a worker may delay a datagram to handle more of them per wake-up.
         coalesce_us: u32 = 0, start "server.coalesce_us" number!(u32, "microseconds", 0..=1000);
         tls: TlsSettings = TlsSettings::default(),
             reload "tls.listen" .listen keys::ADDRESSES => keys::SECURE_ADDRESSES,

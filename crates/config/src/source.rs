@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::{Mistake, Origin, key::KeySpec, secret_file};
 
 /// Settings on the command line, by key. Values remain text and are checked with all other sources, so that
-/// all errors are reported together. A flag replaces the whole key of the file, including lists.
+/// all errors are reported together. A flag replaces the whole value of the key in the file, even a list.
 #[derive(Clone, Default)]
 pub struct Flags(Vec<(&'static str, &'static str, Vec<String>)>);
 
@@ -94,7 +94,7 @@ pub(crate) fn environment_node<S>(
     }
 }
 
-/// Reads the secrets of a file, one per line. Any error goes to `problems` and discards the whole file.
+/// Reads the secrets in a file, one per line. Any error goes to `problems` and discards the whole file.
 fn secrets<S>(
     spec: &KeySpec<S>,
     path: &Path,
@@ -114,14 +114,19 @@ fn secrets<S>(
     }
     if nodes.is_empty() {
         let problem = format!("{} is empty", path.display());
-        problems.push(Mistake::new(&origin, spec.path, problem, "at least one line, or no such variable"));
+        problems.push(Mistake::new(
+            &origin,
+            spec.path,
+            problem,
+            "at least one line, or leave the variable unset",
+        ));
         return None;
     }
     is_good.then(|| Node { value: Value::List(nodes), origin })
 }
 
 /// Warnings about unknown variables with our prefix. Not errors: Kubernetes sets `TURNPIKE_PORT` etc. in
-/// every container next to a service named `turnpike`.
+/// every container if the namespace has a service named `turnpike`.
 pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[String]) -> Vec<String> {
     environment
         .iter()

@@ -228,7 +228,7 @@ pub const UPGRADE_SANDBOX_VARIABLE: &str = "TURNPIKE_UPGRADE_SANDBOX";
 /// Tables that can appear several times.
 const TABLES: &[&str] = &["realm", "alternate"];
 
-/// Values of the file by key path. Unknown sections and keys become problems.
+/// Values in the file by key path. Unknown sections and keys are added to `problems`.
 fn sort_out<'a, S>(
     table: &'static [KeySpec<S>],
     tables: &[&'static str],
@@ -246,7 +246,7 @@ fn sort_out<'a, S>(
             problems.push(Mistake::new(
                 &section.origin,
                 section.key.clone(),
-                "it is a value",
+                "it is a single value, not a table",
                 format!("a table, [{}]", section.key),
             ));
             continue;

@@ -23,11 +23,11 @@ pub struct StoreSettings {
     pub unavailable: WhenUnavailable,
     pub refresh: u32,
     pub cache_users: usize,
-    /// Seconds that a user is cached.
+    /// Seconds for which a user is cached.
     pub cache_lifetime: u32,
-    /// Seconds that the absence of a user is cached.
+    /// Seconds for which the absence of a user is cached.
     pub cache_negative: u32,
-    /// Seconds that a cached user stays valid while the store is down.
+    /// Seconds for which a cached user stays valid while the store is down.
     pub cache_stale: u32,
     pub sha256: bool,
 }
@@ -86,7 +86,7 @@ pub enum WhenUnavailable {
     Drop,
 }
 
-/// Content of the store in use, added to the settings after it was read. Not configurable.
+/// Content of the store in use, added to the settings once it has been read. Not configurable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     /// True if a store is in use that may contain users.
@@ -95,7 +95,7 @@ pub struct Stored {
     pub allocations_per_user: Option<usize>,
     /// Limit per allocation of `server.realm`, in bits per second.
     pub rate_per_allocation: Option<u64>,
-    /// Limits of `[[realm]]`s that the store sets, by realm and configuration key.
+    /// Limits that the store sets for `[[realm]]`s, by realm and configuration key.
     pub realm_limits: BTreeSet<(String, &'static str)>,
     /// Realms with users that lack a SHA-256 key; `None` if unknown.
     pub md5_only: Option<BTreeSet<String>>,

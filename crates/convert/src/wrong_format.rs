@@ -88,7 +88,7 @@ pub fn of_the_other_command(
     Some(Mistake::new(
         &entry.origin,
         "",
-        format!("this is a file for turnpike {theirs}, because it contains {}", entry.key),
+        format!("this is a file for turnpike {theirs}, because it contains {:?}", entry.key),
         format!("a file for turnpike {ours}; for this one: turnpike {theirs} -c {}", path.display()),
     ))
 }

@@ -1,4 +1,5 @@
-//! Circuit breaker: after consecutive failures, requests fail without waiting, and a probe retries.
+//! Circuit breaker: after consecutive failures, requests fail without waiting, and a probe tries the store
+//! until it answers.
 
 use std::time::Duration;
 

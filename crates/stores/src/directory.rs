@@ -507,7 +507,7 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    /// Remembers secrets that have expired and left the store; called after a realm's secrets were read
+    /// Remembers secrets that have expired and left the store; called after a realm's secrets have been read
     /// again.
     fn remember_ended(&self, realm: &str, held: &[StoredSecret], read: &[StoredSecret]) {
         let mut all = write(&self.ended_secrets);
@@ -671,7 +671,7 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Sto
     for pause in breaker::pauses() {
         sleep(pause).await;
         let Some(inner) = weak.upgrade() else { return };
-        // An empty name does not exist, and its lookup takes the same path as a user's.
+        // No user has an empty name, but looking it up takes the same path as looking up a user.
         match inner.ask("", "").await {
             Ok(_) => {
                 lock(&inner.breaker).close();

@@ -1,4 +1,4 @@
-//! Errors of a store. Each message is one sentence that includes what to do; none contains a password.
+//! Store errors. Each message is one sentence that includes what to do; none contains a password.
 
 use std::fmt;
 

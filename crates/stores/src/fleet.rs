@@ -1,4 +1,4 @@
-//! State that the nodes of a fleet share in one Redis or Valkey: members, quotas, keys, bans, notices. The
+//! State that the nodes of a fleet share in one Redis or Valkey store: members, quotas, keys, bans, notices. The
 //! rules are in `turnpike_fleet`; this module stores the data.
 //!
 //! ```text
@@ -255,7 +255,7 @@ impl FleetStore {
         self.link.ask(&script).await.map(drop)
     }
 
-    /// Sealed values of these fields of the shared certificate orders.
+    /// Sealed values of the given fields in the shared certificate orders.
     pub async fn orders(&self, fields: &[Bucket]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         if fields.is_empty() {
             return Ok(Vec::new());

@@ -192,7 +192,9 @@ impl<'a> RulesReader<'a> {
             "A128GCM" => 16,
             "" | "A256GCM" => 32,
             other => {
-                return Err(bad(format!("has the algorithm {other:?}: A128GCM and A256GCM are supported")));
+                return Err(bad(format!(
+                    "has the algorithm {other:?}: only A128GCM and A256GCM are supported"
+                )));
             }
         };
         let bytes = Zeroizing::new(LENIENT.decode(text(key)).map_err(|_| bad("is not base64".to_owned()))?);

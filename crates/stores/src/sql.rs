@@ -127,7 +127,7 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<SqlJob>>>, options: Ar
 }
 
 /// Runs the work, on a new connection if the existing one was stale. Retries after a conflict, but not once
-/// COMMIT was sent: the change may have been made, and a second attempt would conflict with it.
+/// COMMIT has been sent: the change may have been made, and a second attempt would conflict with it.
 async fn run<D: Driver>(mut kept: Option<D>, options: &D::Options, work: &Work) -> sqlx::Result<(D, Output)> {
     let mut collisions = 0;
     loop {

@@ -1,4 +1,4 @@
-//! State of a fleet in a real Redis or Valkey, with sentinels and in a cluster.
+//! State of a fleet in a real Redis or Valkey server, with sentinels and in a cluster.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -671,7 +671,7 @@ fn cluster_server_with_the_keys_is_found() {
 }
 
 #[test]
-fn statuses_are_published_as_coturn_does() {
+fn statuses_are_published_in_coturns_format() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let channel = "turn/realm/here/user/alice/allocation/000000000000000007/status";
@@ -704,7 +704,7 @@ fn statuses_are_published_as_coturn_does() {
 }
 
 #[test]
-fn one_node_orders_certificates_until_it_ends_or_its_time_is_up() {
+fn one_node_orders_certificates_until_its_reservation_ends() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let reserve = |incarnation, ms| {

@@ -401,7 +401,11 @@ fn changes_to_a_file_by_other_processes_are_noticed() {
         });
         let rules = directory.rules().expect("secrets were read");
         assert!(rules.realms.contains_key("new.example"));
-        assert_eq!(rules.md5_only, Some([REALM.into()].into()), "SQLite can tell");
+        assert_eq!(
+            rules.md5_only,
+            Some([REALM.into()].into()),
+            "SQLite knows which realms have users without a SHA-256 key"
+        );
     });
 }
 

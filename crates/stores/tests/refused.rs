@@ -1,4 +1,4 @@
-//! Errors of a store: wrong address, login, database, tables or certificate.
+//! Store errors: wrong address, login, database, tables or certificate.
 
 use turnpike_stores::{Backend as _, DirectoryLimits, StoreError, StoreFault};
 use turnpike_testkit::databases::{DATABASE, PASSWORD};

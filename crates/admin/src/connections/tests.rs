@@ -28,7 +28,7 @@ use crate::{
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Short timeouts, so that tests finish quickly. They wait for events rather than for time.
+/// Short timeouts, so that tests finish quickly. The tests wait for events rather than for fixed times.
 const QUICK: ConnectionLimits = ConnectionLimits {
     connections: 4,
     head: Duration::from_secs(1),
@@ -256,7 +256,7 @@ async fn excess_connection_replaces_the_oldest_idle_one() {
 
 const RELOAD: &[u8] = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
 
-/// A program whose reloads wait for the returned sender, and the number of completed ones.
+/// A program whose reloads wait for the returned sender, and the number of completed reloads.
 fn reloading() -> (IdleProgram, watch::Sender<bool>, Arc<AtomicUsize>) {
     let program = IdleProgram {
         loopback: AdminAccess::Full,
@@ -551,7 +551,7 @@ async fn patience_with(stream: HttpStream) -> u64 {
 
 const WATCH: &[u8] = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// The kernel buffers little: small events would take hours to fill its default limit.
+/// The receive buffer is small, because events would take hours to fill the default one.
 #[tokio::test(start_paused = true)]
 async fn stalled_tcp_watcher_is_closed_after_ten_seconds() {
     let bound = Bound::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");

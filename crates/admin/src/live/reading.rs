@@ -266,8 +266,8 @@ fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCoun
     counted
 }
 
-/// Refused requests. 401 and 438 are not counted, because every client gets them when it starts; 300 is
-/// a redirect.
+/// Refused requests. 401 and 438 are not counted, because every client gets them in the course of
+/// authentication; nor is 300, because redirects are counted separately.
 fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> ReasonCounters {
     let mut counted = family(turn, "error_responses", "answer");
     counted.retain(|(_, code, _)| !["300", "401", "438"].contains(code));

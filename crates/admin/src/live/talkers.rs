@@ -26,7 +26,7 @@ struct Pass {
     traffic: HashMap<AllocationId, (usize, AllocationTraffic)>,
 }
 
-/// Compares as long as the runtime exists.
+/// Keeps comparing passes for as long as the runtime exists.
 pub(super) async fn compare(feed: Arc<Feed>) {
     let mut before: Option<Pass> = None;
     loop {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn relayed_traffic_is_the_difference_of_two_passes() {
+    fn relayed_traffic_is_the_difference_between_two_passes() {
         let before = pass_of(&[("1", 100, 1000), ("2", 5, 5)]);
         let now = pass_of(&[("1", 150, 1300), ("2", 5, 5), ("3", 7, 8)]);
         let of = |id: &str| {

@@ -354,5 +354,5 @@ fn audit(what: &str, change: &Change, done: &str) -> Audit {
     // Names are untrusted input and must not forge log lines.
     let place =
         if what == "realm" || realm.is_empty() { String::new() } else { format!(" in realm {realm:?}") };
-    Audit(format!("{what} {name:?}{place} is {done} ({store})"))
+    Audit(format!("{done} {what} {name:?}{place} ({store})"))
 }

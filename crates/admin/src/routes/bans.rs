@@ -69,8 +69,8 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<BanList>, Proble
     Ok(Json(BanList { bans }))
 }
 
-/// Bans a user or clients by their addresses, on all nodes of a fleet within a second: their allocations
-/// end, and until the ban ends their requests get 403. A fleet keeps bans in its store; a single server
+/// Bans a user, or clients by their addresses; in a fleet, on all nodes within a second. Their allocations
+/// end, and their requests get 403 until the ban ends. A fleet keeps bans in its store; a single server
 /// keeps them as long as it runs, even across upgrades in place.
 #[utoipa::path(
     post,

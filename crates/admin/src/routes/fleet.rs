@@ -119,7 +119,7 @@ pub(super) async fn of_node(
         .any(|list| path.strip_prefix(list).is_some_and(|id| id.starts_with('/')));
     if method == Method::DELETE && !ends_one {
         let detail = format!(
-            "through another node only allocations can be deleted: send DELETE {path} to {node} itself"
+            "only allocations can be deleted through another node: send DELETE {path} to {node} itself"
         );
         let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail);
         return Ok(([(header::ALLOW, "GET")], problem).into_response());

@@ -29,7 +29,7 @@ pub(super) const PATHS: &str = "/metrics       metrics for Prometheus\n\
      /openapi.json  description of the API: allocations, workers, listeners, reload, drain and so on\n\
      /              in a browser, a page with an overview\n";
 
-/// Responds as long as the program runs.
+/// Responds while the program is running.
 #[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`.", body = String, content_type = "text/plain")))]
 pub(super) async fn live() -> &'static str {
     "ok\n"

@@ -101,7 +101,7 @@ fn read<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
     }
 }
 
-/// Rewords an error message of serde without Rust types, and without the value, which may be a secret.
+/// Rewords an error message from serde without Rust types, and without the value, which may be a secret.
 fn in_words(message: &str) -> String {
     if let Some(rest) = message.strip_prefix("invalid type: ").or(message.strip_prefix("invalid value: "))
         && let Some((found, expected)) = rest.rsplit_once(", expected ")

@@ -26,7 +26,7 @@ export function setText(element, text) {
   if (element.textContent !== text) element.replaceChildren(...unbroken(text));
 }
 
-// An IPv4 address with its port or prefix length; the last group and the port of an IPv6 address.
+// Text to keep on one line: an IPv4 address with its port or prefix length, or the last group and the port of an IPv6 address.
 const TOGETHER = /(?:\d{1,3}\.){3}\d{1,3}(?:[:/]\d+)?|(?<=\[[0-9a-f:.]*[:[])[0-9a-f.]*(?:%\w+)?\](?::\d+)?/gi;
 
 // Text without line breaks in addresses, except between the groups of IPv6.

@@ -191,7 +191,7 @@ fn login() -> Option<Login> {
     let login = Login(Dir::new());
     let length = login.socket().as_os_str().len();
     if length > 107 {
-        turnpike_trials::skip("the path of the socket would have more than 107 bytes");
+        turnpike_trials::skip("the path of the socket would be longer than 107 bytes");
         return None;
     }
     Some(login)
@@ -430,7 +430,7 @@ fn usage_errors_appear_before_any_request() {
 }
 
 #[test]
-fn admin_beyond_loopback_requires_tls_and_a_token() {
+fn non_loopback_admin_requires_tls_and_a_token() {
     let open = |arguments: &[&str]| Program::run(&mut turnpike(arguments));
     for arguments in [
         &["serve", "--user", "a:b", "--admin", "0.0.0.0:0"][..],

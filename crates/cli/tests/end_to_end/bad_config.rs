@@ -44,7 +44,7 @@ fn messages_contain_no_secrets() {
 }
 
 /// The file has an error and its port is taken: a program that reads everything before binding reports only
-/// the file.
+/// the error in the file.
 #[test]
 fn configuration_is_checked_before_sockets_open() {
     let holder = UdpSocket::bind((V4, 0)).expect("loopback has a free port");

@@ -85,7 +85,7 @@ impl Server {
             let client = stun::Client::new(self.serve.address(V4));
             let (_, _, challenge) = client.challenge();
             let stun::Challenge { realm, .. } = &challenge;
-            assert_eq!(realm, REALM.as_bytes(), "a browser takes the realm that it is challenged with");
+            assert_eq!(realm, REALM.as_bytes(), "a browser uses the realm of the challenge");
             match client.allocate(&credential.username, &credential.password, &challenge) {
                 // The port belonged to an earlier client whose allocation still exists.
                 Some(437) => {}

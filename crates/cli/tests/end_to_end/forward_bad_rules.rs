@@ -13,7 +13,7 @@ fn run(arguments: &[&str], file: Option<(&str, &str)>) -> Finished {
 }
 
 /// One rule is valid but its port is taken, another is invalid: a program that reads everything before binding reports only the
-/// second.
+/// error in the second.
 #[test]
 fn every_error_is_reported_before_a_socket_opens() {
     let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");

@@ -3,7 +3,7 @@
 
 use crate::prelude::*;
 
-/// Starts a rule `a` to a TCP or UDP echo, with this shutdown deadline in seconds.
+/// Starts a forwarder with a rule `a` to a TCP or UDP echo, and with this shutdown deadline in seconds.
 fn start(protocol: &str, deadline: u32) -> (Forward, SocketAddr) {
     let target = if protocol == "udp" { udp_echo() } else { tcp_echo() };
     let dir = Dir::new();
@@ -97,7 +97,8 @@ fn ask(socket: &UdpSocket) -> String {
     String::from_utf8_lossy(&name[..len]).into_owned()
 }
 
-/// UDP has no end marker, so otherwise only the idle timeout of 72 seconds would end the session.
+/// UDP has no end marker; if the drain waited for the session, only the idle timeout of 72 seconds would end
+/// it.
 #[test]
 fn idle_udp_session_does_not_delay_the_exit() {
     let (forward, address) = start("udp", EVER);

@@ -23,7 +23,7 @@ fn upgrade_leaves_handed_on_connections_in_the_old_process() {
     assert_eq!(say(&mut client, "more"), "more");
     let mut other = connect(serve.address_of("tcp", V4));
     assert_eq!(say(&mut other, "GET /new HTTP/1.1"), "GET /new HTTP/1.1");
-    eventually("the metrics add up both processes", || open(&serve) == 2);
+    eventually("the metrics include both processes", || open(&serve) == 2);
     assert!(lives(old));
     drop(client);
     ends(old);

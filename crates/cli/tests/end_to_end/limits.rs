@@ -41,8 +41,10 @@ fn user_rate_limit_applies_until_a_reload() {
     let started = Instant::now();
     let result = load(&serve);
     // 250 bytes per millisecond, plus a burst of 64 KiB because several clients share the limit.
-    let allowed =
-        (65_536 + 250 * u64::try_from(started.elapsed().as_millis()).expect("not for ever")) * 21 / 20;
+    let allowed = (65_536
+        + 250 * u64::try_from(started.elapsed().as_millis()).expect("the duration fits into u64"))
+        * 21
+        / 20;
     let received = result["received"].as_u64().expect("a count") * 1000;
     assert!(received <= allowed, "{received} bytes, of which {allowed} may pass: {result}");
     assert!(received >= 250 * 3000 / 2, "{received} bytes: {result}");
@@ -86,7 +88,7 @@ fn allow_only_refuses_peers_outside_the_list() {
             .run();
         let text = run.output();
         let is_let_in = text.contains("\"sent\"");
-        assert!(is_let_in || text.contains("403"), "neither refused nor let in: {text}");
+        assert!(is_let_in || text.contains("403"), "neither refused nor permitted: {text}");
         is_let_in
     };
     assert!(!lets(&serve, "198.41.0.5:50000"));

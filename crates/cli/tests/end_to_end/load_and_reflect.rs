@@ -94,7 +94,7 @@ fn every_client_gets_an_allocation() {
 }
 
 #[test]
-fn loss_beyond_the_limit_is_exit_code_3() {
+fn loss_beyond_the_limit_exits_with_3() {
     let serve = Serve::start(&[]);
     let silent = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     let load = Load::new(serve.address(V4))
@@ -106,7 +106,7 @@ fn loss_beyond_the_limit_is_exit_code_3() {
 }
 
 #[test]
-fn latency_beyond_the_limit_is_exit_code_3() {
+fn latency_beyond_the_limit_exits_with_3() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let load = serve.load(&reflect).with("--rate 200 --duration 1");
@@ -117,7 +117,7 @@ fn latency_beyond_the_limit_is_exit_code_3() {
 const MICROSECOND: &str = "1";
 
 #[test]
-fn impossible_run_is_exit_code_1() {
+fn impossible_run_exits_with_1() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let run = |load: Load| load.to(reflect.address).with("--rate 10 --duration 1").start().wait(SOON * 3);
@@ -128,7 +128,7 @@ fn impossible_run_is_exit_code_1() {
 }
 
 #[test]
-fn bad_usage_is_exit_code_2() {
+fn bad_usage_exits_with_2() {
     let server = SocketAddr::new(V4, 3478);
     for wrong in
         [["--via", "pigeon"], ["--rate", "fast"], ["--clients", "0"], ["--mode", "quiet"], ["--size", "-1"]]

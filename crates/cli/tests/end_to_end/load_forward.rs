@@ -117,7 +117,7 @@ fn progress_counts_missing_datagrams_as_lost_or_outstanding() {
 }
 
 #[test]
-fn exceeded_limit_is_exit_code_3() {
+fn exceeded_limit_exits_with_3() {
     let (reflect, tcp) = reflector();
     for (kind, server) in [("rr", tcp), ("connect", tcp), ("udp", reflect.address)] {
         let run = load(kind, server, &["--max-p99", "1"]);
@@ -127,7 +127,7 @@ fn exceeded_limit_is_exit_code_3() {
 }
 
 #[test]
-fn unreachable_target_is_exit_code_1_with_its_address() {
+fn unreachable_target_exits_with_1_and_names_its_address() {
     let server = SocketAddr::new(V4, free_port(V4));
     for kind in ["tcp", "rr", "connect", "udp"] {
         let run = load(kind, server, &[]);
@@ -137,7 +137,7 @@ fn unreachable_target_is_exit_code_1_with_its_address() {
 }
 
 #[test]
-fn bad_usage_is_exit_code_2_and_names_the_flag() {
+fn bad_usage_exits_with_2_and_names_the_flag() {
     let server = SocketAddr::new(V4, 3480);
     for (kind, flags, named) in [
         ("tcp", &["-P", "0"][..], "--parallel"),

@@ -109,7 +109,7 @@ fn relays_on(serve: &Serve, address: &str) -> bool {
 }
 
 fn eventually_at(serve: &Serve, address: &str) {
-    eventually("new calls have the new address", || Call::at(serve) == Ok(ip(address)));
+    eventually("new calls use the new address", || Call::at(serve) == Ok(ip(address)));
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn deprecated_ipv6_address_is_replaced_and_its_allocations_wait() {
 }
 
 #[test]
-fn without_a_default_route_any_non_loopback_address_relays() {
+fn without_a_default_route_any_non_loopback_address_is_used() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         let serve = serve(&[]);

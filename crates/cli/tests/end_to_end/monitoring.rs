@@ -127,7 +127,7 @@ fn dashboard_and_alerts_query_existing_series() {
 }
 
 #[test]
-fn every_alert_has_a_firing_and_a_quiet_test() {
+fn every_alert_is_tested_both_firing_and_not_firing() {
     let alerts: Vec<&str> = RULES.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() > 15, "{alerts:?}");
     let cases: Vec<(&str, bool)> = TESTS

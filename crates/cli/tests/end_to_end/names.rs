@@ -37,7 +37,7 @@ fn refused_names_are_escaped_in_the_log_and_kept_in_json() {
 }
 
 #[test]
-fn non_text_username_is_refused_and_named_by_its_attribute() {
+fn non_text_username_is_refused_and_the_log_names_the_attribute() {
     let mut serve = Serve::start(&["-v"]);
     let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();

@@ -12,7 +12,7 @@ fn lets(serve: &Serve, peer: SocketAddr) -> bool {
         Load::new(serve.address(V4)).to(peer).with("--clients 1 --rate 10 --warmup 0 --duration 0.2").run();
     let text = run.output();
     let is_let_in = text.contains("\"sent\"");
-    assert!(is_let_in || text.contains("403"), "neither refused nor let in: {text}");
+    assert!(is_let_in || text.contains("403"), "neither refused nor permitted: {text}");
     is_let_in
 }
 

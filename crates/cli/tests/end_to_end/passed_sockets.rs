@@ -141,7 +141,7 @@ fn two_passed_sockets_with_one_address_serve_two_workers() {
     let bound = || {
         let socket =
             socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).expect("a socket");
-        socket.set_reuse_port(true).expect("Linux has it");
+        socket.set_reuse_port(true).expect("Linux supports SO_REUSEPORT");
         socket.bind(&at.into()).expect("free");
         OwnedFd::from(socket)
     };

@@ -88,7 +88,7 @@ impl Bench {
         Serve::start_bare(&[&own[..], more, &self.turn.flags()].concat())
     }
 
-    /// Both names get their own certificate, the site sees this address, and TURN relays.
+    /// Both names get their own certificate, the site sees this address, and TURN works.
     fn exercise(&self, seen: &str) {
         let resolve = format!("{WEB}:443:127.0.0.1");
         let mut curl = Command::new(&self.curl);

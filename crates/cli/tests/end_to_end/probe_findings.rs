@@ -331,7 +331,7 @@ fn probe_tries_port_443_before_recommending_it() {
     }
     assert!(!advised(&found), "{found:#}");
 
-    // TLS only on port 443: the port of the name is closed, and the other checks use 443.
+    // TLS only on port 443: the default port of the URI is closed, and the other checks use 443.
     let https = format!("--admin off --listen 127.0.0.1:443 {tls}");
     for (uri, there) in [
         ("turn:127.0.0.1", "turn:127.0.0.1:443"),

@@ -26,8 +26,8 @@ fn serve(file: &str, more: &[&str]) -> Serve {
     Serve::start(&[&["-c", path.to_str().expect("UTF-8")], more].concat())
 }
 
-/// The server has room for three permissions, and the probe requests twelve peers, so the fourth
-/// allowed peer finds no room.
+/// The server has room for three permissions, and the probe requests them for twelve peers, so the request for the fourth
+/// allowed peer is refused.
 #[test]
 fn full_server_is_not_mistaken_for_a_refusing_one() {
     let private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];

@@ -113,7 +113,8 @@ fn server_accepts_output_of_the_credentials_command() {
     assert_eq!(serve.metrics().sum("turnpike_credentials_refused_total", ""), 0);
 }
 
-/// The issuer of time-limited credentials chooses the id; it must not use up a configured user's quota.
+/// The issuer of a time-limited credential chooses its id, which must not use up the quota of a configured user
+/// with that name.
 #[test]
 fn user_and_time_limited_id_with_one_name_have_separate_quotas() {
     let dir = Dir::new();

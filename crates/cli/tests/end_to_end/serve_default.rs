@@ -11,7 +11,7 @@ fn generated_credential_works_and_is_printed_once() {
         serve.metrics().sum("turnpike_allocations_opened_total", "") > 0
     });
 
-    let (_, password) = credential.split_once(':').expect("made with a colon");
+    let (_, password) = credential.split_once(':').expect("a colon between user and password");
     let mentions = serve.program.lines().iter().filter(|line| line.contains(password)).count();
     assert_eq!(mentions, 1, "only the printed credential contains the password");
 }

@@ -50,7 +50,7 @@ impl Manager {
 /// CLOCK_MONOTONIC timestamp in microseconds.
 fn reloading_since(message: &[String]) -> u64 {
     assert_eq!(message[0], "RELOADING=1", "{message:?}");
-    let since = message[1].strip_prefix("MONOTONIC_USEC=").expect("systemd wants the time");
+    let since = message[1].strip_prefix("MONOTONIC_USEC=").expect("systemd requires the timestamp");
     since.parse().expect("microseconds")
 }
 

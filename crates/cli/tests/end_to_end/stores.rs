@@ -59,7 +59,7 @@ fn generated_credential_is_kept_and_shown_once() {
     let bytes = fs::read(&file).expect("the file is readable");
     assert!(
         !bytes.windows(password.len()).any(|window| window == password.as_bytes()),
-        "no password in there"
+        "the store does not contain the password"
     );
 
     let serve = Serve::start_bare(&["--state", path(&state)]);
@@ -145,7 +145,7 @@ fn running_server_sees_changes_by_the_commands() {
     let (name, password) = (field("username:"), field("password:"));
     assert_eq!(allocate(&serve, &name, &password), None);
     assert_eq!(allocate(&serve, &name, "wrong"), Some(401));
-    let fingerprint = secret["name"].as_str().expect("a name for it");
+    let fingerprint = secret["name"].as_str().expect("the secret's fingerprint");
     let listed = with(&["secret", "list"], &[]);
     assert!(listed.contains(fingerprint) && !listed.contains(secret_text), "{listed}");
     with(&["secret", "remove", fingerprint], &["--realm", realm]);
@@ -180,7 +180,7 @@ fn commands_use_the_running_server_or_else_the_embedded_store() {
     fs::create_dir(&runtime).expect("a fresh directory");
     let state = dir.path().join("state");
     if runtime.as_os_str().len() > 80 {
-        return skip("the path of the socket would have more than 107 bytes");
+        return skip("the path of the socket would be longer than 107 bytes");
     }
     let command = |arguments: &[&str]| {
         let mut command = turnpike(arguments);
@@ -207,7 +207,7 @@ fn commands_use_the_running_server_or_else_the_embedded_store() {
     // The embedded store was just created, which the server notices within a second.
     eventually("bob is accepted", || allocate("bob", "sesame").is_none());
     let line = server.line_with("turnpike::audit");
-    assert!(line.contains("bob") && line.contains("is added") && line.contains("status=201"), "{line}");
+    assert!(line.contains("bob") && line.contains("added user") && line.contains("status=201"), "{line}");
     assert!(!line.contains("sesame"), "{line}");
     let listed = command(&["user", "list"]).stdout;
     assert!(listed.contains("static  turnpike  MD5, SHA-256  configuration"), "{listed}");
@@ -232,7 +232,7 @@ fn commands_create_the_embedded_store_and_report_errors() {
     let state = ["--state", path(dir.path())];
     let on_state = |arguments: &[&str]| run(&[arguments, &state[..]].concat());
     assert_eq!(on_state(&["user", "list", "--json"]).ended(0).stdout, "[]");
-    assert!(!dir.path().join("turnpike.sqlite").exists(), "there is nothing to keep");
+    assert!(!dir.path().join("turnpike.sqlite").exists(), "listing creates no store");
     let added = on_state(&["user", "add", "alice", "--json"]).ended(0).result();
     assert_eq!((&added["realm"], &added["existed"]), (&"turnpike".into(), &false.into()));
     assert_eq!(added["password"].as_str().map(str::len), Some(32));

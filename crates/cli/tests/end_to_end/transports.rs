@@ -3,8 +3,8 @@
 use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
-/// Datagrams per second, few enough that the smallest receive buffer of any kernel holds a second of them while a busy
-/// machine suspends a program.
+/// Datagrams per second: few enough that the smallest receive buffer of any kernel holds one second's worth while a
+/// busy machine suspends a program.
 const RATE: &str = "200";
 const ALL: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
 

@@ -193,7 +193,7 @@ fn patterns_that_miss(patterns: &[Pattern]) -> impl Iterator<Item = String> {
     })
 }
 
-/// Rejects keys that do not fit Unix sockets: they are streams and have no addresses.
+/// Rejects keys that do not apply to Unix sockets, which are streams and have no addresses.
 fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     let rule = &draft.rule;
     let listens = matches!(rule.bind, Bind::Unix(_));
@@ -318,7 +318,6 @@ fn collide(a: &Rule, b: &Rule) -> bool {
 }
 
 fn length(ports: PortRange) -> u16 {
-    // The difference is at most 65,534, because a range cannot start at port 0, except for port 0
-    // alone.
+    // The difference is at most 65,534, because port 0 cannot start a range of several ports.
     (ports.last - ports.first).saturating_add(1)
 }

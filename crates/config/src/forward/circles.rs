@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_and_other_machines_are_not_loops() {
+    fn chains_and_targets_on_other_machines_are_not_loops() {
         for rules in [
             &["tcp://0.0.0.0:80=127.0.0.1:81", "tcp://127.0.0.1:81=10.0.0.2:80"][..],
             &["tcp://0.0.0.0:80=10.0.0.2:80"],

@@ -34,7 +34,7 @@ pub(super) fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistak
         let what = if matches!(entry.node.value, Value::Table(_)) {
             "it is a single table"
         } else {
-            "it is a value"
+            "it is a single value, not a table"
         };
         problems.push(no_table(&entry.origin, what));
         return Vec::new();
@@ -47,7 +47,7 @@ pub(super) fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistak
                 drafts.extend(read_rules(entries, &item.origin, &mut found));
                 problems.extend(found.into_iter().filter(|problem| !broken || problem.origin != item.origin));
             }
-            _ => problems.push(no_table(&item.origin, "it is a value")),
+            _ => problems.push(no_table(&item.origin, "it is a single value, not a table")),
         }
     }
     drafts
@@ -69,8 +69,8 @@ fn no_table(origin: &Origin, what: &str) -> Mistake {
     Mistake::new(origin, "rule", what, "tables, [[rule]]")
 }
 
-/// Decides by the first line with content: TOML starts with a key and `=`, or with `[` (as IPv6 addresses
-/// do).
+/// Judges by the first line with content: TOML starts with a key and `=`, or with `[`, but so does an IPv6
+/// address in brackets in a rinetd.conf.
 pub(super) fn looks_like_toml(text: &str) -> bool {
     let Some(line) = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'))
     else {
@@ -86,7 +86,7 @@ pub(super) fn looks_like_toml(text: &str) -> bool {
     })
 }
 
-/// Decides by the keys. A mistyped key is decisive only if it does not also resemble one of ours.
+/// Judges by the keys. A mistyped key is decisive only if it does not also resemble one of ours.
 pub(super) fn is_oxidinetd(entries: &[Entry]) -> bool {
     let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule", INCLUDE]);
     let theirs = |key: &str| oxidinetd::TOP.contains(&key);

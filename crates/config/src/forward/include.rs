@@ -62,7 +62,7 @@ impl Included {
         }
         // The directory's own name may contain pattern characters.
         let whole = Path::new(&glob::Pattern::escape(&beside.to_string_lossy())).join(pattern);
-        // Editors leave behind files that begin with a dot.
+        // Editors leave behind files whose names begin with a dot.
         let options = glob::MatchOptions {
             case_sensitive: true,
             require_literal_separator: true,
@@ -157,7 +157,7 @@ impl Included {
                     &entry.origin,
                     entry.key.clone(),
                     "an included file cannot contain settings",
-                    "[[rule]] and include here, settings in the file that includes it",
+                    "[[rule]] and include here, and settings in the including file",
                 )),
             }
         }

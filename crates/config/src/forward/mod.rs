@@ -7,7 +7,7 @@
 //! oxidinetd's TOML ────▶ oxidinetd ┘                 └▶ all errors: place, problem, expected form
 //! ```
 //!
-//! Rules on the command line are added to those of the file. Settings have this precedence: flags,
+//! Rules on the command line are added to those in the file. Settings have this precedence: flags,
 //! environment (`TURNPIKE_FORWARD_WORKERS` etc.), file, defaults.
 
 mod argument;

@@ -57,7 +57,7 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
     good.then(|| draft.with_defaults())
 }
 
-/// Reads one or two rules: `tcp+udp` becomes a rule for each. Mistakes are reported once.
+/// Reads one or two rules: `tcp+udp` becomes one rule per protocol. Errors are reported once.
 pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let is_both = |entry: &&Entry| {
         entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)
@@ -195,7 +195,7 @@ const KEEPALIVE_COUNT: Kind<Option<u32>> = Kind::one(
     |count| count.unwrap_or(0).to_string(),
 );
 
-/// A time in seconds; 0 means none.
+/// A duration in seconds; 0 means none.
 const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duration>> {
     Kind::one(
         expected,
@@ -225,7 +225,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.protocol",
-        "\"tcp\", \"udp\", \"tcp+udp\" for a rule of each, \"udptotcp\" or \"tcptoudp\"",
+        "\"tcp\", \"udp\", \"tcp+udp\" for one rule of each, \"udptotcp\" or \"tcptoudp\"",
         |reader, node, rule| {
             rule.protocol = reader.parsed(node, |text| Protocol::from_name(text).ok_or(""))?;
             Some(())

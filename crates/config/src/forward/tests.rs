@@ -233,7 +233,7 @@ fn kernel_forwarding_is_set_for_all_rules_or_one() {
     let mut again = from_file(&settings.to_toml()).expect("valid").settings;
     again.origins = settings.origins.clone();
     assert_eq!(again, settings);
-    // The user-space step can be selected for all rules while one rule uses the kernel.
+    // `datapath` can select user space for all rules while one rule uses the kernel.
     let basic =
         from_file("[forward]\ndatapath = \"basic\"\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n");
     let basic = basic.expect("valid").settings.datapath;
@@ -316,7 +316,7 @@ fn source_address_may_have_a_zone() {
 }
 
 #[test]
-fn keys_that_unix_sockets_or_a_single_family_cannot_use_are_refused() {
+fn keys_invalid_for_unix_sockets_or_a_single_family_are_refused() {
     for (text, key, why) in [
         ("udp://unix:/a=10.0.0.2:80", "rule.listen", "only stream-type Unix sockets are supported"),
         ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "only stream-type Unix sockets are supported"),
@@ -489,12 +489,12 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "udp://0.0.0.0:1=a:1?health=5&health_expect=x",
         "column 44: rule.health_expect: found \"x\": the rule has no health_send; expected at most 1024 bytes, as \
-         text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
+         text, or as 0x and two hexadecimal digits per byte, such as \"0x00010000\"",
     ),
     (
         "udp://0.0.0.0:1=a:1?health=5&health_send=",
         "column 42: rule.health_send: found \"\": leave this key out to send nothing, or an empty datagram over UDP; expected at most 1024 \
-         bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
+         bytes, as text, or as 0x and two hexadecimal digits per byte, such as \"0x00010000\"",
     ),
     (
         "tcp://0.0.0.0:1=a:1?accept_proxy",
@@ -669,7 +669,7 @@ fn file_mistakes_name_line_column_key_and_form() {
 }
 
 #[test]
-fn file_of_another_program_or_of_serve_is_one_mistake() {
+fn file_of_another_program_or_of_serve_is_reported_once() {
     for (text, told) in [
         (
             "global\n  daemon\nfrontend f\n  bind :80\n",
@@ -685,12 +685,12 @@ fn file_of_another_program_or_of_serve_is_one_mistake() {
         ),
         (
             "[log]\nlevel = \"info\"\n[server]\nlistn = 5\n",
-            "f.conf:3:2: this is a file for turnpike serve, because it contains server; expected a file for turnpike forward; for this one: \
+            "f.conf:3:2: this is a file for turnpike serve, because it contains \"server\"; expected a file for turnpike forward; for this one: \
              turnpike serve -c f.conf",
         ),
         (
             "[[realm]]\nname = \"x\n",
-            "f.conf:1:3: this is a file for turnpike serve, because it contains realm; ",
+            "f.conf:1:3: this is a file for turnpike serve, because it contains \"realm\"; ",
         ),
     ] {
         let found = from_file(text).expect_err("another program's file").to_string();
@@ -726,7 +726,7 @@ fn broken_toml_is_reported_once() {
 #[test]
 fn rule_that_is_not_a_table_is_reported() {
     let found = from_file("rule = \"tcp://0.0.0.0:1=a:1\"\n").expect_err("wrong").to_string();
-    assert_eq!(found, "f.conf:1:1: rule: it is a value; expected tables, [[rule]]");
+    assert_eq!(found, "f.conf:1:1: rule: it is a single value, not a table; expected tables, [[rule]]");
 }
 
 #[test]

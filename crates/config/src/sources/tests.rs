@@ -74,7 +74,7 @@ fn each_kernel_datapath_has_a_name() {
 }
 
 #[test]
-fn file_of_another_program_or_of_forward_is_one_mistake() {
+fn file_of_another_program_or_of_forward_is_reported_once() {
     for (text, told) in [
         (
             "# c\nlistening-port=3478\nuser=a:b\n",
@@ -84,17 +84,17 @@ fn file_of_another_program_or_of_forward_is_one_mistake() {
         ("0.0.0.0 80 10.0.0.1 80\n", "f:1:1: this looks like rinetd.conf; expected turnpike's TOML"),
         (
             "[log]\n[[rule]]\nlisten = \"0.0.0.0:1\"\n",
-            "f:2:3: this is a file for turnpike forward, because it contains rule; expected a file for turnpike serve; for this one: turnpike \
+            "f:2:3: this is a file for turnpike forward, because it contains \"rule\"; expected a file for turnpike serve; for this one: turnpike \
              forward -c f",
         ),
         (
             "[[forwarding_rules]]\n",
-            "f:1:3: this is a file for turnpike forward, because it contains forwarding_rules; ",
+            "f:1:3: this is a file for turnpike forward, because it contains \"forwarding_rules\"; ",
         ),
         (include_str!("../../../../examples/rinetd.conf"), "f:9:1: this looks like rinetd.conf; expected "),
         (
             include_str!("../../../../examples/forward.toml"),
-            "f:24:2: this is a file for turnpike forward, because it contains forward; ",
+            "f:24:2: this is a file for turnpike forward, because it contains \"forward\"; ",
         ),
     ] {
         let Err(found) = entries_of(Path::new("f"), text, &mut Vec::new()) else {
@@ -693,7 +693,7 @@ fn limits_accept_units_and_are_shown_unchanged() {
 }
 
 #[test]
-fn unreadable_file_is_one_error() {
+fn unreadable_file_is_reported_once() {
     let sources = Sources::new(Some("/nonexistent/turnpike.toml".into()), Vec::new(), Flags::new());
     let message = sources.settings().expect_err("no such file").to_string();
     assert!(

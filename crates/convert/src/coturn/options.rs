@@ -20,9 +20,9 @@ pub(super) enum Handling {
     Switch(fn(&mut CoturnDraft, bool)),
     /// An option that is on regardless of its value.
     Flag(fn(&mut CoturnDraft)),
-    /// No translation needed, with the reason.
+    /// No translation needed; contains the reason.
     Needless(&'static str),
-    /// No translation available, with an alternative.
+    /// No translation available; contains an alternative.
     Instead(&'static str),
 }
 

@@ -10,7 +10,7 @@ use super::{
 /// A setting: its line (0 for the command line), its name, and its value as written.
 pub(super) type Setting<'a> = (usize, &'a str, &'a str);
 
-/// Settings of a file: a name, then `=` or spaces, then a value that may be quoted. `#` begins a comment
+/// Settings in a file: a name, then `=` or spaces, then a value that may be quoted. `#` begins a comment
 /// line.
 pub(super) fn settings(text: &str) -> impl Iterator<Item = Setting<'_>> {
     let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));

@@ -138,7 +138,7 @@ fn each_option_changes_the_result_or_has_a_note() {
 }
 
 #[test]
-fn lines_are_parsed_like_coturn_parses_them() {
+fn lines_are_parsed_as_in_coturn() {
     let read =
         |line: &'static str| settings(line).map(|(_, name, value)| (name, whole(value))).collect::<Vec<_>>();
     for line in [

@@ -29,7 +29,7 @@ pub const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10
                                      \"unix:\" for all clients of the Unix socket";
 /// Completes "expected ..." for [`payload`].
 pub const PAYLOAD_FORM: &str =
-    "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
+    "at most 1024 bytes, as text, or as 0x and two hexadecimal digits per byte, such as \"0x00010000\"";
 
 /// Rejects an address with a zone: addresses on the network and in patterns have no zone.
 pub fn without_zone(text: &str) -> Result<&str, String> {
@@ -100,7 +100,7 @@ fn is_host_name(text: &str) -> bool {
 
 const NO_PORT: PortRange = PortRange { first: 0, last: 0 };
 
-/// Parses a name that starts with `unix:` in any case.
+/// Parses a name that starts with `unix:`, in upper or lower case.
 fn unix(text: &str) -> Option<Result<UnixName, String>> {
     let (scheme, name) = text.split_at_checked("unix:".len())?;
     scheme.eq_ignore_ascii_case("unix:").then(|| name.parse::<UnixName>().map_err(str::to_owned))

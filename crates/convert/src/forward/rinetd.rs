@@ -181,7 +181,7 @@ impl RinetdLine<'_> {
         let at = self.skip_blanks();
         let (port, from) = self.port("bindport")?;
         if port == 0 {
-            let why = "bindport 0: with this, the kernel would choose a random port".to_owned();
+            let why = "bindport 0: the kernel would choose a random port".to_owned();
             return Err(self.problem(at, why, PORT_FORM));
         }
         draft.rule.ports = PortRange { first: port, last: port };
@@ -306,7 +306,7 @@ impl RinetdLine<'_> {
                 let digits = value.bytes().all(|byte| byte.is_ascii_digit());
                 let seconds: u32 =
                     value.parse().ok().filter(|_| digits).ok_or_else(|| bad("not a number of seconds"))?;
-                // 0 leaves the default timeout, as in rinetd.
+                // 0 keeps the default timeout, as in rinetd.
                 if seconds == 0 {
                     return Ok(());
                 }

@@ -211,7 +211,7 @@ async fn user_or_absence_is_queried_once_per_lifetime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hundred_lookups_of_one_user_are_one_query() {
+async fn hundred_lookups_of_one_user_share_one_query() {
     let world = World::new();
     world.set(State::Waits);
     let asking: Vec<_> = (0..100).map(|_| world.ask("alice")).collect();
@@ -347,7 +347,7 @@ async fn rules_are_reread_and_changes_bump_the_generation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn versioned_store_is_read_after_changes_and_clears_the_cache() {
+async fn new_version_causes_a_read_and_clears_the_cache() {
     let world = World::new();
     world.set(State::Tells);
     world.directory.read().await.expect("an answer");

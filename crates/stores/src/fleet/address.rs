@@ -21,7 +21,7 @@ pub(super) enum Kind {
         master: String,
         password: Option<Zeroizing<String>>,
     },
-    /// Some of the servers of a cluster.
+    /// Some servers of a cluster.
     Cluster,
 }
 

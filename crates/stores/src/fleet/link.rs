@@ -230,7 +230,7 @@ impl Finder {
     }
 }
 
-/// Returns true if the connection is unusable: broken, without answers, or to a server that has become
+/// Returns true if the connection is unusable: broken, unresponsive, or to a server that has become
 /// read-only.
 pub(super) fn is_over(error: &RedisError) -> bool {
     let code = error.code().unwrap_or_default();

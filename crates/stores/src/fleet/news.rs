@@ -90,9 +90,9 @@ impl FleetNews {
             newest = self.newest(&mut connection).await;
         }
         let newest = newest.map_err(|error| self.finder.told(&error))?;
-        // The first connection starts after the newest event. So does a later connection if the last
-        // known event is in the future: then the store was emptied, or a server with a different clock
-        // took over.
+        // The first connection starts after the newest event. So does a later connection if the last known
+        // event is later than that, because the store was emptied or a server with a different clock took
+        // over.
         self.last = Some(self.last.map_or(newest, |last| last.min(newest)));
         Ok(connection)
     }

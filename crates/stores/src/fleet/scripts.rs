@@ -138,8 +138,8 @@ return {1, number, known, ring, era.number, era.since, era.whole and 1 or 0}
 "
 );
 
-/// Key: reservation. Arguments: incarnation, milliseconds. A reservation that ends later than any valid one
-/// could is void.
+/// Key: reservation. Arguments: incarnation, milliseconds. A reservation with more than an hour left is
+/// invalid, because none is granted for so long.
 pub(super) const RESERVE: &str = concat!(
     count!(),
     r"

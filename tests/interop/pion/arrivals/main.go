@@ -1,6 +1,6 @@
 // Starts pion clients of a TURN server at a fixed rate. Each allocates once and leaves; one JSON object summarises
-// the results. The time to the relay is measured from the time at which a client was due, and includes its connection
-// and handshake. Exit status: 0, all clients got a relay; 1, not all did.
+// the results. The time to the allocation is measured from the moment at which a client was due, and includes its
+// connection and handshake. Exit status: 0, all clients got an allocation; 1, not all did.
 package main
 
 import (

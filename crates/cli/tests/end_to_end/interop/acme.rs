@@ -249,7 +249,7 @@ fn port_in_use_and_a_failing_validation_are_explained() {
 }
 
 #[test]
-fn rejected_nonces_and_an_absent_authority_leave_the_old_certificate() {
+fn rejected_nonces_and_an_absent_authority_keep_the_old_certificate() {
     let authority = need!(Authority::start(&[("PEBBLE_WFE_NONCEREJECT", "100")]));
     let absent = format!("https://127.0.0.1:{}/dir", free_port(V4));
     for (directory, words) in

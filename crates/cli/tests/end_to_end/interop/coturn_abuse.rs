@@ -1,7 +1,7 @@
 //! Abusive modes of coturn's `turnutils_uclient`, on all transports at once: other clients must not notice.
 //!
-//! With -N and -R it corrupts requests at random, gives up or waits forever, so the test only requires that the server sees
-//! them.
+//! With -N and -R it corrupts requests at random, gives up or waits forever, so the test only requires that the server
+//! receives its requests.
 
 use super::coturn_client::{ALICE, coturn, returns_all, start_uclient};
 use crate::prelude::*;

@@ -90,7 +90,12 @@ fn page_escapes_names_like_log_lines() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../admin/src/web/format.js");
     let corpus: Vec<&str> = CORPUS.iter().map(|(name, _)| *name).collect();
     let output = Command::new(node)
-        .args(["--input-type=module", "-e", SCRIPT, &fs::read_to_string(page).expect("the page's own")])
+        .args([
+            "--input-type=module",
+            "-e",
+            SCRIPT,
+            &fs::read_to_string(page).expect("the page's script is readable"),
+        ])
         .arg(serde_json::to_string(&corpus).expect("texts"))
         .output()
         .expect("Node runs");

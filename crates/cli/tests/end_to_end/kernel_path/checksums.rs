@@ -137,10 +137,14 @@ fn kernel_headers_match_those_of_user_space() {
                 client.send(0x4001, b"LAST");
                 received(&peer);
             });
-            let header = lines.iter().rev().find(|line| line.contains("ttl 32")).expect("the last one");
+            let header = lines
+                .iter()
+                .rev()
+                .find(|line| line.contains("ttl 32"))
+                .expect("the header of the last packet");
             let (before, after) = header.split_once(", id ").expect("an ID");
             let after = after.split_once(',').expect("more").1;
-            let (_, before) = before.split_once(" IP ").expect("after the time");
+            let (_, before) = before.split_once(" IP ").expect("a header after the time");
             seen.push(format!("{before},{after}"));
             client.refresh(0);
             drop(server);

@@ -27,7 +27,7 @@ fn nothing_is_relayed_after_the_response_to_a_zero_refresh() {
 }
 
 #[test]
-fn reload_cuts_off_peers_it_refuses() {
+fn reload_cuts_off_newly_refused_peers() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let file = dir.file("turnpike.toml", "[peers]\ndeny = []\n");

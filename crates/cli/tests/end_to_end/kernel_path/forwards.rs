@@ -130,7 +130,7 @@ fn forwarded_payloads_are_unchanged_and_totals_are_exact() {
 }
 
 #[test]
-fn kernel_session_lives_while_it_has_traffic() {
+fn kernel_session_stays_open_while_it_has_traffic() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=2")]);
@@ -162,8 +162,8 @@ fn session_returns_to_the_kernel_after_a_long_time_in_user_space() {
         let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=1")]);
         let mut session = Session::new(0, at(0, 5000), &target);
         session.settle(&forward);
-        // Lasts longer than idle kernel flows are kept; this traffic stays in user space, and the
-        // target does not answer.
+        // Lasts longer than the kernel keeps idle flows; this traffic stays in user space, and the target
+        // does not answer.
         let before = forward.passes("ttl");
         session.client.set_ttl(1).expect("a TTL");
         for _ in 0..20 {
@@ -180,7 +180,7 @@ fn session_returns_to_the_kernel_after_a_long_time_in_user_space() {
 }
 
 #[test]
-fn full_rule_evicts_the_longest_idle_session_of_the_kernel() {
+fn full_rule_evicts_the_longest_idle_kernel_session() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let target = bound(PEER[0]);
         let forward = links.forward(&[&rule(at(0, 5000), &target, "max_connections=2")]);

@@ -1,4 +1,4 @@
-//! Bulk flows keep their super-packets and thin flows use the kernel; no flow is reordered when it alternates.
+//! Bulk flows keep their super-packets and low-rate flows use the kernel; no flow is reordered when it alternates.
 
 use super::{
     CLIENT, PEER, SERVER, Server, by_each,

@@ -138,7 +138,7 @@ fn mismatched_lengths_are_left_to_user_space() {
 #[test]
 fn forwarded_packets_are_not_reflected() {
     on_links(turnpike_testkit::this_test!(), |links| {
-        // Addressed to a third machine behind the reflector's, which is in fact this one, on its other link.
+        // Addressed to a machine behind the reflector's; in fact, it is this machine, on its other link.
         links.inside(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
         links.inside(&["ip", "addr", "add", "10.78.0.1/32", "dev", "lo"]);
         links.inside(&["ip", "route", "add", "10.99.0.0/16", "via", "10.77.2.2"]);

@@ -54,7 +54,7 @@ fn peers_on_a_vlan_are_reached_through_its_device() {
         let counted = |direction| {
             server.metrics().sum("turnpike_kernel_datagrams_total", &format!("direction=\"{direction}\""))
         };
-        // A VLAN device has no driver for XDP: user space relays towards it, and TC relays from it.
+        // A VLAN device has no XDP support in its driver: user space relays towards it, and TC relays from it.
         assert_eq!(counted("to_peer") > 0, datapath == "kernel");
         assert!(counted("to_client") > 0);
         drop(server);

@@ -29,7 +29,7 @@ fn patterns(list: &[Pattern]) -> Vec<String> {
 }
 
 #[test]
-fn rules_are_parsed_like_rinetd_parses_them() {
+fn rules_are_parsed_as_in_rinetd() {
     for (line, protocol, listen, target) in [
         ("0.0.0.0 80 10.1.1.2 8080", Protocol::Tcp, "0.0.0.0:80", "10.1.1.2:8080"),
         ("  0\t80/tcp  10.1.1.2\t80   # note", Protocol::Tcp, "0.0.0.0:80", "10.1.1.2:80"),
@@ -143,7 +143,7 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         "0.0.0.0 0 10.0.0.1 80",
-        "r.conf:1:9: bindport 0: with this, the kernel would choose a random port; expected a port from 1 to 65535 or a service \
+        "r.conf:1:9: bindport 0: the kernel would choose a random port; expected a port from 1 to 65535 or a service \
          name, optionally followed by /tcp or /udp (default: tcp)",
     ),
     (
@@ -255,7 +255,7 @@ fn names_are_resolved_only_if_all_lines_are_valid() {
 }
 
 #[test]
-fn file_without_a_valid_line_is_one_problem() {
+fn file_without_a_valid_line_is_reported_once() {
     let told = parse("this is a letter to you\nand has no rule in it\n\nat all, at all\nis it?\n")
         .expect_err("no rules");
     assert_eq!(told.len(), 1, "{told:?}");

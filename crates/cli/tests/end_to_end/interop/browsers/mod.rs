@@ -48,7 +48,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
 fn audio_heard(report: &Value, over: Over) -> u64 {
     let number = |value: &Value| value.as_u64().unwrap_or_default();
     let mut received = 0;
-    for end in report["ends"].as_array().expect("two of them") {
+    for end in report["ends"].as_array().expect("a list of both ends") {
         assert_eq!((&end["local"], &end["remote"]), (&json!("relay"), &json!("relay")), "{report:#}");
         assert_eq!(end["relay_protocol"], over.name(), "{report:#}");
         assert!(number(&end["frames"]) >= 10 && number(&end["video_bytes"]) > 1_000, "{report:#}");
@@ -58,8 +58,8 @@ fn audio_heard(report: &Value, over: Over) -> u64 {
     received
 }
 
-/// Like `calls_itself`, on links, where the kernel relays channel data between the two allocations. `channels` is true if the browser
-/// binds channels.
+/// Like `calls_itself`, but on veth links, where the kernel relays channel data between the two allocations. `channels` is true if
+/// the browser binds channels.
 fn calls_itself_in_the_kernel<B: Browser>(test: &str, channels: bool) {
     need!(B::available(false));
     on_links(test, |links| {
@@ -121,7 +121,7 @@ fn gets_its_credentials<B: Browser>() {
     let settings = json!({ "api": format!("http://{api}"), "key": key, "user": "carol" });
     let page = Page::serve_at(listener, settings);
     let (browser, report) = shown::<B>(&page, &certificate, || serve.metrics());
-    for end in report["ends"].as_array().expect("two of them") {
+    for end in report["ends"].as_array().expect("a list of both ends") {
         assert_eq!((&end["local"], &end["remote"]), (&json!("relay"), &json!("relay")), "{report:#}");
     }
     // A browser accepts the whole list, including transports that it does not support.

@@ -145,7 +145,7 @@ fn refusals_to_libnice_with_an_expired_credential_are_limited() {
         "REPORT: GStreamer whose allocations end with their credential: {refreshes} Refreshes; {answered} refusals, {dropped} repeated requests dropped"
     );
     assert!(refreshes <= ENDS as u64 * 20, "{}", metrics.text());
-    // Per end: a hundred ChannelBinds at once, ten a second, and few other requests.
+    // Per end: a burst of a hundred ChannelBinds, then ten a second, and few other requests.
     assert!(answered <= ENDS as u64 * (110 + 10 * call_length().as_secs()), "{}", metrics.text());
     if call_length() >= Duration::from_secs(600) {
         assert!(dropped > 0, "{}", metrics.text());

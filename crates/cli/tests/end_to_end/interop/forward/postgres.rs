@@ -130,7 +130,7 @@ impl Drop for Postgres {
     }
 }
 
-/// Directory of initdb and postgres: on the PATH, or Debian's directory of a version.
+/// Directory of initdb and postgres: one on the PATH, or Debian's directory for a version.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut places: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
