@@ -59,7 +59,7 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Adds a client of the shared socket; its local address must follow the previous client's.
+    /// Adds a client of the shared socket; the clients' local addresses must be consecutive.
     pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
         // Check the address now, because a send would later fail with nothing but EINVAL.
         drop(std::net::UdpSocket::bind((own, 0))?);

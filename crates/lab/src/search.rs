@@ -476,8 +476,8 @@ impl Search {
     }
 
     /// Classifies a rate for a goal by its trials; `None` while further trials could change the result. Trials shorter than those of the
-    /// phase can only count against the rate, because they have less time to lose anything: only the time by which lossy ones exceed
-    /// lossless ones is added.
+    /// phase have less time to lose anything and can therefore count only against the rate: if the lossy ones last longer in total than
+    /// the lossless ones, the difference counts as lossy.
     fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<RateBound> {
         let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
         let trials = self.tried.get(&rate)?;

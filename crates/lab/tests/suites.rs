@@ -121,7 +121,7 @@ fn an_interrupted_suite_resumes() {
     ] {
         assert!(table.contains(part), "{part} is missing from {table}");
     }
-    assert!(table.contains("missing is skipped: `no-such-echo` is missing"), "{table}");
+    assert!(table.contains("missing is skipped: `no-such-echo` is needed"), "{table}");
 
     let output = ran(3, &["report", kept.to_str().unwrap()]);
     assert!(output.contains("thresholds: 1 met, 1 missed, 0 undecided"), "{output}");

@@ -48,7 +48,7 @@ fn id(letter: char) -> Id {
 }
 
 #[test]
-fn up_exec_down_twice() {
+fn up_exec_and_down_work_twice_in_a_row() {
     needs!("python3");
     let id = id('a');
     let up = ran(0, &["up", "--id", &id]);

@@ -114,7 +114,7 @@ fn a_port_in_use_is_named() {
     }
 }
 
-/// If each only set SO_REUSEPORT, the two would share the traffic unnoticed.
+/// If reflectors only set SO_REUSEPORT, two of them would share the traffic unnoticed.
 #[test]
 fn a_second_reflector_on_a_port_fails() {
     let first = start(vec![loopback(0)], Datapath::Basic, 2);

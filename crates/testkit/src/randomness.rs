@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(judge(&samples(version), &[0, 255, 255, 255, 255, 255, 255, 255]), Ok(()));
     }
 
-    /// According to tables, chi-square with 255 degrees of freedom exceeds 330.5 once in a thousand times, which corresponds to 3.09
+    /// According to tables, chi-square with 255 degrees of freedom exceeds 330.5 one time in a thousand, which corresponds to 3.09
     /// standard deviations of the normal distribution.
     #[test]
     fn chi_square_approximation_agrees_with_the_table() {

@@ -73,7 +73,7 @@ fn rules_may_allow_fewer_rounds_with_lower_confidence() {
 }
 
 #[test]
-fn an_effect_below_the_noise_floor_is_refused() {
+fn an_effect_below_the_noise_floor_gets_no_verdict() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 1.03, 0.001);
     for (i, round) in record.aa.iter_mut().enumerate() {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), if i % 2 == 0 { 90.0 } else { 110.0 });
@@ -96,7 +96,7 @@ fn effects_below_a_low_noise_floor_are_not_differences() {
 }
 
 #[test]
-fn more_rounds_are_not_promised_against_a_bias() {
+fn more_rounds_are_not_suggested_against_a_bias() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 1.06, 0.001);
     for round in &mut record.aa {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), 110.0);
