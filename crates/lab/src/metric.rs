@@ -97,7 +97,7 @@ pub(crate) const METRICS: &[Metric] = &[
     lower("instructions", "", "instructions of the subject"),
     lower("cache_misses", "", "cache misses of the subject"),
     lower("branch_misses", "", "mispredicted branches of the subject"),
-    lower("socket_drops", "", "datagrams dropped at full receive buffers"),
+    lower("socket_drops", "", "datagrams dropped because receive buffers were full"),
     lower("interface_drops", "", "packets dropped at interfaces"),
     neither(SEGMENTS_PER_SUPERPACKET, "", "datagrams per interface packet"),
     neither("batch_occupancy", "", "datagrams per receive call"),

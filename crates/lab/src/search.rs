@@ -2,9 +2,9 @@
 //! despite noise.
 //!
 //! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for every goal. A rate becomes a
-//! *lower bound* of a goal once it is certain that at most half of the trial time exceeds the goal, however the remaining trials turn out,
-//! and an *upper bound* once it is certain that more than half does. Until then, the rate is tried again. A hiccup therefore does not end
-//! the search, and a lucky trial does not decide it. Coarse phases of short trials find the region, and a last phase of long trials
+//! *lower bound* for a goal once it is certain that at most half of the trial time exceeds the goal, however the remaining trials turn
+//! out, and an *upper bound* once it is certain that more than half does. Until then, the rate is tried again. A hiccup therefore does not
+//! end the search, and a lucky trial does not decide it. Coarse phases of short trials find the region, and a last phase of long trials
 //! decides.
 //!
 //! ```text
@@ -93,7 +93,7 @@ pub enum SearchEnd {
     Narrow,
     /// The highest rate of the search meets the goal, so the true maximum is higher.
     Highest,
-    /// The lowest rate of the search fails the goal, so the true maximum is lower.
+    /// The lowest rate of the search misses the goal, so the true maximum is lower.
     Lowest,
     /// The generator cannot reach a higher rate steadily, so the true maximum may be higher.
     Generator,
@@ -178,7 +178,7 @@ impl fmt::Display for SearchEnd {
         f.write_str(match self {
             Self::Narrow => "narrow enough",
             Self::Highest => "the highest rate meets the goal",
-            Self::Lowest => "the lowest rate fails the goal",
+            Self::Lowest => "the lowest rate misses the goal",
             Self::Generator => "the generator fell behind or was at its limit",
             Self::Ended => "interrupted",
         })

@@ -97,7 +97,7 @@ fn is_late(round: &Round) -> bool {
     matches!(round.voided, Some(VoidReason::GeneratorLate { .. }))
 }
 
-/// Runs the experiment file that `make` writes, which must end with this exit code; returns the output and the record, or
+/// Runs the experiment file that `make` writes and expects this exit code; returns the output and the record, or
 /// `None` if it cannot run.
 fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, RunRecord)> {
     if !can_run(&["python3"]) {

@@ -73,7 +73,7 @@ fn each_client_gets_its_own_datagrams_back() {
 }
 
 #[test]
-fn a_wildcard_listener_answers_from_the_address_asked() {
+fn a_wildcard_listener_answers_from_the_requested_address() {
     let reflector = start(vec![([0, 0, 0, 0], 0).into()], Datapath::best().0, 1);
     let port = reflector.listeners()[0].port();
     let mut answers = HashMap::new();

@@ -28,7 +28,7 @@ pub(crate) struct Comparison {
 pub(crate) struct ComparedRecord {
     pub(crate) id: String,
     pub(crate) started: String,
-    /// Commit, followed by `+` if the tree had changes.
+    /// Commit, followed by `+` if the tree had uncommitted changes.
     pub(crate) commit: String,
     pub(crate) differences: Vec<RecordDifference>,
     pub(crate) verdicts: Vec<MetricVerdict>,

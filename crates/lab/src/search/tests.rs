@@ -98,7 +98,7 @@ fn plain_bisection_fails_because_of_hiccups() {
 }
 
 #[test]
-fn a_looser_goal_never_finds_less() {
+fn a_looser_goal_never_has_a_lower_result() {
     for seed in 100..130 {
         let found = Device::noisy(50_000.0, seed).search(SearchSettings::default()).found();
         for pair in found.windows(2) {

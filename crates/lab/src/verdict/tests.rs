@@ -258,17 +258,14 @@ fn missing_metrics_differ_from_unsupported_ones() {
 fn losses_of_zero_on_both_sides_show_no_difference() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 0.0); 8]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Conclusion::NoDifference);
-    assert_eq!(
-        verdict.to_string(),
-        "loss_percent: new against old: no difference shown; 0 %, and 0 % with old"
-    );
+    assert_eq!(verdict.to_string(), "loss_percent: new against old: no difference shown; 0 % (old: 0 %)");
 }
 
 #[test]
 fn zeros_on_one_side_are_judged_by_sign() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 2.0); 6]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Conclusion::Slower);
-    assert!(verdict.to_string().ends_with("new against old: slower; 2.000 %, and 0 % with old"), "{verdict}");
+    assert!(verdict.to_string().ends_with("new against old: slower; 2.000 % (old: 0 %)"), "{verdict}");
     let verdict = judge(&record("loss_percent", &[(2.0, 2.0, 0.0); 6]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Conclusion::Faster);
 }

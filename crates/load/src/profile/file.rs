@@ -126,7 +126,7 @@ impl ProfileTable<'_> {
         };
         for direction in directions.iter().copied() {
             if profile.streams.iter().any(|known| known.name == name && known.direction == direction) {
-                self.document.problem(&self.path, format!("two streams \"{name}\" {direction}"));
+                self.document.problem(&self.path, format!("two streams {direction} are named \"{name}\""));
                 return None;
             }
             profile.flows.extend(std::iter::repeat_n(profile.streams.len(), copies as usize));
@@ -281,7 +281,7 @@ colour = 1
             (format!("{stream}size = 100\nburst = 257"), "burst: expected a whole number, 1 to 256"),
             (format!("{stream}size = 100\nkey_frame = 5"), "key_frame: only valid with \"frame\""),
             (format!("{stream}size = 100\ncopies = 101"), "copies"),
-            (format!("{stream}size = 100\n{stream}size = 100"), "two streams \"a\" to peer"),
+            (format!("{stream}size = 100\n{stream}size = 100"), "two streams to peer are named \"a\""),
             (
                 format!("{stream}size = 100\ncopies = 100\n{}size = 99", stream.replace("'a'", "'b'")),
                 "202 flows",
