@@ -57,7 +57,7 @@ pub(crate) const METRICS: &[Metric] = &[
     higher("connections_per_s", "/s", "connections opened and closed"),
     higher("allocations_per_s", "/s", "allocations granted and deleted"),
     higher("binds_per_s", "/s", "channels bound"),
-    higher("thin_pps", "/s", "datagrams returned to the thin clients"),
+    higher("thin_pps", "/s", "datagrams returned to the low-rate clients"),
     lower("generator_reordered", "", "datagrams received out of order"),
     higher(PACKETS_PER_CPU_S, "/s", "delivered per CPU-second of the subject"),
     higher(PACKETS_PER_BUSY_S, "/s", "delivered per busy second of the subject's cores"),
