@@ -1,5 +1,5 @@
 //! Compares the lab's counters with independent tools: iperf3 and `perf stat`.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! Complete experiments with tiny programs: records, and the handling of failures.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! Suites of tiny experiments: one table, one record per row, thresholds, and resuming after an interruption.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! `lab up`, `exec` and `down`: working namespaces, and no leftovers.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 

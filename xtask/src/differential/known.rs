@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_code_for_a_valid_request_is_unknown() {
+    fn a_wrong_code_for_a_valid_request_is_an_unknown_difference() {
         let request = Request::new(method::ALLOCATE, Vec::new(), Auth::Good);
         let sequence = Sequence {
             kind: Kind::Requests,

@@ -108,7 +108,7 @@ fn an_unknown_metric_lists_the_known_ones() {
 }
 
 #[test]
-fn errors_in_typed_experiments_have_no_line_numbers() {
+fn errors_in_command_line_experiments_have_no_line_numbers() {
     let error = Experiment::parse(Path::new(COMMAND_LINE), &MINIMAL.replace("delivered_pps", "delivered"))
         .and_then(|_| Experiment::parse(Path::new(COMMAND_LINE), &MINIMAL.replace("{duration}", "{x}")))
         .unwrap_err();

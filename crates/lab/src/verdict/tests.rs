@@ -144,7 +144,7 @@ fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> RunReco
 }
 
 #[test]
-fn a_late_generator_in_many_rounds_prevents_the_verdict() {
+fn a_generator_that_often_fell_behind_prevents_the_verdict() {
     for metric in ["delivered_pps", "latency_p99_us", "loss_percent", "subject_cpu_s", "context_switches"] {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
         assert_eq!(
@@ -173,7 +173,7 @@ fn cost_per_datagram_is_judged_if_the_generator_fell_behind() {
 }
 
 #[test]
-fn unequal_loads_from_a_late_generator_prevent_the_verdict() {
+fn unequal_loads_prevent_the_verdict_if_the_generator_fell_behind() {
     for subject in ["new", "old"] {
         let slowed = |round: &Round| if round.subject == subject { 900.0 } else { 1000.0 };
         let verdict = judge(&late_of(subject, PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);

@@ -15,7 +15,7 @@ const FRAMES: RangeInclusive<u32> = 1..=1_048_576;
 const COPIES: RangeInclusive<u32> = 1..=100;
 const WEIGHTS: RangeInclusive<u32> = 1..=1_000_000;
 const EVERY: RangeInclusive<u32> = 1..=1_000_000;
-#[expect(clippy::cast_possible_truncation, reason = "both are short")]
+#[expect(clippy::cast_possible_truncation, reason = "both are at most 65,000")]
 const PACKETS: RangeInclusive<u32> = HEADER_LEN as u32..=MAX_SIZE as u32;
 
 #[derive(Deserialize)]
