@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn run_of_modules_writes_only_complete_tables() {
+    fn a_run_of_some_modules_writes_only_complete_tables() {
         let named = |modules: &[&str]| -> Vec<&str> {
             let modules: Vec<String> = modules.iter().map(|module| (*module).to_owned()).collect();
             let asked = TABLES.iter().filter(|table| table.is_asked_for(&modules));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn full_run_is_written() {
+    fn a_full_run_writes_all_tables() {
         let mut said = said_without(&[]);
         assert!(!said.take("test result: ok"));
         // A row that is printed twice is written only once.

@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_replaces_the_previous_one() {
+    fn a_table_replaces_the_previous_one() {
         let document =
             |table: &str| format!("a\n<!-- x: written by cargo xtask y -->\n{table}<!-- end of x -->\nb\n");
         let new = with_table(&document("old\n"), "x", "cargo xtask y", "new\n");

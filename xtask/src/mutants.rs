@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn score_ignores_changes_that_do_not_compile() {
+    fn the_score_ignores_changes_that_do_not_compile() {
         let found = Found { missed: vec!["a".to_owned()], caught: 8, timeouts: 1, unviable: 5 };
         assert_eq!(
             found.score(),

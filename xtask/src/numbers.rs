@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn file_declared_only_for_tests_is_a_test() {
+    fn a_file_declared_only_for_tests_counts_as_test_code() {
         let mut numbers = Numbers { sources: vec![source("net", &["x"], FILE)], ..Numbers::default() };
         numbers.sources.push(source("net", &["x", "fixtures"], "struct Four;\n"));
         numbers.sources.push(source("relay", &["x", "fixtures"], "struct Five;\n"));
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn type_name_in_two_crates_is_listed_with_both() {
+    fn a_type_name_in_two_crates_is_listed_with_both() {
         let sources = vec![source("net", &["a"], "struct A;"), source("relay", &[], "enum A {}")];
         let numbers = Numbers { sources, ..Numbers::default() };
         assert_eq!(numbers.types()["A"], ["net::a", "relay"]);

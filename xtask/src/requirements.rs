@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn row_has_tests_or_an_entry_and_no_empty_column() {
+    fn a_row_has_tests_or_an_entry_and_no_empty_column() {
         let list = |evidence: &str| format!("{HEADER}\n8489\t5\tMUST\tFirst two bits\t{evidence}\n");
         let of = |evidence: &str| {
             let list = list(evidence);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_entry_is_reported() {
+    fn a_missing_entry_is_reported() {
         let list = format!("{HEADER}\n5780\t6.1\tSHOULD\tLength\trfcs.md: PADDING\n");
         let rows = rows(&list).expect("a list");
         assert!(missing_entries(&rows, "- **PADDING** in an answer").is_empty());

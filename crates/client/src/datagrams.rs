@@ -59,7 +59,7 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Adds a client of the shared socket; its local address must follow the previous client's.
+    /// Adds a client of the shared socket; the clients' local addresses must be consecutive.
     pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
         // Check the address now, because a send would later fail with nothing but EINVAL.
         drop(std::net::UdpSocket::bind((own, 0))?);
@@ -88,7 +88,7 @@ impl Datagrams {
         Ok(address)
     }
 
-    /// Replaces a client's socket, for which no datagrams may be queued. A shared socket stays open, and its client switches to `server`.
+    /// Replaces a client's socket. No datagrams may be queued for it. A shared socket stays open, and its client switches to `server`.
     pub fn reopen(&mut self, index: usize, server: SocketAddr, poller: &Poller, port: u16) -> io::Result<()> {
         if let Some(end) = self.ends.get_mut(index) {
             end.server = server;

@@ -23,7 +23,8 @@ use crate::{
     sockets::{connect, connect_udp, quiet, refusal},
 };
 
-/// Maximum number of bytes waiting to be sent on a link. Messages beyond this count as not sent, as with a full socket buffer.
+/// Maximum number of bytes waiting to be sent on a link. Messages beyond this limit count as not sent, as with a full socket
+/// buffer.
 const MAX_WAITING: usize = 256 << 10;
 const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
 const CALLS: usize = 4;

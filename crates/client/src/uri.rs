@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_notation_gives_a_host_a_port_and_a_transport() {
+    fn every_notation_yields_host_port_and_transport() {
         for (text, host, port, transport) in [
             ("turn:example.org", "example.org", 3478, ClientTransport::Udp),
             ("turn:example.org:5000?transport=tcp", "example.org", 5000, ClientTransport::Tcp),

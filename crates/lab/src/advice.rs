@@ -125,8 +125,8 @@ fn idle_that_polls(record: &RunRecord) -> String {
 
 fn quieter_machine(record: &RunRecord) -> String {
     match record.environment.notes.iter().find(|note| note.starts_with("load average")) {
-        Some(note) => format!("a machine with less other load ({note} at the start)"),
-        None => "a machine with less other load".to_owned(),
+        Some(note) => format!("a less busy machine ({note} at the start)"),
+        None => "a less busy machine".to_owned(),
     }
 }
 

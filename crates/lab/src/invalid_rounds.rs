@@ -9,7 +9,7 @@ use crate::metric;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VoidReason {
-    /// A late generator changes the offered load, but some metrics remain valid.
+    /// A generator that fell behind has changed the offered load, but some metrics remain valid.
     #[error("the generator fell behind (p99 {p99_us:.0} µs, limit {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
     #[error("CPU time was stolen ({percent:.1} %, limit {limit_percent:.1} %)")]

@@ -61,7 +61,7 @@ impl RunProgress {
         self.took.len() + self.fallen_out
     }
 
-    /// Time left, based on the median duration of the runs so far, since the first start may be slow.
+    /// Time left, based on the median duration of the runs so far: a slow first start would skew a mean.
     pub(crate) fn left(&self, now: Duration) -> Duration {
         let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.runs_done());
         let each = stats::median(&self.took).map_or(self.expected, Duration::from_secs_f64);
@@ -76,7 +76,7 @@ impl RunProgress {
         let runs = (self.runs_per_round as usize).max(1);
         let (round, run) = (self.runs_done() / runs + 1, self.runs_done() % runs + 1);
         let mut line = if round > self.rounds as usize {
-            format!("all {} rounds done", self.rounds)
+            format!("rounds done: {}", self.rounds)
         } else {
             format!("round {round} of {}, run {run} of {runs}", self.rounds)
         };
@@ -167,7 +167,7 @@ mod tests {
         let mut progress = RunProgress::new(1, 1, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));
-        assert_eq!(progress.line(s(10)), "all 1 rounds done");
+        assert_eq!(progress.line(s(10)), "rounds done: 1");
         progress.add_round();
         assert_eq!(progress.line(s(10)), "round 2 of 2, run 1 of 1, 10 s left");
     }

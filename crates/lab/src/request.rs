@@ -292,7 +292,7 @@ command = 'true {clients}'
     }
 
     #[test]
-    fn an_unknown_variable_is_refused_with_the_nearest() {
+    fn an_unknown_variable_is_refused_with_a_suggestion() {
         assert_eq!(
             requests(&["client=4"]).unwrap_err().to_string(),
             "--set client=4: no variable \"client\"; did you mean \"clients\"?"
@@ -301,7 +301,7 @@ command = 'true {clients}'
     }
 
     #[test]
-    fn experiments_without_a_discarded_run_keep_none() {
+    fn experiments_without_a_discarded_run_never_discard_one() {
         let discards = |text: &str| {
             let changes = Overrides { discard: Some(3.0), ..Overrides::default() };
             let text = BuiltinText { path: "x.toml".into(), text: text.to_owned() };

@@ -2,9 +2,9 @@
 //! despite noise.
 //!
 //! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for every goal. A rate becomes a
-//! *lower bound* of a goal once it is certain that at most half of the trial time exceeds the goal, however the remaining trials turn out,
-//! and an *upper bound* once it is certain that more than half does. Until then, the rate is tried again. A hiccup therefore does not end
-//! the search, and a lucky trial does not decide it. Coarse phases of short trials find the region, and a last phase of long trials
+//! *lower bound* for a goal once it is certain that at most half of the trial time exceeds the goal, however the remaining trials turn
+//! out, and an *upper bound* once it is certain that more than half does. Until then, the rate is tried again. A hiccup therefore does not
+//! end the search, and a lucky trial does not decide it. Coarse phases of short trials find the region, and a last phase of long trials
 //! decides.
 //!
 //! ```text
@@ -93,7 +93,7 @@ pub enum SearchEnd {
     Narrow,
     /// The highest rate of the search meets the goal, so the true maximum is higher.
     Highest,
-    /// The lowest rate of the search fails the goal, so the true maximum is lower.
+    /// The lowest rate of the search misses the goal, so the true maximum is lower.
     Lowest,
     /// The generator cannot reach a higher rate steadily, so the true maximum may be higher.
     Generator,
@@ -178,7 +178,7 @@ impl fmt::Display for SearchEnd {
         f.write_str(match self {
             Self::Narrow => "narrow enough",
             Self::Highest => "the highest rate meets the goal",
-            Self::Lowest => "the lowest rate fails the goal",
+            Self::Lowest => "the lowest rate misses the goal",
             Self::Generator => "the generator fell behind or was at its limit",
             Self::Ended => "interrupted",
         })
@@ -476,8 +476,8 @@ impl Search {
     }
 
     /// Classifies a rate for a goal by its trials; `None` while further trials could change the result. Trials shorter than those of the
-    /// phase can only count against the rate, because they have less time to lose anything: only the time by which lossy ones exceed
-    /// lossless ones is added.
+    /// phase have less time to lose anything and can therefore count only against the rate: if the lossy ones last longer in total than
+    /// the lossless ones, the difference counts as lossy.
     fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<RateBound> {
         let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
         let trials = self.tried.get(&rate)?;

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_an_odd_and_an_empty_set() {
+    fn the_median_of_even_odd_and_empty_sets_is_right() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[]), None);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn six_rounds_span_from_the_smallest_to_the_largest() {
+    fn the_interval_of_six_rounds_covers_all_their_values() {
         let values = [0.01, 0.05, -0.02, 0.03, 0.04, 0.02];
         let estimate = Estimate::new(&values, 1).unwrap();
         assert_eq!(estimate.log_interval, ConfidenceInterval { low: -0.02, high: 0.05 });

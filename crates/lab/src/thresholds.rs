@@ -209,7 +209,7 @@ impl ThresholdResult {
     }
 }
 
-/// Selects the result hardest to meet, for thresholds against several subjects.
+/// Selects the least favourable result of each threshold against several subjects.
 pub(crate) fn hardest_results(record: &RunRecord) -> Vec<ThresholdResult> {
     let mut all: Vec<ThresholdResult> = Vec::new();
     for held in evaluate(record) {
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_value_may_be_zero() {
+    fn an_absolute_threshold_may_be_zero() {
         let own = |limit| Threshold {
             metric: "loss_percent".to_owned(),
             own: true,

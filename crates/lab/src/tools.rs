@@ -34,7 +34,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Finds a program, or fails with its package in the message. `purpose` completes "... is needed".
+/// Finds a program; if it is missing, the error names its package. `purpose` completes "... is needed".
 pub(crate) fn require(program: &str, purpose: &str) -> Result<PathBuf, LabError> {
     find(program).ok_or_else(|| LabError::usage(missing(program, purpose)))
 }
@@ -45,7 +45,7 @@ pub(crate) fn missing(program: &str, purpose: &str) -> String {
         None if program.contains('/') => "build it first, or correct its path".to_owned(),
         None => "install it, or correct its name".to_owned(),
     };
-    format!("`{program}` is missing, needed {purpose}: {remedy}")
+    format!("`{program}` is needed {purpose} but was not found: {remedy}")
 }
 
 pub(crate) fn output<W: AsRef<str>>(command: impl IntoIterator<Item = W>) -> Result<String, LabError> {
@@ -79,10 +79,10 @@ mod tests {
     #[test]
     fn a_missing_tool_is_reported_with_its_package() {
         assert_eq!(
-            missing("iperf3", "as workload"),
-            "`iperf3` is missing, needed as workload: apt-get install iperf3"
+            missing("iperf3", "as the workload"),
+            "`iperf3` is needed as the workload but was not found: apt-get install iperf3"
         );
-        assert!(missing("./target/x", "as subject").ends_with("build it first, or correct its path"));
+        assert!(missing("./target/x", "as the subject").ends_with("build it first, or correct its path"));
         assert!(find("sh").is_some());
         assert!(find("/no/such/program").is_none());
         assert!(find("no-such-program-anywhere").is_none());

@@ -12,7 +12,7 @@ use crate::record::{FORMAT, RecordedExperiment, RecordedSubject, Round, RunRecor
 use crate::verdict::{Conclusion, MetricVerdict, judge};
 
 const NOISE: f64 = 0.08;
-/// Number of rounds, enough to narrow 8 % noise to an interval of about ±2.8 %, rarely more than the 5 % resolution.
+/// Number of rounds. With 8 % noise, the interval is then about ±2.8 %, and rarely wider than the resolution of 5 %.
 const ROUNDS: u32 = 96;
 
 struct SimulatedMachine {

@@ -163,7 +163,7 @@ impl fmt::Display for MetricVerdict {
         let Some(estimate) = &self.estimate else {
             let Some((before, after)) = self.medians else { return Ok(()) };
             let show = |value| metric::show(&self.metric, value);
-            return write!(f, "; {}, and {} with {}", show(after), show(before), self.baseline);
+            return write!(f, "; {0} ({2}: {1})", show(after), show(before), self.baseline);
         };
         let interval = estimate.interval();
         write!(f, "; {:.3} times as high", estimate.ratio())?;

@@ -1,5 +1,5 @@
 //! Compares the lab's counters with independent tools: iperf3 and `perf stat`.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 
@@ -126,7 +126,7 @@ namespace = "client"
     let seconds = end["sum_received"]["seconds"].as_f64().unwrap();
     let theirs = end["cpu_utilization_percent"]["remote_total"].as_f64().unwrap() / 100.0 * seconds;
     let ours = metrics["subject_cpu_s"];
-    // A tick of /proc is 10 ms, user and system; the server also handles a connection before and after its
+    // A tick of /proc is 10 ms, for user time and for system time; the server also handles a connection before and after its
     // test.
     assert!((ours - theirs).abs() < 0.03 + 0.05 * theirs, "/proc {ours:.3} s, iperf3 {theirs:.3} s");
     assert!(ours > 0.0);
@@ -189,7 +189,7 @@ whole = true
     let text = fs::read_to_string(&csv).unwrap();
     let line = text.lines().find(|line| line.contains("task-clock")).unwrap_or_else(|| panic!("{text}"));
     let theirs = line.split(',').next().unwrap().parse::<f64>().unwrap() / 1e3;
-    // A tick of /proc is 10 ms, user and system.
+    // A tick of /proc is 10 ms, for user time and for system time.
     assert!((ours - theirs).abs() < 0.03 + 0.03 * theirs, "/proc {ours:.3} s, perf {theirs:.3} s");
     assert!(theirs > 0.5, "{theirs}");
     let switches = record.rounds[0].metrics["context_switches"];

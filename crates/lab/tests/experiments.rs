@@ -1,5 +1,5 @@
 //! Complete experiments with tiny programs: records, and the handling of failures.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 
@@ -97,7 +97,7 @@ fn is_late(round: &Round) -> bool {
     matches!(round.voided, Some(VoidReason::GeneratorLate { .. }))
 }
 
-/// Runs the experiment file that `make` writes, which must end with this exit code; returns the output and the record, or
+/// Runs the experiment file that `make` writes and expects this exit code; returns the output and the record, or
 /// `None` if it cannot run.
 fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, RunRecord)> {
     if !can_run(&["python3"]) {
@@ -381,7 +381,7 @@ fn all_errors_in_a_file_are_reported_before_the_start() {
 }
 
 #[test]
-fn a_subject_that_is_never_ready_leaves_nothing() {
+fn a_subject_that_is_never_ready_leaves_nothing_behind() {
     needs!("python3");
     let case = Case::new(&[("udp_port = \"4000\", within = 10", "stun = \"{relay}:4000\", within = 1")]);
     // A UDP echo returns the request, which is not a response.
@@ -439,7 +439,7 @@ fn sigkill_leaves_nothing_behind() {
 #[test]
 fn missing_tools_and_mistyped_keys_exit_with_code_2() {
     let cases = [
-        (("python3 ", "no-such-program "), "`no-such-program` is missing"),
+        (("python3 ", "no-such-program "), "`no-such-program` is needed"),
         (
             ("warmup = 0.1", "warmpu = 0.1"),
             "echoes.toml:6:1: unknown key \"warmpu\"; did you mean \"warmup\"?",

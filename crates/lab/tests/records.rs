@@ -1,5 +1,5 @@
 //! Use of records: graphs of sweeps, reruns, comparisons and the performance log.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 

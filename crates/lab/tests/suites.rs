@@ -1,5 +1,5 @@
 //! Suites of tiny experiments: one table, one record per row, thresholds, and resuming after an interruption.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 
@@ -121,7 +121,7 @@ fn an_interrupted_suite_resumes() {
     ] {
         assert!(table.contains(part), "{part} is missing from {table}");
     }
-    assert!(table.contains("missing is skipped: `no-such-echo` is missing"), "{table}");
+    assert!(table.contains("missing is skipped: `no-such-echo` is needed"), "{table}");
 
     let output = ran(3, &["report", kept.to_str().unwrap()]);
     assert!(output.contains("thresholds: 1 met, 1 missed, 0 undecided"), "{output}");

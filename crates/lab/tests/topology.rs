@@ -1,5 +1,5 @@
 //! `lab up`, `exec` and `down`: working namespaces, and no leftovers.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;
 
@@ -48,7 +48,7 @@ fn id(letter: char) -> Id {
 }
 
 #[test]
-fn up_exec_down_twice() {
+fn up_exec_and_down_work_twice_in_a_row() {
     needs!("python3");
     let id = id('a');
     let up = ran(0, &["up", "--id", &id]);

@@ -12,7 +12,7 @@
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
-    reason = "a tool for developers, who read where it failed"
+    reason = "a developer tool, whose panics show where it failed"
 )]
 
 use std::{

@@ -89,9 +89,7 @@ pub enum LoadError {
     #[error("{server} refused user {user:?} in realm {realm:?}: check --user and the server's credentials")]
     Credentials { server: SocketAddr, user: String, realm: String },
     #[error(
-        "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, the server has no such \
-         key (oauth.key), another key with this name or a different oauth.server_name, or it accepts no tokens in this realm; \
-         see its log. Make a new token with `turnpike credentials --token-key`"
+        "{server} refused the access token of key {kid:?} in realm {realm:?} (401): the token has expired, or the server has no such key (oauth.key), has another key with this name, has a different oauth.server_name, or accepts no tokens in this realm; see its log. Make a new token with `turnpike credentials --token-key`"
     )]
     AccessToken { server: SocketAddr, kid: String, realm: String },
     #[error("{server} requires a credential in realm {realm:?}: give one with --user NAME:PASSWORD")]

@@ -24,7 +24,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     pub warmup: Duration,
 
-    /// Threads, 1 to 1024 [default: one per core, no more than clients]
+    /// Threads, 1 to 1024 [default: one per core, at most one per client]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 

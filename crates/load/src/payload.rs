@@ -34,7 +34,7 @@ impl PayloadStamp {
     pub(crate) fn read(payload: &[u8]) -> Option<Self> {
         let ([first, second, third, ..], _) = payload.as_chunks::<8>() else { return None };
         let first = u64::from_be_bytes(*first);
-        #[expect(clippy::cast_possible_truncation, reason = "its other half")]
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half is the flow number")]
         let flow = first as u32;
         let (sequence, due_ns) = (u64::from_be_bytes(*second), u64::from_be_bytes(*third));
         (first ^ u64::from(flow) == MAGIC).then_some(Self { flow, sequence, due_ns })

@@ -73,7 +73,7 @@ fn each_client_gets_its_own_datagrams_back() {
 }
 
 #[test]
-fn a_wildcard_listener_answers_from_the_address_asked() {
+fn a_wildcard_listener_answers_from_the_requested_address() {
     let reflector = start(vec![([0, 0, 0, 0], 0).into()], Datapath::best().0, 1);
     let port = reflector.listeners()[0].port();
     let mut answers = HashMap::new();
@@ -114,7 +114,7 @@ fn a_port_in_use_is_named() {
     }
 }
 
-/// If each only set SO_REUSEPORT, the two would share the traffic unnoticed.
+/// If reflectors only set SO_REUSEPORT, two of them would share the traffic unnoticed.
 #[test]
 fn a_second_reflector_on_a_port_fails() {
     let first = start(vec![loopback(0)], Datapath::Basic, 2);

@@ -43,8 +43,8 @@ fn quiet(config: &StreamLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// Faults that a proxy for one connection at a time introduces: it closes both sides after some bytes from
-/// the server, flips a byte from the client, or stops forwarding.
+/// Faults of a proxy that serves one connection at a time: it closes both sides after some bytes from the
+/// server, flips a byte from the client, or stops forwarding.
 #[derive(Clone, Copy)]
 enum Harm {
     CloseAfter(usize),
@@ -95,7 +95,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, harm: Harm) {
 }
 
 #[test]
-fn bulk_arrives_to_the_byte_in_every_direction() {
+fn bulk_data_arrives_byte_exact_in_every_direction() {
     let reflector = reflector(2);
     let server = reflector.tcp_listeners()[0];
     for (direction, connections, ways) in [

@@ -73,7 +73,7 @@ fn dropped_and_duplicated_datagrams_are_counted_exactly() {
 
 /// The delay is longer than the publishing interval, so packets are in flight in each interval.
 #[test]
-fn replies_in_flight_are_not_a_loss_in_the_progress() {
+fn progress_does_not_count_replies_in_flight_as_lost() {
     const DELAY: Duration = Duration::from_millis(500);
     let socket = UdpSocket::bind(loopback(0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();

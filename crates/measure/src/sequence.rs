@@ -1,6 +1,6 @@
 //! Arrival tracking for one flow: detects duplicates and reordering from sequence numbers.
 
-/// Size of the window of sequence numbers that are tracked, which ends at the highest one.
+/// Number of tracked sequence numbers: the highest one and those before it.
 const WINDOW: u64 = 1024;
 const WORDS: usize = (WINDOW / 64) as usize;
 
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_order_reordered_and_duplicate_are_distinguished() {
+    fn in_order_reordered_and_duplicate_numbers_are_distinguished() {
         let mut sequence = Sequence::new();
         assert_eq!(sequence.note(0), ArrivalOrder::InOrder);
         assert_eq!(sequence.note(1), ArrivalOrder::InOrder);
@@ -120,7 +120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_set_of_all_numbers(numbers in prop::collection::vec(0_u64..3_000, 1..400)) {
+        fn the_window_agrees_with_a_set_of_all_numbers(numbers in prop::collection::vec(0_u64..3_000, 1..400)) {
             let mut sequence = Sequence::new();
             let mut all = HashSet::new();
             let mut next = 0;

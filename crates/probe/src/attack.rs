@@ -287,7 +287,7 @@ impl ProbeRun<'_> {
             let mut what = format!("{closed} of {asked} attempts to reach forbidden peers failed");
             if silent > 0 {
                 what += &format!(
-                    ", but {silent} of these, with Send, are uncertain: a peer that does not reply looks the same"
+                    ", but {silent} of these (Send) are uncertain, because a peer that does not reply looks the same"
                 );
             }
             self.report.line(level, "attack", what);

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn every_target_belongs_to_its_family_and_has_a_kind() {
+    fn every_target_is_in_the_list_of_its_family_and_has_a_kind() {
         for (targets, is_v6) in [(V4, false), (V6, true)] {
             for target in targets {
                 let ip: IpAddr = target.address.parse().unwrap();

@@ -144,7 +144,7 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn limit_applies_only_in_the_new_process() {
+    fn a_limit_applies_only_in_the_new_process() {
         let outside = std::process::id();
         with_descriptors(crate::this_test!(), 50, || {
             let taken = process::take_descriptors();
@@ -154,9 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn inner_failure_fails_the_outer_test() {
+    fn an_inner_failure_fails_the_outer_test() {
         let test = crate::this_test!();
-        assert_eq!(test, "alone::tests::inner_failure_fails_the_outer_test");
+        assert_eq!(test, "alone::tests::an_inner_failure_fails_the_outer_test");
         let inside = is_inside(test);
         let failed = panic::catch_unwind(|| in_own_process(test, || panic!("expected")));
         if inside {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_test_name_is_reported() {
+    fn an_unknown_test_name_is_reported() {
         assert!(panic::catch_unwind(|| in_own_process("alone::tests::no_such_test", || {})).is_err());
     }
 }

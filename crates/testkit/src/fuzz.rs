@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn failing_input_fails_the_test() {
+    fn a_failing_input_fails_the_test() {
         let seeds = || vec![vec![1], vec![2]];
         let replayed = |bad: u8| catch_unwind(|| target("none", seeds, |input| assert_ne!(input, [bad])));
         assert!(replayed(2).is_err());

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn good_generator_passes_with_any_mask() {
+    fn a_good_generator_passes_with_any_mask() {
         for mask in [[0xFF; 8], [0x3F, 0xFF, 0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0x80]] {
             assert_eq!(judge(&samples(|_| rand::random()), &mask), Ok(()));
         }
@@ -177,7 +177,7 @@ mod tests {
 
     /// Samples like those of a generator with a short period, or with an identical seed after each start.
     #[test]
-    fn repeated_sample_is_found() {
+    fn a_repeated_sample_is_found() {
         let mut all = samples(|_| rand::random());
         let last = all.len() - 1;
         all[last] = all[7].clone();
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(judge(&samples(version), &[0, 255, 255, 255, 255, 255, 255, 255]), Ok(()));
     }
 
-    /// According to tables, chi-square with 255 degrees of freedom exceeds 330.5 once in a thousand times, which corresponds to 3.09
+    /// According to tables, chi-square with 255 degrees of freedom exceeds 330.5 one time in a thousand, which corresponds to 3.09
     /// standard deviations of the normal distribution.
     #[test]
     fn chi_square_approximation_agrees_with_the_table() {

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn comparison_stops_at_an_allocation_that_one_server_refused() {
+    fn the_comparison_stops_at_an_allocation_that_one_server_refused() {
         let ours = [answered(3, 0, &[]), answered(4, 0, &[]), Vec::new()];
         let theirs = [answered(3, 508, &[]), answered(4, 437, &[]), Vec::new()];
         assert_eq!(found(&ours, &theirs), [(0, "turnpike: success; other server: 508".to_owned())]);

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn same_seed_gives_the_same_sequences() {
+    fn the_same_seed_gives_the_same_sequences() {
         assert_eq!(of(Kind::Requests), of(Kind::Requests));
         assert_ne!(
             sequence(7, 1, Kind::Requests, &ClientTransport::ALL),

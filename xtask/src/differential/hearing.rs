@@ -27,7 +27,7 @@ impl Session<'_> {
             _ => match View::new_checked(bytes) {
                 Ok(view) if view.header().class == Class::Indication => self.indication(client, &view),
                 Ok(view) => Some(self.answer(client, &view)),
-                Err(_) => Some(Seen::Stray(client, "no STUN")),
+                Err(_) => Some(Seen::Stray(client, "a message that is not STUN")),
             },
         };
         self.seen.extend(seen);

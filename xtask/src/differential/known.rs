@@ -25,7 +25,7 @@ const BOTH: &[Name] = &[Coturn, Pion];
 pub(super) const TABLE: &[Known] = &[
     Known {
         who: BOTH,
-        what: "does not sign errors, or not all of them",
+        what: "signs only some errors, or none",
         why: "RFC 8489 section 9.2.4",
         applies: |case| case.has_fact("integrity", true),
     },
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_code_for_a_valid_request_is_unknown() {
+    fn a_wrong_code_for_a_valid_request_is_an_unknown_difference() {
         let request = Request::new(method::ALLOCATE, Vec::new(), Auth::Good);
         let sequence = Sequence {
             kind: Kind::Requests,

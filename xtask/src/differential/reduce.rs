@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn result_is_minimal_even_if_items_depend_on_each_other() {
+    fn the_result_is_minimal_even_if_items_depend_on_each_other() {
         // Fails for an odd number of items that include 7.
         let fails = |items: &[u32]| items.len() % 2 == 1 && items.contains(&7);
         let left = reduced((0..21).collect(), 1000, fails);

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn row_has_a_cell_for_each_column() {
+    fn a_row_has_a_cell_for_each_column() {
         let row = figures(false).row("killed", "SIGKILL", 1000, &["known".to_owned(), String::new()]);
         assert_eq!(
             row,

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn row_has_losses_log_lines_and_resources() {
+    fn a_row_has_losses_log_lines_and_resources() {
         let markdown = table(4.5).markdown();
         let row = markdown.lines().nth(2).expect("a row follows the title");
         for words in [
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn row_from_a_busy_machine_is_void() {
+    fn a_row_from_a_busy_machine_is_void() {
         let mut table = table(5.1);
         let Some((_, Outcome::Healed(row))) = table.rows.first_mut() else { unreachable!("one row exists") };
         row.void.push("without: 27.00, above 10".to_owned());
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn skipped_row_sets_the_exit_code_and_prevents_writing() {
+    fn a_skipped_row_sets_the_exit_code_and_prevents_writing() {
         let nowhere = Path::new("/nonexistent");
         for said in [
             "SKIPPED: no freezer\n",
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn passed_row_without_figures_is_broken() {
+    fn a_passed_row_without_figures_is_broken() {
         let mut table = Table::default();
         table.add("a", true, Path::new("/nonexistent"), "test faults::a ... ok\n").expect("nothing is read");
         assert_eq!(table.code(), 1);
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn document_has_both_tables() {
+    fn the_document_has_both_tables() {
         let document = include_str!("../../../docs/dev/reliability.md");
         for table in TABLES {
             assert!(lines_of(document, table).len() > 10, "{table}");

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_file_names_the_first_input_of_each_counter() {
+    fn the_control_file_names_the_first_input_of_each_counter() {
         let text = "4\n1\nin/z\nin/a\nin/b\nin/c\nSTARTED 0 1\nFT 0 9\nCOV 0 6\nSTARTED 1 2\nFT 1 1 2\nCOV 1 7 8\n\
                     STARTED 2 4\nFT 2\nCOV 2\nSTARTED 3 9\nFT 3 5\nCOV 3 9\n";
         let merged = parse(text, Path::new("/s")).expect("a valid form");

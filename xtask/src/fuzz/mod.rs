@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_execution_count_is_used() {
+    fn the_last_execution_count_is_used() {
         assert_eq!(
             executions("#2\tINITED\n#1024\tpulse  cov: 3\nstat::number_of_executed_units: 2000\n"),
             2000
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn fault_description_is_independent_of_the_machine() {
+    fn the_description_of_a_fault_is_independent_of_the_machine() {
         let log = "thread 'x' panicked at /home/me/registry/src/host-1/toml-1.0/src/a.rs:1:2:\nno file \"/home/me/x.toml\"\n";
         assert_eq!(
             reason(log).as_deref(),

@@ -155,7 +155,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/config/src/tables.rs",
             "crates/convert/src/wrong_format.rs",
         ],
-        holds: "configurations of `serve`: errors bounded and located, no secret printed, the printed form parses to the same",
+        holds: "configurations of `serve`: errors are bounded and located, no secret is printed, the printed form parses to the same configuration",
     },
     Target {
         name: "forward_config",

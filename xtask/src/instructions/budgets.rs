@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn case_that_exceeds_the_tolerance_fails_and_is_reported() {
+    fn a_case_that_exceeds_the_tolerance_fails_and_is_reported() {
         assert!(compared(200, 210).is_kept(), "exactly 5 % more");
         let over = compared(200, 211);
         assert!(!over.is_kept());
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn much_lower_count_passes_but_the_budget_should_be_lowered() {
+    fn a_much_lower_count_passes_but_the_budget_should_be_lowered() {
         let better = compared(200, 189);
         assert!(better.is_kept());
         assert!(better.table().contains("lower the budget"), "{}", better.table());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn case_without_budget_and_budget_without_case_fail() {
+    fn a_case_without_a_budget_and_a_budget_without_a_case_fail() {
         let budgets = Budgets::of(origin(), None, &counts(&[("route", 100)]));
         let more = compare(Some(&budgets), &counts(&[("route", 100), ("new", 1)]));
         assert!(!more.is_kept() && more.table().contains("NO BUDGET"), "{}", more.table());

@@ -176,7 +176,7 @@ totals: 130
     }
 
     #[test]
-    fn inconsistent_dump_is_refused() {
+    fn an_inconsistent_dump_is_refused() {
         let error = costs_by_object(&DUMP.replace("totals: 130", "totals: 131")).unwrap_err().to_string();
         assert!(error.contains("130") && error.contains("131"), "{error}");
         assert!(costs_by_object("events: Ir\n").is_err());

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mirror_is_that_of_the_main_suite() {
+    fn the_mirror_of_the_main_suite_is_chosen() {
         let targets = "Debian|Debian-Security|bookworm-security|http://one.test/security/\n\
                        Other|Other|stable|http://two.test/\n\
                        Debian|Debian|bookworm-updates|http://three.test/debian/\n\

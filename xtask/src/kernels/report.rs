@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn test_that_fails_twice_is_a_fault() {
+    fn a_test_that_fails_twice_is_a_fault() {
         let output = [
             "@@ tests net",
             "test a ... FAILED",

@@ -61,8 +61,8 @@ impl Series {
 }
 
 impl Trend {
-    /// True if the figure grows significantly and by more than `share` of its level. If `figures` figures are tested, the chance of any
-    /// false positive is 2.5 % (Bonferroni correction).
+    /// True if the figure grows significantly and by more than `share` of its level. If `figures` figures are tested, the probability of
+    /// any false positive is at most 2.5 % (Bonferroni correction).
     pub(super) fn grows(&self, share: f64, figures: usize) -> bool {
         self.slope - self.error * student(self.freedom, figures) > share * self.first.abs().max(1.0)
     }
@@ -73,8 +73,8 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     if count == 0 { 0.0 } else { values.sum::<f64>() / count as f64 }
 }
 
-/// Quantile of Student's t that is exceeded with a total chance of 2.5 % in `draws` draws. With fewer than six degrees of freedom, only a
-/// single draw is supported.
+/// Quantile of Student's t that at least one of `draws` draws exceeds with a probability of at most 2.5 %. With fewer than six degrees of
+/// freedom, only a single draw is supported.
 fn student(freedom: usize, draws: usize) -> f64 {
     const FEW: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
     if let Some(value) = FEW.get(freedom - 1) {
@@ -87,7 +87,7 @@ fn student(freedom: usize, draws: usize) -> f64 {
         + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / (384.0 * n.powi(3))
 }
 
-/// Upper quantile of the normal distribution for a chance below a half (Abramowitz and Stegun, 26.2.23: to 0.0005).
+/// Upper quantile of the normal distribution for a probability below one half (Abramowitz and Stegun, 26.2.23: to 0.0005).
 fn normal(chance: f64) -> f64 {
     let t = (-2.0 * chance.ln()).sqrt();
     t - (2.515_517 + 0.802_853 * t + 0.010_328 * t * t)
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// Among many figures, noise that looks like growth in one of forty cases must not be reported.
+    /// If many figures are tested, noise that would pass a single test one time in forty must not be reported as growth.
     #[test]
     fn many_figures_need_stronger_evidence() {
         let mut series = Series::default();

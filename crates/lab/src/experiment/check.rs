@@ -113,7 +113,9 @@ impl Experiment {
             for file in service.files.keys().filter(|file| file.contains('/') || file.starts_with('.')) {
                 document.problem(
                     &format!("{path}.files.{file}"),
-                    format!("{name}: file \"{file}\": expected a plain name"),
+                    format!(
+                        "{name}: file \"{file}\": expected a file name without a directory or a leading dot"
+                    ),
                 );
             }
             places.push((format!("{path}.namespace"), service.namespace.as_ref()));

@@ -66,7 +66,7 @@ impl Variables {
         Self(names)
     }
 
-    /// Sets the variables for the workload's times, with one second more than the measured time. `whole_*` are rounded up to whole seconds.
+    /// Sets the variables for the workload's times, which add one second to the measured time. `whole_*` are rounded up to whole seconds.
     pub(crate) fn set_window(&mut self, warmup: f64, duration: f64) {
         let told = duration + 1.0;
         for (name, value) in [

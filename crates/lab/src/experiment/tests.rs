@@ -108,7 +108,7 @@ fn an_unknown_metric_lists_the_known_ones() {
 }
 
 #[test]
-fn errors_in_typed_experiments_have_no_line_numbers() {
+fn errors_in_command_line_experiments_have_no_line_numbers() {
     let error = Experiment::parse(Path::new(COMMAND_LINE), &MINIMAL.replace("delivered_pps", "delivered"))
         .and_then(|_| Experiment::parse(Path::new(COMMAND_LINE), &MINIMAL.replace("{duration}", "{x}")))
         .unwrap_err();
@@ -145,7 +145,7 @@ fn a_missing_program_is_reported_with_a_remedy() {
     let error = experiment.check_tools(&variables).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "`no-such-relay` is missing, needed for a: install it, or correct its name"
+        "`no-such-relay` is needed for a but was not found: install it, or correct its name"
     );
     assert_eq!(error.exit_code(), 2);
 }
@@ -205,7 +205,7 @@ fn missing_optional_subjects_are_skipped_with_a_note() {
     let told = experiment.drop_missing_subjects(&variables);
     assert_eq!(
         told,
-        ["b is skipped: `no-such-relay` is missing, needed for b: install it, or correct its name"]
+        ["b is skipped: `no-such-relay` is needed for b but was not found: install it, or correct its name"]
     );
     assert_eq!(experiment.subject.len(), 1);
     assert!(experiment.check_tools(&variables).is_ok());

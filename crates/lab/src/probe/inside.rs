@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_plain() {
+    fn a_metrics_url_has_an_address_a_port_and_a_path() {
         let (address, path) = parse_url("http://127.0.0.1:9641/metrics").unwrap();
         assert_eq!((address.port(), path.as_str()), (9641, "/metrics"));
         assert!(parse_url("https://127.0.0.1/").is_err());

@@ -140,7 +140,7 @@ fn missing_and_damaged_records_are_reported() {
 }
 
 #[test]
-fn after_a_generator_fell_behind_only_cost_per_datagram_counts() {
+fn if_the_generator_fell_behind_only_cost_per_datagram_counts() {
     let late = || Some(VoidReason::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
     let mut record = record(metric::CPU_US_PER_PACKET, &[(3.0, 3.0, 2.0); 6]);
     for round in record.rounds.iter_mut().chain(&mut record.aa) {

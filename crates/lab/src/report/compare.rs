@@ -1,7 +1,7 @@
 //! Comparison of several records, after a check of whether they are comparable.
 //!
 //! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the same machine, kernel and
-//! workload. The page therefore lists differences that prevent the comparison first, followed by the ratios.
+//! workload. The page therefore begins with the differences that prevent the comparison; the ratios follow.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ pub(crate) struct Comparison {
 pub(crate) struct ComparedRecord {
     pub(crate) id: String,
     pub(crate) started: String,
-    /// Commit, followed by `+` if the tree had changes.
+    /// Commit, followed by `+` if the tree had uncommitted changes.
     pub(crate) commit: String,
     pub(crate) differences: Vec<RecordDifference>,
     pub(crate) verdicts: Vec<MetricVerdict>,

@@ -168,7 +168,7 @@ pub(super) fn found(record: &RunRecord) -> Markup {
         })
         .collect();
     table(
-        &["subject", "loss at most", "holds at, /s", "fails at, /s", "delivered, /s", "end of search"],
+        &["subject", "loss at most", "met at, /s", "missed at, /s", "delivered, /s", "end of search"],
         &rows,
     )
 }
@@ -265,7 +265,7 @@ pub(super) fn environment(record: &RunRecord) -> Markup {
         line(
             "commit",
             match &environment.commit {
-                Some(commit) if environment.dirty => format!("{commit}, with changes"),
+                Some(commit) if environment.dirty => format!("{commit}, with uncommitted changes"),
                 Some(commit) => commit.clone(),
                 None => "none".to_owned(),
             },

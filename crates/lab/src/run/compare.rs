@@ -18,7 +18,7 @@ use crate::{
 
 /// Expected time for starting and stopping the programs of a run, in seconds.
 const OVERHEAD: f64 = 1.5;
-/// Number of failures without any success after which a subject is abandoned.
+/// Number of failures after which a subject that has never succeeded is abandoned.
 const HOPELESS: usize = 2;
 
 /// Runs the experiment of `request`. The record is saved in its directory even if the run is interrupted.

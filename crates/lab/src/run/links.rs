@@ -26,12 +26,12 @@ fn of_subject(record: &RunRecord, subject: &str) -> Option<String> {
         let mut cpus: Vec<String> = values.iter().map(|cpu| format!("{cpu:.0}")).collect();
         cpus.sort();
         cpus.dedup();
-        Some(format!("{} on CPU {}", part(name, "receiver_cpu")?, cpus.join(" and ")))
+        Some(format!("{} {}", part(name, "receiver_cpu")?, cpus.join(" and ")))
     });
     let (carried, received): (Vec<String>, Vec<String>) = (carried.collect(), received.collect());
     (!received.is_empty()).then(|| {
         format!(
-            "links of {subject}: datagrams per received packet at {}; received {}",
+            "links of {subject}: datagrams per received packet at {}; receiving CPUs: {}",
             carried.join(", "),
             received.join(", ")
         )
@@ -58,8 +58,8 @@ mod tests {
         assert_eq!(
             describe(&record),
             [format!(
-                "links of {first}: datagrams per received packet at peer 11.00, relay 1.00; received peer.p-r on CPU 1, \
-                 relay.r-c on CPU 0 and 1"
+                "links of {first}: datagrams per received packet at peer 11.00, relay 1.00; receiving CPUs: peer.p-r 1, \
+                 relay.r-c 0 and 1"
             )]
         );
     }

@@ -310,9 +310,9 @@ pub(crate) fn describe(sweep: &Sweep) -> String {
     let mut text = format!("{}\n", sweep.subject);
     for found in &sweep.found {
         let rate = |rate: Option<u64>| rate.map_or_else(|| "no rate".to_owned(), |rate| format!("{rate}/s"));
-        let fails = found.upper_pps.map_or_else(String::new, |rate| format!(", {rate}/s does not"));
+        let fails = found.upper_pps.map_or_else(String::new, |rate| format!(", missed at {rate}/s"));
         text += &format!(
-            "  loss <= {} %: {} holds{fails} ({})\n",
+            "  loss <= {} %: met at {}{fails} ({})\n",
             (found.max_loss * 1e6).round() / 1e4,
             rate(found.lower_pps),
             found.because

@@ -49,7 +49,7 @@ fn truth(capacity: f64, max_loss: f64) -> f64 {
 }
 
 #[test]
-fn a_steady_device_is_found_within_the_width() {
+fn the_rate_of_a_steady_device_is_found_within_the_width() {
     for capacity in [1_500.0, 33_333.0, 241_700.0, 1_900_000.0] {
         let search = Device::steady(capacity).search(SearchSettings::default());
         for found in search.found() {
@@ -98,7 +98,7 @@ fn plain_bisection_fails_because_of_hiccups() {
 }
 
 #[test]
-fn a_looser_goal_never_finds_less() {
+fn a_looser_goal_never_has_a_lower_result() {
     for seed in 100..130 {
         let found = Device::noisy(50_000.0, seed).search(SearchSettings::default()).found();
         for pair in found.windows(2) {
@@ -109,7 +109,7 @@ fn a_looser_goal_never_finds_less() {
 }
 
 #[test]
-fn a_device_above_the_highest_rate_is_reported() {
+fn a_capacity_above_the_highest_rate_is_reported() {
     for found in Device::steady(1e7).search(SearchSettings::default()).found() {
         assert_eq!(
             (found.because, found.lower_pps, found.upper_pps),
@@ -119,7 +119,7 @@ fn a_device_above_the_highest_rate_is_reported() {
 }
 
 #[test]
-fn a_device_below_the_lowest_rate_is_reported() {
+fn a_capacity_below_the_lowest_rate_is_reported() {
     let mut device = Device { hiccup_share: 1.0, hiccup_loss: 0.5, ..Device::steady(1e7) };
     let search = device.search(SearchSettings::default());
     for found in search.found() {
@@ -130,7 +130,7 @@ fn a_device_below_the_lowest_rate_is_reported() {
 }
 
 #[test]
-fn a_device_that_collapses_under_overload_is_still_found() {
+fn the_rate_is_found_even_if_the_device_collapses_under_overload() {
     // A subject in receive livelock: above its limit, it delivers only a tenth.
     let mut search = Search::new(SearchSettings::default());
     while let Some(trial) = search.next() {

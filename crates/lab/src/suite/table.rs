@@ -196,7 +196,7 @@ fn origin(records: &[&RunRecord]) -> Vec<String> {
     let Some(first) = records.first() else { return Vec::new() };
     let (machine, asked) = (&first.environment, &first.experiment);
     let commit = machine.commit.as_ref().map_or_else(String::new, |commit| {
-        format!(", commit {commit}{}", if machine.dirty { " with changes" } else { "" })
+        format!(", commit {commit}{}", if machine.dirty { " with uncommitted changes" } else { "" })
     });
     let idle = Some(&machine.idle).filter(|idle| idle.contains("polls"));
     let idle = idle.map_or_else(String::new, |idle| format!(" (idle: {idle})"));

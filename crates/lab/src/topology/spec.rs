@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wire_has_the_addresses_of_veth_and_pinned_receivers() {
+    fn a_wire_has_pinned_receivers_and_the_addresses_of_veth() {
         let (veth, wire) =
             (Spec::load("veth", Path::new(".")).unwrap(), Spec::load("wire", Path::new(".")).unwrap());
         assert_eq!(wire.addresses(), veth.addresses());
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_reported() {
+    fn errors_in_topology_files_are_reported() {
         let end = |namespace: &str| {
             format!(
                 "[[namespace]]\nname = 'left'\n[[link]]\nends = [{{ namespace = 'left', device = 'a', addresses = [] }}, \

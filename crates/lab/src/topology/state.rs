@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topology_without_owner_lives_as_long_as_its_anchors() {
+    fn a_topology_without_an_owner_lives_as_long_as_its_anchors() {
         let me = ProcessIdentity::of(std::process::id()).unwrap();
         let space = SpaceState { name: "a".to_owned(), anchor: me, netns: None };
         let mut state = TopologyState { spaces: vec![space.clone()], ..TopologyState::default() };

@@ -73,7 +73,7 @@ fn rules_may_allow_fewer_rounds_with_lower_confidence() {
 }
 
 #[test]
-fn an_effect_below_the_noise_floor_is_refused() {
+fn an_effect_below_the_noise_floor_gets_no_verdict() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 1.03, 0.001);
     for (i, round) in record.aa.iter_mut().enumerate() {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), if i % 2 == 0 { 90.0 } else { 110.0 });
@@ -96,7 +96,7 @@ fn effects_below_a_low_noise_floor_are_not_differences() {
 }
 
 #[test]
-fn more_rounds_are_not_promised_against_a_bias() {
+fn more_rounds_are_not_suggested_against_a_bias() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 1.06, 0.001);
     for round in &mut record.aa {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), 110.0);
@@ -144,7 +144,7 @@ fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> RunReco
 }
 
 #[test]
-fn a_late_generator_in_many_rounds_prevents_the_verdict() {
+fn a_generator_that_often_fell_behind_prevents_the_verdict() {
     for metric in ["delivered_pps", "latency_p99_us", "loss_percent", "subject_cpu_s", "context_switches"] {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
         assert_eq!(
@@ -173,7 +173,7 @@ fn cost_per_datagram_is_judged_if_the_generator_fell_behind() {
 }
 
 #[test]
-fn unequal_loads_from_a_late_generator_prevent_the_verdict() {
+fn unequal_loads_prevent_the_verdict_if_the_generator_fell_behind() {
     for subject in ["new", "old"] {
         let slowed = |round: &Round| if round.subject == subject { 900.0 } else { 1000.0 };
         let verdict = judge(&late_of(subject, PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);
@@ -258,17 +258,14 @@ fn missing_metrics_differ_from_unsupported_ones() {
 fn losses_of_zero_on_both_sides_show_no_difference() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 0.0); 8]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Conclusion::NoDifference);
-    assert_eq!(
-        verdict.to_string(),
-        "loss_percent: new against old: no difference shown; 0 %, and 0 % with old"
-    );
+    assert_eq!(verdict.to_string(), "loss_percent: new against old: no difference shown; 0 % (old: 0 %)");
 }
 
 #[test]
 fn zeros_on_one_side_are_judged_by_sign() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 2.0); 6]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Conclusion::Slower);
-    assert!(verdict.to_string().ends_with("new against old: slower; 2.000 %, and 0 % with old"), "{verdict}");
+    assert!(verdict.to_string().ends_with("new against old: slower; 2.000 % (old: 0 %)"), "{verdict}");
     let verdict = judge(&record("loss_percent", &[(2.0, 2.0, 0.0); 6]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Conclusion::Faster);
 }

@@ -1,6 +1,6 @@
 //! Runs the lab as a separate process, to test signals, exit codes and leftovers.
 #![allow(dead_code, unused_imports, reason = "each test file uses only a part of it")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 use std::{
     fs,

@@ -15,7 +15,7 @@ const FRAMES: RangeInclusive<u32> = 1..=1_048_576;
 const COPIES: RangeInclusive<u32> = 1..=100;
 const WEIGHTS: RangeInclusive<u32> = 1..=1_000_000;
 const EVERY: RangeInclusive<u32> = 1..=1_000_000;
-#[expect(clippy::cast_possible_truncation, reason = "both are short")]
+#[expect(clippy::cast_possible_truncation, reason = "both are at most 65,000")]
 const PACKETS: RangeInclusive<u32> = HEADER_LEN as u32..=MAX_SIZE as u32;
 
 #[derive(Deserialize)]
@@ -126,7 +126,7 @@ impl ProfileTable<'_> {
         };
         for direction in directions.iter().copied() {
             if profile.streams.iter().any(|known| known.name == name && known.direction == direction) {
-                self.document.problem(&self.path, format!("two streams \"{name}\" {direction}"));
+                self.document.problem(&self.path, format!("two streams {direction} are named \"{name}\""));
                 return None;
             }
             profile.flows.extend(std::iter::repeat_n(profile.streams.len(), copies as usize));
@@ -281,7 +281,7 @@ colour = 1
             (format!("{stream}size = 100\nburst = 257"), "burst: expected a whole number, 1 to 256"),
             (format!("{stream}size = 100\nkey_frame = 5"), "key_frame: only valid with \"frame\""),
             (format!("{stream}size = 100\ncopies = 101"), "copies"),
-            (format!("{stream}size = 100\n{stream}size = 100"), "two streams \"a\" to peer"),
+            (format!("{stream}size = 100\n{stream}size = 100"), "two streams to peer are named \"a\""),
             (
                 format!("{stream}size = 100\ncopies = 100\n{}size = 99", stream.replace("'a'", "'b'")),
                 "202 flows",

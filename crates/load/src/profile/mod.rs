@@ -228,7 +228,7 @@ impl ProfileOptions {
         let longest = self.profile.longest();
         if longest > most {
             return Err(LoadError::Config(format!(
-                "--profile {} has packets of {longest} bytes, but the range is {HEADER_LEN} to {most}",
+                "--profile {} has packets of {longest} bytes, but packets must be {HEADER_LEN} to {most} bytes long",
                 self.profile.name
             )));
         }

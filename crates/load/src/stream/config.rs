@@ -103,7 +103,7 @@ pub struct ConnectLoad {
     #[arg(long, value_name = "B", default_value_t = 1)]
     pub response: usize,
 
-    /// Side that closes first: "server", "client", or "reset" for a client that resets. The side that closes
+    /// Side that closes first: "server", "client", or "reset" for a client that resets the connection. The side that closes
     /// first keeps the port pair for 60 s (TIME_WAIT, except after a reset), and a client has only 28,000
     /// ports
     #[arg(long, value_name = "WHO", default_value_t = Close::Server)]

@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn access_tokens_exclude_other_credentials_and_outlive_the_run() {
+    fn access_tokens_exclude_other_credentials_and_must_outlive_the_run() {
         let token = |seconds: u64| {
             format!("username: north\nmac_key: AQID\naccess_token: BAUG\nexpires_in: {seconds}\n")
         };

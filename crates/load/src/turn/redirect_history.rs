@@ -30,7 +30,8 @@ impl RedirectHistory {
         if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
             return refused("which is not a server address");
         }
-        // If a redirect leads to a server that has already got this request, the request fails (RFC 8489 section 10).
+        // If a redirect leads to a server that has already received this request, the request fails (RFC 8489 section
+        // 10).
         if to == from || self.left.contains(&to) {
             return refused("where it had already been: the servers redirect in a loop");
         }

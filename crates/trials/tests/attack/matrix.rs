@@ -197,7 +197,7 @@ fn kind_of(message: &str) -> &str {
         "Binding" | "Allocate" | "Refresh" | "CreatePermission" | "ChannelBind" | "Connect"
         | "ConnectionBind" => first,
         _ if message.contains("ClientHello") => "ClientHello",
-        _ => "no STUN",
+        _ => "not STUN",
     }
 }
 

@@ -1,5 +1,6 @@
-//! Data between clients and peers that are refused, no longer allowed or not permitted by any client: none of it is relayed through
-//! channels or permissions in either direction, while other peers of the same clients lose nothing. The tests count at both ends.
+//! If a peer is refused, is no longer allowed, or has no permission from any client, no data is relayed between it and the clients,
+//! through channels or permissions, in either direction; other peers of the same clients lose nothing. The tests count at both
+//! ends.
 
 use std::{
     fs,

@@ -148,7 +148,7 @@ impl Turns {
             all.map(|turns| turns.iter().filter(|turn| turn.counts()).count() * 2 > turns.len());
         if !(without_count && under_count) {
             row.void(format!(
-                "allocation p99 {when}: in most turns, the machine delayed a thread that only sleeps"
+                "allocation p99 {when}: in most measurements, the machine delayed a thread that only sleeps"
             ));
         } else if without > MOST_WITHOUT {
             row.void(format!("allocation p99 without the fault: {without:.2} ms, above {MOST_WITHOUT}"));

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn ticks_are_round_include_1_and_do_not_touch() {
+fn round_ticks_include_1_and_do_not_touch() {
     assert_eq!(ticks(0.95, 1.05), [0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05]);
     assert_eq!(ticks(0.5, 2.2), [0.5, 0.6, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7, 2.0]);
     for (low, high) in [(0.05, 60.0), (0.025, 1.3), (1e-6, 2.0), (0.9, 1e9), (1e-9, 1e9), (0.3, 1.05)] {
