@@ -69,13 +69,10 @@ fn follow() {
     let datagrams = Rule { idle: Some(Duration::from_secs(60)), ..datagrams };
     let running =
         Running::start_with(&settings, &[moving("r"), datagrams, named("other", "other.test", port)]);
-    let greeting = || {
-        let mut name = [0];
-        running.connect("r").read(&mut name).ok().filter(|got| *got == 1).map(|_| name[0])
-    };
+    let greeting = || support::first_byte(running.address("r")).ok();
 
     // Clients are reset until the name has an address.
-    let error = running.connect("r").read(&mut [0]).unwrap_err();
+    let error = support::first_byte(running.address("r")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     hosts(&path, "127.0.0.1 moving.test\n");
     eventually("the first address", || greeting().filter(|name| *name == b'a'));
@@ -103,8 +100,7 @@ fn follow() {
     {
         hosts(&path, line);
         eventually("the other name's address is used", || {
-            let mut heard = [0];
-            running.connect("other").read(&mut heard).is_ok_and(|got| got == 1 && heard[0] == name)
+            support::first_byte(running.address("other")).is_ok_and(|heard| heard == name)
         });
     }
     assert_eq!(greeting(), Some(b'b'));

@@ -1,7 +1,7 @@
 //! A forwarder between clients and servers of the test, on loopback.
 
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{Arc, LazyLock, Mutex},
     time::Duration,
@@ -132,6 +132,13 @@ pub(crate) fn socket_address(address: &Address) -> SocketAddr {
         Address::Ip(address) => *address,
         Address::Unix(name) => panic!("{name} has no port"),
     }
+}
+
+/// First byte that a new client receives. If the forwarder resets the connection, `connect` may already fail.
+pub(crate) fn first_byte(address: SocketAddr) -> io::Result<u8> {
+    let mut byte = [0];
+    patient(TcpStream::connect(address)?).read_exact(&mut byte)?;
+    Ok(byte[0])
 }
 
 pub(crate) fn client(address: SocketAddr) -> TcpStream {
