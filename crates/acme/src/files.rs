@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_cannot_be_written_is_found_before_the_order() {
+    fn directory_that_cannot_be_written_is_detected_before_the_order() {
         let dir = Dir::new();
         OrderFiles::new(dir.path().to_owned()).check_room().expect("there is room");
         assert_eq!(fs::read_dir(dir.path()).expect("the directory is ours").count(), 0);

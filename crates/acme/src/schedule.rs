@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_of_another_server_delays_once_even_if_its_clock_is_ahead() {
+    fn failure_of_another_server_delays_an_order_once_despite_a_fast_clock() {
         let mut schedule = Schedule::new(0);
         assert!(schedule.failed_elsewhere(T, T - 10, T + 110, 1));
         assert_eq!((schedule.step(T), schedule.failures()), (Step::Wait(T + 110), 1));
@@ -304,7 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn renewal_is_within_the_validity(
+        fn renewal_falls_within_the_validity_period(
             first in 0u64..1 << 40, length in 1u64..1 << 32, place: Share,
             window in proptest::option::of((0u64..1 << 41, 0u64..1 << 41)),
         ) {

@@ -1,7 +1,7 @@
 //! Bans of users and client prefixes. Bans are checked only on authenticated requests, because all others
 //! are refused anyway.
 //!
-//! A lifted ban is remembered until its original end. Otherwise a node that did not receive the lift would
+//! A lifted ban is remembered until its original end. Otherwise a node that did not receive the unban would
 //! restore the ban everywhere.
 
 use std::{
@@ -167,7 +167,7 @@ impl Bans {
         self.lift(unix, subject)
     }
 
-    /// Applies a ban from another node; returns false if a newer ban or lift on this node overrides it.
+    /// Applies a ban from another node; returns false if a newer ban or unban on this node overrides it.
     pub fn hear(&mut self, ban: Ban) -> bool {
         let takes = !self.is_unannounced(&ban.subject);
         if takes {
@@ -176,7 +176,7 @@ impl Bans {
         takes
     }
 
-    /// Applies a lift from another node, unless a newer ban or lift on this node overrides it.
+    /// Applies an unban from another node, unless a newer ban or unban on this node overrides it.
     pub fn hear_lift(&mut self, unix: u64, subject: &Subject) {
         if !self.is_unannounced(subject) {
             self.lift(unix, subject);
@@ -203,8 +203,8 @@ impl Bans {
         self.unannounced.iter()
     }
 
-    /// Ban or lift to send to the other nodes and the store; `None` if there is none. `kept` is the store's
-    /// content: if a lift was ordered here before this node knew of the ban, the ban is lifted now.
+    /// Ban or unban to send to the other nodes and the store; `None` if there is none. `kept` is the store's
+    /// content: if an unban was issued here before this node knew of the ban, the ban is lifted now.
     pub fn to_announce(&mut self, unix: u64, subject: &Subject, kept: &[Ban]) -> Option<Ban> {
         if self.get(subject).is_none() {
             let ban = kept.iter().find(|ban| ban.subject == *subject && ban.is_in_force(unix))?;
@@ -390,7 +390,7 @@ mod tests {
         let kept = here.lift(500, &alice).unwrap();
         assert!(away.read(600, std::slice::from_ref(&kept)).is_empty());
         assert!(!has(&away, 600, "alice", "198.51.100.1"));
-        assert_eq!(away.read(700, &[]), [kept], "an empty store gets the lift too");
+        assert_eq!(away.read(700, &[]), [kept], "an empty store gets the unban too");
         away.put(ban("user alice@here", 2000));
         assert!(has(&away, 800, "alice", "198.51.100.1"));
     }
@@ -401,7 +401,7 @@ mod tests {
         let given_back = [ban("user alice@here", 1000)];
         here.put(given_back[0].clone());
         let lifted = here.lift(500, &given_back[0].subject).unwrap();
-        assert_eq!(here.read(600, &given_back), [lifted], "the store gets the lift");
+        assert_eq!(here.read(600, &given_back), [lifted], "the store gets the unban");
         assert!(!has(&here, 600, "alice", "198.51.100.1"));
         let anew = [ban("user alice@here", 2000)];
         assert!(

@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn grant_is_between_the_use_and_the_rest() {
+    fn grant_covers_the_reported_use_and_at_most_what_is_left() {
         assert_eq!(grant(100, 2, 0, 0, 10, 20), (20, 20, Level::Calm));
         assert_eq!(
             grant(100, 2, 0, 0, 10, 90),
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn client_may_open_a_few_at_once_in_an_unused_bucket() {
+    fn client_may_open_a_few_allocations_at_once_in_an_unused_bucket() {
         for (limit, at_once) in [(1, 1), (2, 2), (3, 2), (10, 6), (100, 10), (1000, 100)] {
             let mut world = World::new(10);
             let taken = (0..200).filter(|_| world.acquire(0, limit)).count();
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_share_is_a_share_of_the_rest() {
+    fn equal_share_is_a_share_of_what_is_left() {
         let mut world = World::new(3);
         (0..100).for_each(|_| assert!(world.acquire(0, 300)));
         assert!(!world.acquire(0, 300));
@@ -875,7 +875,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn limit_is_never_exceeded_beyond_the_allowed_excess(
+        fn limit_is_never_exceeded_by_more_than_the_allowed_excess(
             limit in 1_u32..300, steps in steps(4), nodes in 1_usize..=4,
         ) {
             let mut world = World::new(nodes);

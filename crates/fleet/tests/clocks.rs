@@ -447,7 +447,7 @@ impl Keys {
         self.rings[at].as_ref().is_some_and(|ring| ring.keys().iter().any(|known| known.bytes == *key))
     }
 
-    /// Runs half an hour with heartbeats. After a heartbeat from all nodes, each knows the keys in use.
+    /// Simulates half an hour of heartbeats. After a heartbeat from all nodes, each knows the keys in use.
     fn run(mut self, absences: &[Absence]) -> Self {
         let nodes = self.clocks.len();
         let mut left: Vec<Option<u64>> = vec![None; nodes];

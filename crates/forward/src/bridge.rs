@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_reader_loses_whole_datagrams_in_bounded_memory() {
+    fn queue_for_a_stalled_reader_is_bounded_and_drops_whole_datagrams() {
         let (near, mut far) = pair();
         let mut stream = Stream::new(near, true, false);
         let datagram = |number: u32| {

@@ -151,7 +151,7 @@ fn udp_clients_keep_their_target_until_it_is_removed() {
 }
 
 #[test]
-fn clients_behind_a_proxy_stick_by_the_address_in_its_header() {
+fn source_affinity_uses_the_client_address_in_the_proxy_header() {
     let targets = [(greeter("a"), 1), (greeter("b"), 1)];
     let mut rule = weighted(&targets, Balance::Source);
     rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];

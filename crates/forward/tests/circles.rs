@@ -156,7 +156,7 @@ fn transparent_rules_in_a_loop_send_nothing() {
 }
 
 #[test]
-fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
+fn client_using_many_ports_of_a_transparent_rule_is_not_a_loop() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         // Datagrams to 10.8.0.1 get no response.
         alone::run("ip", &["route", "add", "10.8.0.1", "dev", "lo"]);
@@ -181,7 +181,7 @@ fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
 }
 
 #[test]
-fn session_that_reconnects_is_a_hop_for_the_next_rule() {
+fn session_that_reconnects_counts_as_a_hop_for_the_next_rule() {
     let (mut rules, first) = chain(Protocol::Tcp, 8, greeter("a"));
     let (across, listening) = at_a_known_port(HERE, Protocol::Udp);
     // The first target's port is closed.

@@ -192,7 +192,7 @@ fn idle_timeout_ends_a_connection_with_a_stalled_reader() {
 }
 
 #[test]
-fn idle_end_without_an_event_is_counted() {
+fn idle_timeout_without_an_event_is_counted() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let (_server, target) = listener();
         let idle = Some(Duration::from_millis(400));

@@ -229,7 +229,7 @@ fn leave() {
 }
 
 #[test]
-fn silent_name_server_does_not_block_counters_or_keep_going() {
+fn silent_name_server_delays_neither_counters_nor_a_start_with_keep_going() {
     let name = turnpike_testkit::this_test!();
     let probe = ["mount", "--bind", HOSTS, HOSTS];
     alone::in_namespaces(name, "mn", &probe, hold_up);

@@ -91,7 +91,7 @@ fn datagrams_to_a_target_may_carry_a_proxy_header() {
 }
 
 #[test]
-fn answers_from_another_port_need_any_port() {
+fn answers_from_another_port_need_the_any_port_option() {
     for any_port in [true, false] {
         let [target, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         let stranger = UdpSocket::bind("127.0.0.2:0").unwrap();

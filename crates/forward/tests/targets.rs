@@ -274,7 +274,7 @@ fn udp_sessions_keep_their_target_if_none_ever_answers() {
             sources.insert(from);
         }
     }
-    assert!(sources.len() <= 2, "more sessions than those that explore: {sources:?}");
+    assert!(sources.len() <= 2, "sessions that do not explore have changed their target: {sources:?}");
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn auto_splices_bulk_and_buffers_interactive_traffic() {
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }
 
-/// If much data arrives together, the last part is moved in a turn without an event.
+/// If a lot of data arrives at once, the last part is moved in a turn without an event.
 #[test]
 fn last_bytes_are_counted_without_another_event() {
     for copy in copy_modes() {

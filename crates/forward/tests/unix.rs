@@ -170,7 +170,7 @@ fn abstract_socket_needs_no_file() {
 }
 
 #[test]
-fn proxy_header_of_a_unix_client_is_unknown_or_its_own() {
+fn proxy_header_for_a_unix_client_is_unknown_or_the_one_it_sent() {
     for (version, unknown) in [
         (ProxyVersion::V1, &b"PROXY UNKNOWN\r\n"[..]),
         (ProxyVersion::V2, b"\r\n\r\n\0\r\nQUIT\n\x21\x00\x00\x00"),

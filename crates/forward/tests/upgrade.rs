@@ -180,7 +180,7 @@ fn connections_stay_and_new_clients_reach_the_new_process() {
     let mut newcomer = UnixStream::connect(dir.at("in.sock")).unwrap();
     newcomer.read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting, b"unix");
-    eventually("the new forwarder has counted", || {
+    eventually("the new forwarder has counted its connections", || {
         new.snapshot("t").accepted == 2 && new.snapshot("c").accepted == 2
     });
     assert_eq!((old.snapshot("t").accepted, old.snapshot("x").accepted), (1, 1));

@@ -19,8 +19,7 @@ pub(crate) struct Bounded {
     most: usize,
     most_per_network: usize,
     members: BTreeMap<u64, Member>,
-    /// Member numbers by network, because a network at its limit must find its oldest member for every new
-    /// client.
+    /// Member numbers by network, to find the oldest member of a network at its limit for every new client.
     networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }

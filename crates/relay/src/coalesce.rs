@@ -19,8 +19,8 @@ const WINDOW: Duration = Duration::from_millis(2);
 /// Number of datagrams that make a pause worthwhile. A single datagram would have woken the worker anyway,
 /// and sleeping costs as much as that wake-up.
 const WORTH: u64 = 2;
-/// Number of windows without pauses after a window whose pauses gathered too little: clients that wait for
-/// replies send nothing in the meantime.
+/// Number of windows for which pauses are skipped after a window whose pauses gathered too few datagrams:
+/// clients that wait for replies send nothing during a pause.
 const REST: u32 = 50;
 /// Maximum number of datagrams in a tick that may be followed by a pause. Larger ticks are batched well
 /// enough, so the next one starts immediately.

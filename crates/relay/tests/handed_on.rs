@@ -128,7 +128,7 @@ fn read_exactly(stream: &mut impl Read, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn name_decides_between_web_and_turn_without_terminating_tls() {
+fn server_name_selects_web_or_turn_and_tls_is_not_terminated() {
     let web = Web::start();
     let rules = vec![web.by_name(&["*.example.org"])];
     web.echo_by_tls(&["www.example.org"], &["h2"]);
@@ -151,7 +151,7 @@ fn name_decides_between_web_and_turn_without_terminating_tls() {
 }
 
 #[test]
-fn protocols_decide_and_turn_keeps_its_own() {
+fn application_protocols_select_the_server_and_turn_keeps_its_own() {
     let web = Web::start();
     let rules = vec![web.by_protocol(&["h2", "http/1.1"]), web.by_name(&["*"])];
     web.echo_by_tls(&["web.example.org"], &["http/1.1"]);
@@ -566,7 +566,7 @@ fn handed_on_and_waiting_connections_of_an_address_are_limited_separately() {
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
         wait_for_end(&world, HandOnEnd::LimitAddress, refused);
     }
-    // These bytes decide nothing yet; the third connection evicts the first.
+    // These bytes do not show yet which server the client wants; the third connection evicts the first.
     let undecided: Vec<_> = (0..3).map(|_| from(9, &[0, 1])).collect();
     world.wait_for_closed(CloseReason::LimitAddress, 1);
     eventually("each kind has its own slots", || (stats(&world).open, world.streams().open) == (3, 2));
@@ -576,7 +576,7 @@ fn handed_on_and_waiting_connections_of_an_address_are_limited_separately() {
     drop((open, undecided));
 }
 
-/// Until then, clients count towards the limits.
+/// A client counts towards the limits while its connection to the web server is pending.
 #[test]
 fn connecting_to_a_web_server_times_out_after_ten_seconds() {
     let web = Web::start();

@@ -153,7 +153,7 @@ fn absent_address_is_unused_until_it_appears() {
         let answer = asked(&peer(), world.udp(), &allocate());
         answer.error()
     };
-    // The address could be bound here, as it could with ip_nonlocal_bind.
+    // Binding the address would succeed here, as it would with ip_nonlocal_bind.
     let changed = reload(&world, named(&[ANOTHER])).unwrap();
     assert!(!changed.opened.iter().any(|(_, opened)| *opened == at), "{changed:?}");
     assert_eq!(world.relay.waiting(), [Waiting { protocol: "udp", address: at, error: None }]);

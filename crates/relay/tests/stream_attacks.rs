@@ -328,7 +328,7 @@ fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpSocket {
 }
 
 #[test]
-fn clients_that_never_read_relayed_data_lose_datagrams_only() {
+fn clients_that_never_read_relayed_data_lose_only_datagrams() {
     let world = tls_world(|config| config.limits.stream_queue = 70_000);
     let witness = Witness::start(&world);
     let far = peer();
@@ -358,7 +358,7 @@ fn clients_that_never_read_relayed_data_lose_datagrams_only() {
 }
 
 #[test]
-fn clients_that_never_read_responses_are_closed() {
+fn clients_that_never_read_responses_are_disconnected() {
     let world = tls_world(|_| {});
     let witness = Witness::start(&world);
     let requests: Vec<u8> = (0..=255).flat_map(binding).collect();

@@ -116,7 +116,7 @@ fn long_messages_require_an_allocation() {
 }
 
 #[test]
-fn client_without_a_complete_message_in_time_is_closed() {
+fn client_without_a_complete_message_in_time_is_disconnected() {
     let world = start(|config| {
         config.tls = Some(context(&[identity(&["turn.example.org"])]));
         config.limits.first_message = Duration::from_millis(700);
@@ -144,7 +144,7 @@ fn client_without_a_complete_message_in_time_is_closed() {
 }
 
 #[test]
-fn only_idle_clients_without_an_allocation_are_closed() {
+fn only_idle_clients_without_an_allocation_are_disconnected() {
     let world = start(|config| config.limits.idle = Duration::from_millis(2000));
     let mut allocated = world.client();
     allocated.ask(&allocate());

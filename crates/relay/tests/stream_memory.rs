@@ -211,7 +211,7 @@ fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
 }
 
 #[test]
-fn client_that_never_reads_replies_is_closed_without_growth() {
+fn client_that_never_reads_replies_is_disconnected_without_memory_growth() {
     alone::in_own_process(turnpike_testkit::this_test!(), read_no_replies);
 }
 

@@ -69,7 +69,7 @@ fn local_header_makes_the_proxy_itself_the_client() {
 }
 
 #[test]
-fn trusted_proxy_without_a_complete_header_is_closed() {
+fn trusted_proxy_without_a_complete_header_is_disconnected() {
     let world = behind_a_proxy();
     for (count, bytes) in (1..).zip([&binding(1)[..], b"GET / HTTP/1.1\r\n", b"PROXY TCP4 nonsense\r\n"]) {
         let mut client = world.client();

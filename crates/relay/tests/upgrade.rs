@@ -214,7 +214,7 @@ fn upgrade_keeps_stream_clients_in_the_old_process() {
     let stream = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
     let mut secure_client = Client::new(stream);
     secure_client.allocated(&far);
-    // This client has sent nothing and waits in the kernel.
+    // This client has sent nothing, so its connection still waits in the kernel.
     let mut silent = Client::new(connect(tcp));
 
     let mut next = config;

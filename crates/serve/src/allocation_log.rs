@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_ends_with_one_line() {
+    fn an_ended_allocation_gets_one_line() {
         let line = lines_of(&[ended("alice", ClosedReason::Expired)]);
         assert_eq!(
             line.trim(),

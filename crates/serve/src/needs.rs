@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_needs_the_kernel_only_for_the_kernel_path_and_auto() {
+    fn kernel_privileges_are_needed_only_for_the_kernel_path_and_auto() {
         let dir = Dir::new();
         let state = dir.path().to_str().expect("the path is UTF-8");
         assert!(!needs_of(&[("store.state", state), ("server.datapath", "gso")]).is_in_kernel());

@@ -87,8 +87,8 @@ pub(crate) fn note_realm(settings: &Settings) {
     }
 }
 
-/// Realm of the server that last used the embedded store, and the file that contains the realm, if these
-/// settings have a different one.
+/// Realm of the server that last used the embedded store, and the file that contains the realm, if it differs
+/// from the realm in these settings.
 #[must_use]
 pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     let file = realm_file(settings)?;
@@ -465,7 +465,7 @@ mod tests {
         );
         let rates = ["turnpike", "own", "new"].map(|realm| limit_keys::rates(&merged, realm).per_allocation);
         assert_eq!(rates, [Some(800_000), None, Some(2_400_000)], "given in bytes per second");
-        assert_eq!(merged.realms.len(), 2, "a realm with peer rules only is not served");
+        assert_eq!(merged.realms.len(), 2, "a realm that has only peer rules is not served");
         assert_eq!(Merged::new(&settings, false, None).settings, settings, "no rules, no additions");
     }
 
@@ -549,7 +549,7 @@ mod tests {
 
     /// Synapse's documentation recommends allowing the address of the TURN server itself.
     #[test]
-    fn a_peer_allowed_by_the_store_does_not_open_local_services() {
+    fn allowing_our_own_address_in_the_store_exposes_no_local_services() {
         let ip: std::net::IpAddr = "10.0.0.1".parse().expect("an address");
         let settings = Settings {
             stored: turnpike_config::Stored { in_use: true, ..Default::default() },

@@ -40,8 +40,8 @@ pub(super) const TICK_MS: u64 = 100;
 const SCAN: usize = 4096;
 /// Maximum connections accepted per listener and wake-up.
 const MOST_ACCEPTS: u32 = 64;
-/// Number of wake-ups with a single connection after which a wake-up accepts up to two again. Until then, no
-/// connection is missed, because level-triggered epoll reports a second one anyway.
+/// Number of wake-ups with a single connection after which the next wake-up tries to accept a second one
+/// again. Until then, no connection is missed, because level-triggered epoll reports a second one anyway.
 const SINGLES: u32 = 16;
 /// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. Keepalive does nothing for the first
 /// two hours anyway (tcp(7)), and short connections save the system call.

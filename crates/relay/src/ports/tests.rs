@@ -137,7 +137,7 @@ fn two_ports_are_used_alternately() {
 }
 
 #[test]
-fn only_port_is_reused_immediately() {
+fn single_port_of_a_range_is_reused_immediately() {
     let ports = ports(24_022..=24_022);
     assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Any), 0..3), [24_022; 3]);
     assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Even), 3..5), [24_022; 2]);
@@ -174,7 +174,7 @@ fn free_port_of_another_address_precedes_a_quarantined_one() {
 
 /// Random draws would usually miss the only free port.
 #[test]
-fn only_port_left_by_other_programs_is_found() {
+fn last_port_not_used_by_other_programs_is_found() {
     let range = 24_100..=24_163;
     let ports = ports(range.clone());
     let others: Vec<_> = range
