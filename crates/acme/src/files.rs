@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_certificate_leaves_the_old_one() {
+    fn unusable_certificate_does_not_replace_the_old_one() {
         let dir = Dir::new();
         let files = OrderFiles::new(dir.path().to_owned());
         let name: CertificateName = "turn.example.org".parse().expect("a name");

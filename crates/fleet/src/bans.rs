@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn lift_does_not_affect_another_ban_with_the_same_end() {
+    fn unban_does_not_affect_another_ban_with_the_same_end() {
         let alice: Subject = "user alice@here".parse().unwrap();
         let banned = |lifted_id, id| {
             let (mut away, mut here) = (Bans::default(), Bans::default());
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn local_order_overrides_the_store_until_announced() {
+    fn local_ban_or_unban_overrides_the_store_until_announced() {
         let alice: Subject = "user alice@here".parse().unwrap();
         let mut bans = Bans::default();
         let ordered = ban("user alice@here", 1000).with_id(1);
@@ -441,7 +441,7 @@ mod tests {
         let kept = [ban("user alice@here", 700).with_id(2)];
         assert!(bans.read(500, &kept).is_empty() && has(&bans, 900, "alice", "198.51.100.1"));
         bans.hear_lift(500, &alice);
-        assert!(has(&bans, 900, "alice", "198.51.100.1"), "the local order takes precedence");
+        assert!(has(&bans, 900, "alice", "198.51.100.1"), "the local ban takes precedence");
         assert_eq!(bans.unannounced().collect::<Vec<_>>(), [&alice]);
         assert_eq!(bans.to_announce(500, &alice, &kept), Some(ordered.clone()));
         bans.announced(&alice, None);
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn ban_overridden_by_a_local_order_is_ignored() {
+    fn ban_overridden_by_a_local_ban_or_unban_is_ignored() {
         let mut bans = Bans::default();
         assert!(bans.hear(ban("user alice@here", 1000)));
         bans.order_lift(500, &"user alice@here".parse().unwrap());

@@ -369,7 +369,7 @@ impl Ledger {
     }
 
     /// Reports everything again after the store has lost it. If the store has granted quotas in the meantime,
-    /// it may already have granted this node's to another.
+    /// it may already have granted this node's quota to another.
     pub fn tell_all(&mut self, terms: Terms) {
         self.lost = 0;
         for (bucket, share) in &mut self.shares {

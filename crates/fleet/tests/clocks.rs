@@ -119,7 +119,7 @@ proptest! {
 
     /// The store keeps a ban for as long as any node does, so that new nodes get it.
     #[test]
-    fn ban_lasts_by_each_nodes_clock_and_reaches_new_nodes(
+    fn ban_lasts_until_its_end_on_each_nodes_clock_and_reaches_new_nodes(
         clocks in clocks(120, 2..6),
         seconds in 1_u64..900,
     ) {

@@ -21,7 +21,7 @@ struct Fleet {
 struct Node {
     ledger: Ledger,
     levels: Levels,
-    /// The store's sums.
+    /// Sum of the quotas that all nodes hold, as recorded by the store.
     held: HashMap<Bucket, u32>,
 }
 

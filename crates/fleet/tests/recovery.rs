@@ -449,7 +449,7 @@ proptest! {
     /// For any loss, outage and order of reconnects: the quota is exceeded by the shares at most, and normal
     /// operation resumes a few seconds after the last reconnect.
     #[test]
-    fn data_loss_grants_no_more_than_all_shares(
+    fn after_data_loss_no_more_than_all_shares_is_granted(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         asked in 1_usize..60,
@@ -499,7 +499,7 @@ proptest! {
 
     /// Like the above, while the store's clock is set back by any amount, or forward by a little.
     #[test]
-    fn clock_jump_during_recovery_grants_no_more(
+    fn clock_jump_during_recovery_leads_to_no_additional_grants(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         asked in 10_usize..60,

@@ -185,7 +185,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads and passes each datagram on. EAGAIN and EINTR are not errors.
+    /// Reads from the stream and passes each datagram to `each`. EAGAIN and EINTR are not errors.
     pub(crate) fn receive(&mut self, scratch: &mut [u8], mut each: impl FnMut(&[u8])) -> io::Result<Turn> {
         let mut turn = Turn::default();
         let room = if self.framed { SCRATCH } else { MAX_DATAGRAM }.min(scratch.len());

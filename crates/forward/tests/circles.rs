@@ -11,7 +11,7 @@ use crate::{
 
 const HERE: [u8; 4] = [127, 0, 0, 1];
 
-/// Rule that listens on one loopback address, or on all, and targets itself, with a port that is free for TCP
+/// Rule that targets itself and listens on one loopback address, or on all, at a port that is free for TCP
 /// and UDP.
 fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
     let port = eventually("a port that is free for both", || {

@@ -97,7 +97,7 @@ fn follow() {
     assert_eq!(read_exactly(&mut old, 10), b"still here");
 
     // If the name disappears, the old addresses stay in use. Failed lookups cannot be observed, but the other
-    // name is looked up equally often, which shows that some have happened.
+    // name is looked up equally often, so a change of its address shows that some lookups have failed.
     for (line, name) in
         [("127.0.0.1 other.test\n", b'a'), ("127.0.0.2 other.test\n", b'b'), ("127.0.0.1 other.test\n", b'a')]
     {

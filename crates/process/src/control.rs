@@ -61,7 +61,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
         // Done first, so that no signal has its default action while sessions exist.
         signals::pass_on(control.requests().clone(), Arc::clone(&stop)).map_err(ProcessError::Control)?;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
-        // Opened before the service manager learns that this process serves.
+        // Opened before the service manager learns that this process is ready.
         let socket = UpgradeSocket::open(control.requests().clone());
         let started = tokio::select! {
             biased;

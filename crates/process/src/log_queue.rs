@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn entries_lost_by_a_full_backlog_are_reported_once() {
+    async fn entries_lost_to_a_full_backlog_are_reported_once() {
         let (sender, receiver) = log_queue(2);
         for entry in 0..5 {
             sender.send(entry);

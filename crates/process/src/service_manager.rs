@@ -16,7 +16,7 @@ const STATUS: Duration = Duration::from_secs(5);
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
 /// Process whose messages the watchdog expects (sd_watchdog_enabled(3)). If this is unset, the watchdog
-/// accepts messages of any main process, including a new one after an upgrade.
+/// accepts messages from any main process, including a new one after an upgrade.
 pub(crate) const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
 type Notify = Box<dyn Fn(&[NotifyState<'_>]) + Send>;

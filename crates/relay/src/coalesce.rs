@@ -5,9 +5,9 @@
 //!  wait ─▶ tick ─▶ sleep until `time` has passed since the wake-up ─▶ wait, returns immediately ─▶ tick …
 //! ```
 //!
-//! It uses a plain sleep: epoll_pwait2 with a timeout would return on the first datagram, and a timerfd would
-//! cost two more system calls. During the sleep no thread waits on the poller, so arriving datagrams cause no
-//! wake-ups.
+//! The pause is a plain sleep: epoll_pwait2 with a timeout would return on the first datagram, and a timerfd
+//! would cost two more system calls. During the sleep no thread waits on the poller, so arriving datagrams
+//! cause no wake-ups.
 
 use std::{
     thread,

@@ -9,7 +9,7 @@ use turnpike_testkit::process::take_descriptors;
 use crate::support::*;
 
 #[test]
-fn worker_without_descriptors_pauses_counts_and_recovers() {
+fn worker_without_descriptors_pauses_listeners_and_recovers() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 100, starve);
 }
 

@@ -170,7 +170,7 @@ fn application_protocols_select_the_server_and_turn_keeps_its_own() {
 }
 
 #[test]
-fn names_of_a_wildcard_certificate_follow_the_rules() {
+fn hand_on_rules_apply_to_names_of_a_wildcard_certificate() {
     for (pattern, expected) in [("*.example.org", "web.example.org"), ("www.example.org", "*.example.org")] {
         let web = Web::start();
         let rules = vec![web.by_name(&[pattern])];
@@ -472,7 +472,7 @@ fn resets_are_passed_on_in_both_directions() {
 }
 
 #[test]
-fn unreachable_web_server_closes_only_its_own_clients() {
+fn unreachable_web_server_affects_only_its_own_clients() {
     let web = Web::start();
     let rules = vec![web.plain()];
     drop(web);
@@ -515,7 +515,7 @@ fn handed_on_connections_above_a_limit_are_closed() {
 }
 
 #[test]
-fn slow_hello_times_out_and_counts_towards_its_address() {
+fn slow_hello_times_out_and_counts_towards_the_limit_of_its_address() {
     let web = Web::start();
     let rules = vec![web.by_name(&["*"])];
     let world = start(|config| {

@@ -4,7 +4,7 @@
 use crate::prelude::*;
 use crate::support::CHANNEL;
 
-/// Enough moves that in all but one of 4096 runs, at least one leads to the other of two workers.
+/// Enough moves that at least one leads to the other of two workers in all but one of 4096 runs.
 const MOVES: u8 = 12;
 
 fn allocate_mobile() -> Vec<u8> {

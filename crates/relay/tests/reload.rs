@@ -215,7 +215,7 @@ fn reload_changes_relay_addresses_of_new_allocations_only() {
 }
 
 #[test]
-fn first_certificate_opens_tls_and_dtls() {
+fn first_certificate_enables_tls_and_dtls() {
     for workers in [1, 2] {
         let world = start_with(|config| config.workers = workers);
         let flow = Flow::new(world.udp());

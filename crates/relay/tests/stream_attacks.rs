@@ -78,7 +78,7 @@ fn tls_without_a_certificate_is_refused_and_counted() {
 }
 
 #[test]
-fn every_first_byte_ends_with_a_counted_reason() {
+fn connection_with_any_first_byte_ends_with_a_counted_reason() {
     let plain = start(|_| {});
     let mixed = tls_world(|_| {});
     let strict = tls_world(|config| config.tls_only = true);
@@ -124,7 +124,7 @@ fn plain_requests_on_a_tls_only_port_are_refused() {
 }
 
 #[test]
-fn endless_hellos_are_cut_off_slow_or_fast() {
+fn slow_and_fast_endless_hellos_are_cut_off() {
     let world = tls_world(|config| config.limits.first_message = Duration::from_millis(3000));
     let witness = Witness::start(&world);
     let slow: Vec<TcpStream> = (0..200)
@@ -290,8 +290,8 @@ fn flood_of_connections_does_not_starve_others() {
         config.limits.idle_connections_per_address = 50;
     });
     let witness = Witness::start(&world);
-    // Each address opens ten connections more than its maximum, which evicts its oldest ones. The third and
-    // the fourth address evict the oldest connections of all addresses.
+    // Each address opens ten connections more than its maximum, which evicts the oldest connections from that
+    // address. The third and the fourth address evict the oldest connections of all addresses.
     let mut held = Vec::new();
     for last in 10..14 {
         for _ in 0..60 {

@@ -231,8 +231,8 @@ fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     stream
 }
 
-/// New clients beyond the limit of their address have to wait. At most as many as the limit may wait; others
-/// are refused.
+/// New clients beyond the limit of their address have to wait. The same limit applies to waiting clients;
+/// others are refused.
 #[test]
 fn waiting_clients_are_bounded_and_eventually_served() {
     let world =
@@ -245,8 +245,7 @@ fn waiting_clients_are_bounded_and_eventually_served() {
     world.wait_for_closed(CloseReason::LimitAddress, 3);
 }
 
-/// When idle connections reach the limit, they never block new clients on any worker, however the kernel
-/// distributes them.
+/// Idle connections at the limit never block new clients on any worker, however the kernel distributes them.
 #[test]
 fn new_client_is_served_by_any_worker_at_the_limit() {
     for (max_idle, max_idle_per_address) in [(8, 512), (512, 8)] {

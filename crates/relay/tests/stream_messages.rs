@@ -1,5 +1,5 @@
-//! Messages over TCP and TLS: split at any byte, several per segment, padded in both directions; also the end
-//! of the connection.
+//! Messages over TCP and TLS: split at any byte, several per segment, padded in both directions. Also tests
+//! how connections end.
 
 use crate::prelude::*;
 use crate::support::*;

@@ -102,7 +102,7 @@ fn data_connections_work_on_any_worker() {
 }
 
 #[test]
-fn data_connections_may_be_tls() {
+fn data_connections_may_use_tls() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let (mut client, _) = control(&world);

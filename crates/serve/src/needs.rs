@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn files_in_the_configuration_are_in_the_needs() {
+    fn sandbox_needs_include_configured_files() {
         let dir = Dir::new();
         let state = dir.at("made/state");
         let needs = needs_of(&[
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_in_a_store_url_are_needed_files() {
+    fn sandbox_needs_include_certificates_in_a_store_url() {
         let url =
             "postgres://u:p@db/turn?sslmode=verify-full&sslrootcert=/srv/ca.pem&sslkey=%2Fsrv%2Fkey.pem";
         assert_eq!(files_of_url(url), [PathBuf::from("/srv/ca.pem"), PathBuf::from("/srv/key.pem")]);

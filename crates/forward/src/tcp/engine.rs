@@ -301,8 +301,8 @@ impl Engine {
     }
 
     /// Runs due timers, at most every [`TICK_MS`], and continues flows that used up their turn. Returns true
-    /// if something has been counted since the last call other than by an event, such as bytes of a continued
-    /// flow or ended connections.
+    /// if anything has been counted outside of event handling since the last call, such as bytes of a
+    /// continued flow or ended connections.
     pub(crate) fn on_tick(&mut self, tick: Tick<'_>) -> bool {
         self.do_due(tick);
         std::mem::take(&mut self.any_counted)
