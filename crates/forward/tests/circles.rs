@@ -51,8 +51,8 @@ fn wildcard_rule_does_not_connect_to_itself_at_any_address() {
         let mut client = support::client(([127, 0, 0, 1], port).into());
         assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     }
-    eventually("all are counted", || running.snapshot("r").accepted >= 10);
-    eventually("all have ended", || running.forwarder.active() == 0);
+    eventually("all connections are counted", || running.snapshot("r").accepted >= 10);
+    eventually("all connections have ended", || running.forwarder.active() == 0);
     // Each of the two addresses is tried once before the rule knows that it is local.
     assert!(running.snapshot("r").accepted <= 12, "{:?}", running.snapshot("r"));
 }

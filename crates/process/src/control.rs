@@ -226,7 +226,9 @@ impl Stage {
             Self::Serving => "now".to_owned(),
             Self::Upgrading(_) => "during an upgrade".to_owned(),
             Self::Draining(_) => "while draining".to_owned(),
-            Self::HandedOver(successor, _) => format!("here: process {} serves now", successor.id()),
+            Self::HandedOver(successor, _) => {
+                format!("in this process: process {} has taken over", successor.id())
+            }
         }
     }
 

@@ -71,14 +71,17 @@ fn idle_association_without_an_allocation_ends() {
     });
     let mut idle = kinds.map(|kind| DtlsClient::connect(world.dtls(), kind));
     idle.iter_mut().for_each(DtlsClient::hears_farewell);
-    world.wait_for_dtls("two are idle", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
+    world.wait_for_dtls("two idle associations have ended", |stats| {
+        stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2
+    });
     for client in &mut allocated {
         client.ask(&refresh(1));
         client.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
     }
     allocated.iter_mut().for_each(DtlsClient::hears_farewell);
-    world
-        .wait_for_dtls("the others are idle too", |stats| stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0);
+    world.wait_for_dtls("the other idle associations have ended", |stats| {
+        stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0
+    });
     wait_for_no_allocation(&world);
 }
 
@@ -88,7 +91,7 @@ fn only_associations_without_an_allocation_are_evicted() {
     let mut allocated = DtlsClient::connect(world.dtls(), Kind::V12);
     allocated.ask(&allocate());
     let mut idle: Vec<DtlsClient> = (0..5).map(|_| DtlsClient::connect(world.dtls(), Kind::V13)).collect();
-    world.wait_for_dtls("two are evicted", |stats| stats.ended(DtlsEnd::Evicted) == 2);
+    world.wait_for_dtls("two associations are evicted", |stats| stats.ended(DtlsEnd::Evicted) == 2);
     for (place, client) in idle.iter_mut().enumerate() {
         if place < 2 {
             client.hears_farewell();
@@ -108,7 +111,7 @@ fn new_clients_do_not_evict_recent_handshakes() {
     for (client, _, second) in &slow {
         client.socket.send(second).unwrap();
     }
-    world.wait_for_dtls("two are in progress", |stats| stats.half_open == 2);
+    world.wait_for_dtls("two handshakes are in progress", |stats| stats.half_open == 2);
     let (mut third, _, second) = hellos(&world, Kind::V12);
     third.socket.send(&second).unwrap();
     for (client, _, _) in &mut slow {
@@ -137,7 +140,9 @@ fn garbage_is_counted_and_leaves_no_state() {
             socket.send(&hello[..len]).unwrap();
             sent += 1;
             if sent % 100 == 0 {
-                world.wait_for_dtls("all are read", |stats| stats.datagrams >= start.datagrams + sent);
+                world.wait_for_dtls("all datagrams so far are read", |stats| {
+                    stats.datagrams >= start.datagrams + sent
+                });
             }
         }
     }

@@ -220,7 +220,7 @@ fn plain_text_goes_to_the_web_server_and_stun_does_not() {
             assert_eq!(read_exactly(&mut web.accept(), text.len()), text);
         }
     }
-    eventually("all are counted", || stats(&world).taken(HandedOnBy::Plain) == 8);
+    eventually("all handed-on connections are counted", || stats(&world).taken(HandedOnBy::Plain) == 8);
 }
 
 #[test]
@@ -527,7 +527,7 @@ fn slow_hello_times_out_and_counts_towards_the_limit_of_its_address() {
     let mut slow: Vec<_> = (0..4).map(|_| world.client()).collect();
     slow.iter_mut().for_each(|client| client.send(&sent[..sent.len() - 1]));
     slow.iter_mut().for_each(Client::ends);
-    eventually("all are closed", || {
+    eventually("all slow connections are closed", || {
         let streams = world.streams();
         streams.closed(CloseReason::NoMessage) + streams.closed(CloseReason::LimitAddress) == 4
     });

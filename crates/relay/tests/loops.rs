@@ -87,8 +87,10 @@ fn client_behind_a_relayed_address_gets_no_allocation_and_no_loop() {
 
         let relayed = || world.relay.snapshots().iter().map(|s| s.turn.to_peer_datagrams).sum::<u64>();
         let passed = || world.counter("dropped_datagrams", "no_allocation");
-        let (before, _) =
-            (eventually("the first four are relayed", || (relayed() == 4).then(&relayed)), passed());
+        let (before, _) = (
+            eventually("the first four datagrams are relayed", || (relayed() == 4).then(&relayed)),
+            passed(),
+        );
         for round in 1..=6 {
             for _ in 0..50 {
                 outer.0.send(&channel_data(&channel_data(b"round and round"))).unwrap();

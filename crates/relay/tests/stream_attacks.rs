@@ -90,7 +90,7 @@ fn connection_with_any_first_byte_ends_with_a_counted_reason() {
             let _ = client.stream.shutdown(Shutdown::Write);
             client.ends();
         }
-        eventually("all are closed", || closed(world) == 256);
+        eventually("all connections are closed", || closed(world) == 256);
         let streams = world.streams();
         let of = |reason| streams.closed(reason);
         if port == strict.tls() {
@@ -302,7 +302,7 @@ fn flood_of_connections_does_not_starve_others() {
         }
         witness.goes_on();
     }
-    world.wait_for("all are counted", |streams| streams.accepted == 1 + 240);
+    world.wait_for("all connections are counted", |streams| streams.accepted == 1 + 240);
     let streams = world.streams();
     assert_eq!(streams.closed(CloseReason::LimitAddress), 4 * 10, "{streams:?}");
     assert_eq!(streams.closed(CloseReason::Evicted), 4 * 50 - 120, "{streams:?}");
@@ -317,7 +317,7 @@ fn flood_of_connections_does_not_starve_others() {
         assert!(world.streams().open <= 1 + 120);
     }
     drop(held);
-    world.wait_for("all are closed", |streams| streams.open == 1);
+    world.wait_for("all other connections are closed", |streams| streams.open == 1);
     assert_eq!(world.client().ask(&binding(1)).kind(), BINDING | 0x0100);
     witness.lost_nothing();
 }

@@ -8,7 +8,7 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
     let relayed = client.allocated(&peer);
     // Send bursts small enough for UDP until the client's connection has dropped some.
     let mut number = 0_u32;
-    eventually("some are dropped", || {
+    eventually("some datagrams are dropped", || {
         for _ in 0..64 {
             let mut payload = vec![0; 1200];
             payload[..4].copy_from_slice(&number.to_be_bytes());
@@ -31,7 +31,7 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
         numbers.push(u32::from_be_bytes(message.payload()[..4].try_into().unwrap()));
     }
     assert!(numbers.is_sorted(), "the remaining datagrams stay in order");
-    assert!(numbers.len() < number as usize, "some are dropped");
+    assert!(numbers.len() < number as usize, "some datagrams are dropped");
     assert_eq!(numbers[0], 0, "the oldest had already been sent");
     // The kernel may have dropped more datagrams before they reached the server.
     assert!(world.streams().queue_drops <= u64::from(number) - numbers.len() as u64);
@@ -64,7 +64,7 @@ fn queued_icmp_errors_are_dropped_like_datagrams() {
     drop(peer);
     // The lengths increase, so that no two datagrams are sent or received as one super-packet.
     let burst: Vec<u8> = (1..=64).flat_map(|words| channel_data(&vec![0; words * 4])).collect();
-    eventually("some are dropped", || {
+    eventually("some datagrams are dropped", || {
         client.send(&burst);
         world.streams().queue_drops >= 1000
     });

@@ -56,7 +56,7 @@ fn begin_handshakes() {
     world.wait_for("the connection is closed", |streams| streams.accepted == 2 && streams.open == 1);
     let start = memory();
     drop(crowd(&world, &part_of_hello(100)));
-    world.wait_for("all are closed", |streams| streams.open == 1);
+    world.wait_for("all unfinished handshakes are closed", |streams| streams.open == 1);
     // Just below the limit; TLS buffers every byte.
     let within = part_of_hello(18_300);
     let held = crowd(&world, &within);
@@ -74,7 +74,7 @@ fn begin_handshakes() {
     let of_others = grown(|| {
         for _ in 0..3 {
             drop(crowd(&world, &within));
-            world.wait_for("all are closed", |streams| streams.open == 1);
+            world.wait_for("all unfinished handshakes are closed", |streams| streams.open == 1);
         }
     });
     assert!(of_others < of_held, "{of_others} bytes for later clients, {of_held} for the first ones");

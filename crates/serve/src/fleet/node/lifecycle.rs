@@ -133,11 +133,13 @@ impl Node {
         match timeout_at(end, goodbye).await {
             Ok(Ok(())) => tracing::info!("this node has left the fleet"),
             Ok(Err(error)) => {
-                tracing::warn!("{error}; other nodes will notice by timeout that this node has left");
+                tracing::warn!(
+                    "{error}; other nodes will notice only after a timeout that this node has left"
+                );
             }
             Err(_) => {
                 tracing::warn!(
-                    "fleet store slow; the other nodes will notice by timeout that this node has left"
+                    "fleet store slow; the other nodes will notice only after a timeout that this node has left"
                 );
             }
         }
