@@ -14,15 +14,15 @@
 //! quotas, never more than is left, and reserves shrink with the remainder. The limit can be exceeded by one
 //! allocation per node at the same moment, by the unreported 1/40, and by up to half of the limit if nodes
 //! that do not know of the bucket get a burst while others hold nearly half. With small limits, a user may
-//! open a few allocations on each node that does not know of any others. A user is refused before the limit
-//! is reached only while other nodes hold the rest in reserve, which they return if they do not use it.
-//! Requests beyond a node's share are undecided until the store has responded.
+//! open a few allocations on each node that does not yet know of the user's other allocations. A user is
+//! refused before the limit is reached only while other nodes hold the rest in reserve, which they return if
+//! they do not use it. Requests beyond a node's share are undecided until the store has responded.
 //!
 //! A node reports absolute numbers, never differences, so each report makes up for lost ones.
 //!
 //! A node keeps its quota if the store forgets it. Until it knows again what all nodes hold ([`Books`]), the
 //! store grants nothing. In the meantime, each node claims its quota ([`reclaim`]) and grants its equal share
-//! of each limit. A short excess is better than a refused call.
+//! of each limit. A brief excess is better than a refused call.
 
 use foldhash::quality::RandomState;
 use hashbrown::{HashMap, HashSet};

@@ -256,7 +256,7 @@ fn unanswered_udp_session_gets_another_target() {
 }
 
 #[test]
-fn udp_sessions_keep_their_target_if_none_ever_answers() {
+fn udp_sessions_keep_their_target_if_no_target_ever_answers() {
     let [first, second] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
     let mut rule = between(&[&first, &second].map(|socket| socket.local_addr().unwrap()), Balance::Failover);
     rule.protocol = Protocol::Udp;

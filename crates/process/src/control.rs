@@ -226,9 +226,7 @@ impl Stage {
             Self::Serving => "now".to_owned(),
             Self::Upgrading(_) => "during an upgrade".to_owned(),
             Self::Draining(_) => "while draining".to_owned(),
-            Self::HandedOver(successor, _) => {
-                format!("in this process: process {} has taken over", successor.id())
-            }
+            Self::HandedOver(successor, _) => format!("here: process {} has taken over", successor.id()),
         }
     }
 

@@ -71,17 +71,14 @@ fn idle_association_without_an_allocation_ends() {
     });
     let mut idle = kinds.map(|kind| DtlsClient::connect(world.dtls(), kind));
     idle.iter_mut().for_each(DtlsClient::hears_farewell);
-    world.wait_for_dtls("two idle associations have ended", |stats| {
-        stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2
-    });
+    world.wait_for_dtls("two idle timeouts", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
     for client in &mut allocated {
         client.ask(&refresh(1));
         client.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
     }
     allocated.iter_mut().for_each(DtlsClient::hears_farewell);
-    world.wait_for_dtls("the other idle associations have ended", |stats| {
-        stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0
-    });
+    world
+        .wait_for_dtls("the other idle timeouts", |stats| stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0);
     wait_for_no_allocation(&world);
 }
 
@@ -140,9 +137,7 @@ fn garbage_is_counted_and_leaves_no_state() {
             socket.send(&hello[..len]).unwrap();
             sent += 1;
             if sent % 100 == 0 {
-                world.wait_for_dtls("all datagrams so far are read", |stats| {
-                    stats.datagrams >= start.datagrams + sent
-                });
+                world.wait_for_dtls("datagrams are read", |stats| stats.datagrams >= start.datagrams + sent);
             }
         }
     }
@@ -182,7 +177,7 @@ fn garbage_does_not_end_associations() {
         peer.send_to(b"so am I", relayed).unwrap();
         assert_eq!(client.receive().payload(), b"so am I");
     }
-    world.wait_for_dtls("both are open and the noise is counted", |stats| {
+    world.wait_for_dtls("both associations are open and the noise is counted", |stats| {
         stats.open == 2 && stats.dropped(DtlsDrop::NoEffect) + stats.dropped(DtlsDrop::Malformed) == sent
     });
     witness.lost_nothing();

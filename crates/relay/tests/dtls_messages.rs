@@ -43,9 +43,7 @@ fn close_notify_ends_the_allocation_in_both_versions() {
         client.close();
         wait_for_no_allocation(&world);
     }
-    world.wait_for_dtls("both associations have ended", |stats| {
-        stats.ended(DtlsEnd::Client) == 2 && stats.open == 0
-    });
+    world.wait_for_dtls("both clients left", |stats| stats.ended(DtlsEnd::Client) == 2 && stats.open == 0);
 }
 
 #[test]

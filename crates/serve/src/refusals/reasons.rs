@@ -412,10 +412,8 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
         "untrusted_proxy" => "a PROXY header from an address not in server.proxy_protocol_from",
         "duplicate" => "a PROXY header with the addresses of another open connection",
         "replies_unread" => "the client does not read its replies",
-        "evicted" => "closed to make room for a new connection, because it had no allocation",
-        "limit_address" => {
-            "closed to make room for a new connection from its address, because it had no allocation"
-        }
+        "evicted" => "closed to make room for a new connection (no allocation)",
+        "limit_address" => "closed to make room for a new connection from its address (no allocation)",
         "closed" => "the client closed the connection during the handshake",
         "garbage" => "received data is not TLS",
         "incompatible" => "no protocol version, cipher suite or signature in common",
