@@ -305,6 +305,6 @@ fn client_at_the_address_of_an_absent_client_keeps_its_association() {
     // A client that has never had an allocation gets a closing alert afterwards.
     let mut idle = DtlsClient::connect(world.dtls(), Kind::V13);
     idle.hears_farewell();
-    world.wait_for_dtls("one idle association has ended", |stats| stats.ended(DtlsEnd::Idle) == 1);
+    world.wait_for_dtls("the idle association has ended", |stats| stats.ended(DtlsEnd::Idle) == 1);
     other.ask(&refresh(9));
 }
