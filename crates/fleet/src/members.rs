@@ -10,7 +10,7 @@ use crate::node::{Beat, Card, NodeName};
 
 /// Milliseconds between two heartbeats of a node.
 pub const BEAT_MS: u64 = 1000;
-/// Age of a record whose node has missed a heartbeat.
+/// Maximum age of a record whose node has missed no heartbeat.
 const LATE_MS: u64 = BEAT_MS + BEAT_MS / 4;
 /// Time without a heartbeat after which no clients are redirected to a node.
 const DOUBTFUL_MS: u64 = 2500;
