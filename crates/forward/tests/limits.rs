@@ -231,7 +231,7 @@ fn half_close_timeout_ends_only_silent_half_closed_connections() {
     let (mut ended_client, quiet_server) = pair();
     quiet_server.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&mut ended_client), b"");
-    let reports = eventually("both timeouts", || {
+    let reports = eventually("both half-closed connections time out", || {
         talking_server.write_all(b"x").unwrap();
         (running.log.all().len() >= 2).then(|| running.log.all())
     });

@@ -196,7 +196,7 @@ fn leave() {
     };
 
     let unanswered = client();
-    eventually("its session", || {
+    eventually("the session exists", || {
         assert_eq!(hears(&unanswered), None);
         running.snapshot("r").active == 1
     });

@@ -17,11 +17,11 @@ fn cookie_is_invalid_for_another_port_or_hello() {
         let (_, _, second) = hellos(&world, kind);
         let thief = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
         thief.send_to(&second, world.dtls()).unwrap();
-        world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 1);
+        world.wait_for_dtls("the drop is counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 1);
         let (client, _, mut second) = hellos(&world, kind);
         second[30] ^= 1;
         client.socket.send(&second).unwrap();
-        world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 2);
+        world.wait_for_dtls("the drop is counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 2);
     }
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open), (0, 0));
@@ -53,7 +53,7 @@ fn stalled_handshake_times_out() {
     for (number, kind) in [(1, Kind::V12), (2, Kind::V13)] {
         let (client, _, second) = hellos(&world, kind);
         client.socket.send(&second).unwrap();
-        world.wait_for_dtls("timed out", |stats| {
+        world.wait_for_dtls("the handshake times out", |stats| {
             stats.failed(DtlsFailure::Timeout) == number && stats.half_open == 0
         });
     }
@@ -265,7 +265,7 @@ fn forged_alerts_never_end_a_handshake() {
         }
         client.ask(&binding(1));
     }
-    world.wait_for_dtls("counted", |stats| {
+    world.wait_for_dtls("handshakes and alerts are counted", |stats| {
         let handshakes = (stats.handshakes_1_2, stats.handshakes_1_3);
         handshakes == (1, 1) && stats.dropped(DtlsDrop::PlainAlert) >= 2 * forged_alerts().len() as u64
     });
@@ -293,7 +293,7 @@ fn messages_longer_than_a_record_are_dropped_and_counted() {
     peer.send_to(&vec![1; 20_000], relayed).unwrap();
     peer.send_to(b"short", relayed).unwrap();
     assert_eq!(client.receive().payload(), b"short");
-    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::RecordTooLong) == 1);
+    world.wait_for_dtls("the long message is counted", |stats| stats.dropped(DtlsDrop::RecordTooLong) == 1);
 }
 
 /// ClientHello of DTLS 1.2 with these suites and signature schemes, as written by OpenSSL 3.0.
@@ -329,7 +329,7 @@ fn hello_without_common_algorithms_gets_handshake_failure() {
         // Alert (RFC 5246 section 7.2): fatal, handshake_failure.
         assert_eq!((answer.len(), answer[0], &answer[13..]), (15, 21, &[2, 40][..]), "{what}");
     }
-    world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Incompatible) == refused.len() as u64);
+    world.wait_for_dtls("failures", |stats| stats.failed(DtlsFailure::Incompatible) == refused.len() as u64);
     assert_eq!(dropped(&world.dtls_stats()), 0);
     for good in [openssl_hello(&[0xC02F, 0xC02B], ANY), openssl_hello(&[0xCCA9], &[0x0401, 0x0403])] {
         assert_eq!(answer(&good)[13], 3);
@@ -344,7 +344,7 @@ fn unsupported_version_gets_an_alert_and_is_counted() {
     first[26] = 0xFF;
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     socket.send_to(&first, world.dtls()).unwrap();
-    world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Version) == 1);
+    world.wait_for_dtls("the failure is counted", |stats| stats.failed(DtlsFailure::Version) == 1);
     // Alert (RFC 5246 section 7.2): fatal, protocol_version.
     let mut alert = [0; 100];
     socket.set_read_timeout(Some(SOON)).unwrap();

@@ -67,7 +67,7 @@ fn plain_stun_on_a_dtls_port_is_dropped_and_counted() {
     let world = world();
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     socket.send_to(&binding(1), world.dtls()).unwrap();
-    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::NotDtls) == 1);
+    world.wait_for_dtls("the datagram is counted", |stats| stats.dropped(DtlsDrop::NotDtls) == 1);
     socket.set_nonblocking(true).unwrap();
     assert!(socket.recv(&mut [0; 100]).is_err());
 }
@@ -212,7 +212,7 @@ fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
     for piece in fragments(&second, 100) {
         forger.send_to(&piece, world.dtls()).unwrap();
     }
-    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == 1);
+    world.wait_for_dtls("the bad cookie is counted", |stats| stats.dropped(DtlsDrop::BadCookie) == 1);
     drop(client);
 }
 

@@ -6,7 +6,7 @@ use crate::prelude::*;
 use crate::support::{in_network_namespace, run, start_with};
 
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
-/// Address that a `local` route covers but the peer rules do not.
+/// Address that reaches the listeners through a `local` route and that the peer rules allow.
 const DOOR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
 fn allocate_of(transport: u8, more: &[(u16, &[u8])]) -> Vec<u8> {

@@ -313,7 +313,7 @@ fn flood_of_connections_does_not_starve_others() {
             // Fails if the reset arrives first.
             let _ = TcpStream::connect_timeout(&world.tls(), SOON);
         }
-        world.wait_for("accepted", |streams| streams.accepted == 242 + round * 100);
+        world.wait_for("all connections are accepted", |streams| streams.accepted == 242 + round * 100);
         assert!(world.streams().open <= 1 + 120);
     }
     drop(held);

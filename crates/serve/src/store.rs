@@ -196,7 +196,7 @@ impl OpenStore {
         let UserSecret::Password(password) = &user.secret else { return None };
         let (realm, name) = (settings.realm.clone(), user.name.clone());
         let keys = UserKeys::new(&name, &realm, password.reveal());
-        // Another process that starts on the same file may have created it first.
+        // Another process that starts on the same file may have created this user first.
         let made = self.directory.apply(&Edit::PutUser { realm, name, keys }, Existing::Keep).await;
         let dir = || file.parent().unwrap_or(Path::new("/")).to_owned();
         made.map(|existed| (!existed).then(|| MadeUp { user, dir: dir() })).transpose()
@@ -261,7 +261,7 @@ pub(crate) fn failure(settings: &StoreSettings) -> StoreFailure {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Merged {
-    /// Realms, limits and token keys, merged from both; the configuration takes precedence.
+    /// Realms, limits and token keys, merged from the configuration, which takes precedence, and the store.
     pub(crate) settings: Settings,
     /// Rules that only a store can have.
     pub(crate) rules: StoredRules,

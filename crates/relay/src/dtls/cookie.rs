@@ -75,7 +75,7 @@ impl CookieKeys {
         subtle::ConstantTimeEq::ct_eq(&expected[..], &cookie[..]).into()
     }
 
-    /// Excludes our own address, which differs between the nodes behind a load balancer.
+    /// The MAC does not cover our own address, which differs between the nodes behind a load balancer.
     fn finish(
         &self,
         made: u64,
