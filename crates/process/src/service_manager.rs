@@ -44,7 +44,7 @@ pub(crate) struct ServiceManager {
 
 impl ServiceManager {
     pub(crate) fn of_this_process() -> Self {
-        // Errors are ignored: a service manager that gets no notifications acts on its own.
+        // Errors are ignored: without notifications, the timeouts of the service manager take effect.
         let notify = |states: &[NotifyState<'_>]| _ = sd_notify::notify(states);
         let listens = env::var_os("NOTIFY_SOCKET").is_some();
         Self::new(listens.then(|| Box::new(notify) as Notify), sd_notify::watchdog_enabled())
