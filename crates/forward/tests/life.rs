@@ -199,7 +199,7 @@ fn no_connection_fails_during_reloads_under_load() {
         let target = if round % 2 == 0 { second } else { first };
         let before = done.load(Ordering::Relaxed);
         running.forwarder.reload(&settings(), &[at(rule("r", target), address)]).unwrap();
-        eventually("a connection between two reloads", || done.load(Ordering::Relaxed) > before);
+        eventually("a client was served between two reloads", || done.load(Ordering::Relaxed) > before);
     }
     stop.store(true, Ordering::Relaxed);
     let total: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();

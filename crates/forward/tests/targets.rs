@@ -227,7 +227,7 @@ fn served(running: &Running) -> String {
     client.connect(running.address("r")).unwrap();
     client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let mut bytes = [0; 64];
-    let len = eventually("an answer", || {
+    let len = eventually("an answer arrives", || {
         client.send(b"ping").unwrap();
         client.recv(&mut bytes).ok()
     });
@@ -336,7 +336,7 @@ fn port_ranges_map_one_to_one() {
     for (server, name) in servers.into_iter().zip(["x", "y", "z"]) {
         serve_greetings(server, name);
     }
-    let running = eventually("three free ports", || {
+    let running = eventually("three ports are free", || {
         let base = three_in_a_row()[0].local_addr().unwrap().port();
         let mut rule = rule("r", SocketAddr::from(([127, 0, 0, 1], first)));
         rule.ports = PortRange { first: base, last: base + 2 };
@@ -357,7 +357,7 @@ fn port_ranges_map_one_to_one() {
 /// TIME_WAIT.
 fn three_in_a_row() -> Vec<TcpListener> {
     let mut base = 10_000 + std::process::id() as u16 % 10_000;
-    eventually("three free ports", || {
+    eventually("three ports are free", || {
         base += 3;
         (base..base + 3).map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).collect::<Option<_>>()
     })

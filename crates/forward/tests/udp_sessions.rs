@@ -139,10 +139,10 @@ fn closed_target_ends_each_session_until_it_recovers() {
         let (address, echo_address) = (echo.address.to_string(), echo.address);
         drop(echo);
         client.send(b"down").unwrap();
-        eventually("the session ended", || worker.active() == 0);
+        eventually("the session has ended", || worker.active() == 0);
         assert_eq!(worker.reasons(), [EndReason::TargetReset], "an answered session");
         client.send(b"down").unwrap();
-        eventually("the second session ended", || worker.reasons().len() == 2 && worker.active() == 0);
+        eventually("the second session has ended", || worker.reasons().len() == 2 && worker.active() == 0);
         assert_eq!(worker.reasons()[1], EndReason::ConnectFailed, "an unanswered session");
         assert_eq!(worker.world.lock().unwrap().failures.len(), 1);
         assert_eq!(worker.world.lock().unwrap().reports[1].target, Some(echo_address.into()), "the target");

@@ -339,7 +339,7 @@ fn unanswered_session_finds_another_target_after_a_handover() {
     eventually("the client has a session", || old.snapshot("u").accepted == 1);
     let new = upgraded(&old, &with(1, Datapath::Gso), &rules).unwrap();
     client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    eventually("an answer", || {
+    eventually("an answer arrives", || {
         client.send(b"?").unwrap();
         client.recv(&mut [0; 8]).ok()
     });

@@ -16,7 +16,7 @@ fn worker_without_descriptors_pauses_listeners_and_recovers() {
 /// Connects with the last descriptor, so that the server has none for its side. Tries again if a listener has
 /// just recovered and taken the descriptor.
 fn connect_last(to: SocketAddr, taken: &mut Vec<File>) -> TcpStream {
-    eventually("a connection", || {
+    eventually("a connection is made", || {
         taken.extend(take_descriptors());
         drop(taken.pop());
         let stream = TcpStream::connect_timeout(&to, SOON).ok()?;

@@ -71,14 +71,13 @@ fn idle_association_without_an_allocation_ends() {
     });
     let mut idle = kinds.map(|kind| DtlsClient::connect(world.dtls(), kind));
     idle.iter_mut().for_each(DtlsClient::hears_farewell);
-    world.wait_for_dtls("two idle timeouts", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
+    world.wait_for_dtls("two clients time out", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
     for client in &mut allocated {
         client.ask(&refresh(1));
         client.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
     }
     allocated.iter_mut().for_each(DtlsClient::hears_farewell);
-    world
-        .wait_for_dtls("the other idle timeouts", |stats| stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0);
+    world.wait_for_dtls("the others time out", |stats| stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0);
     wait_for_no_allocation(&world);
 }
 
@@ -329,7 +328,7 @@ fn hello_without_common_algorithms_gets_handshake_failure() {
         // Alert (RFC 5246 section 7.2): fatal, handshake_failure.
         assert_eq!((answer.len(), answer[0], &answer[13..]), (15, 21, &[2, 40][..]), "{what}");
     }
-    world.wait_for_dtls("failures", |stats| stats.failed(DtlsFailure::Incompatible) == refused.len() as u64);
+    world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Incompatible) == refused.len() as u64);
     assert_eq!(dropped(&world.dtls_stats()), 0);
     for good in [openssl_hello(&[0xC02F, 0xC02B], ANY), openssl_hello(&[0xCCA9], &[0x0401, 0x0403])] {
         assert_eq!(answer(&good)[13], 3);

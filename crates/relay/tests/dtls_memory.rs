@@ -59,7 +59,7 @@ fn half_open() {
                 client.socket.send(&second).unwrap();
                 client.socket.recv(&mut [0; 4096]).is_ok().then_some(())
             };
-            eventually("an answer", &mut answered);
+            eventually("the client is answered", &mut answered);
         }
     };
     let mut begun = 1600;

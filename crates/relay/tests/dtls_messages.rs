@@ -39,7 +39,7 @@ fn close_notify_ends_the_allocation_in_both_versions() {
     for kind in [Kind::V12, Kind::V13] {
         let mut client = DtlsClient::connect(world.dtls(), kind);
         client.allocated(&peer());
-        eventually("an allocation", || world.allocations() == 1);
+        eventually("an allocation exists", || world.allocations() == 1);
         client.close();
         wait_for_no_allocation(&world);
     }
@@ -103,7 +103,7 @@ fn one_port_serves_plain_udp_and_dtls() {
     };
     assert_eq!(Message(buffer[..len].to_vec()).kind(), ALLOCATE | 0x0100);
     both.ask(&allocate());
-    eventually("two allocations", || world.allocations() == 2);
+    eventually("two allocations exist", || world.allocations() == 2);
     let (other, far) = (self::peer(), self::peer());
     other.connect(udp).unwrap();
     for request in [allocate(), bind(far.local_addr().unwrap())] {
@@ -204,7 +204,7 @@ fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
         client.finish().unwrap();
         client.ask(&binding(1));
     }
-    world.wait_for_dtls("three handshakes", |stats| (stats.handshakes_1_2, stats.half_open) == (3, 0));
+    world.wait_for_dtls("all handshakes end", |stats| (stats.handshakes_1_2, stats.half_open) == (3, 0));
 
     // Without a valid cookie, nothing is stored.
     let (client, _, second) = hellos(&world, Kind::V12);

@@ -157,7 +157,7 @@ fn absent_address_is_unused_until_it_appears() {
     let changed = reload(&world, named(&[ANOTHER])).unwrap();
     assert!(!changed.opened.iter().any(|(_, opened)| *opened == at), "{changed:?}");
     assert_eq!(world.relay.waiting(), [Waiting { protocol: "udp", address: at, error: None }]);
-    eventually("508", || code() == Some(508));
+    eventually("508 is returned", || code() == Some(508));
     // Another program has the port when the address appears. All other changes take effect.
     let other = UdpSocket::bind(at).unwrap();
     reload(&world, named(&[])).unwrap();

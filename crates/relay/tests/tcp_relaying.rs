@@ -23,7 +23,7 @@ fn listener() -> TcpListener {
 
 fn accepted(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     listener.set_nonblocking(true).unwrap();
-    let (stream, from) = eventually("a connection", || listener.accept().ok());
+    let (stream, from) = eventually("a connection arrives", || listener.accept().ok());
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
     stream.set_write_timeout(Some(SOON)).unwrap();
