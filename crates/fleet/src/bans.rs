@@ -48,7 +48,8 @@ impl FromStr for Subject {
             || format!("{text:?} is not a ban subject: expected \"user NAME@REALM\" or \"client CIDR\"");
         match text.split_once(' ') {
             Some(("user", user)) => {
-                // A name may contain an @. If a realm contains one, its users can be banned only by prefix.
+                // A name may contain an @. If a realm contains one, its users can be banned only by client
+                // prefix.
                 let (name, realm) = user.rsplit_once('@').ok_or_else(expected)?;
                 let fits = !name.is_empty() && !realm.is_empty() && !user.contains(char::is_control);
                 let (realm, name) = (realm.to_owned(), name.to_owned());

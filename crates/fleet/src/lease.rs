@@ -194,7 +194,7 @@ impl Share {
         self.held == 0 && self.used <= untold(self.limit, nodes)
     }
 
-    /// Amount to request: the use plus twice the recent growth and a small part of the rest.
+    /// Amount to request: the use plus twice the recent growth and a small part of the amount left.
     fn want(&self, level: Level, Terms { nodes, books, .. }: Terms) -> u32 {
         match books {
             Books::Whole => {
@@ -339,7 +339,7 @@ impl Ledger {
             self.forget(&bucket);
             return;
         }
-        // While the records are incomplete, neither the rest nor a denial is meaningful.
+        // While the records are incomplete, neither the amount left nor a denial is meaningful.
         if terms.books != Books::Whole {
             return;
         }

@@ -168,8 +168,8 @@ impl Member {
         self.is_heard_but_for(0)
     }
 
-    /// True if it has missed no heartbeat. Clients that could be served here are not redirected to a late
-    /// node: it may have failed, and look idle only because the other nodes get its clients.
+    /// True if the node has missed no heartbeat. Clients that could be served here are not redirected to a
+    /// late node: it may have failed, and look idle only because the other nodes get its clients.
     #[must_use]
     pub fn is_on_time(&self) -> bool {
         self.is_heard() && self.age_ms <= LATE_MS

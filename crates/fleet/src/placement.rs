@@ -95,7 +95,7 @@ struct Seen {
 struct Group {
     near: Vec<u32>,
     far: Vec<u32>,
-    /// Indexes of those that are below the mean.
+    /// Indexes of those nodes that are below the mean.
     near_below: Vec<u32>,
     far_below: Vec<u32>,
 }

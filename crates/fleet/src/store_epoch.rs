@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn node_started_during_recovery_knows_nothing_until_its_end() {
+    fn node_started_during_recovery_knows_nothing_until_the_recovery_ends() {
         let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let mut node = Recovery::default();
         assert_eq!((node.hear(said(1, false)), node.books()), (EpochChange::Begins, Books::Unknown));
