@@ -86,7 +86,7 @@ fn is_debugged() -> bool {
 type QuotaUser = (Arc<str>, Box<str>);
 
 struct AllocationLogLimits {
-    /// Limit for all workers together; each worker also limits its own refusals.
+    /// Limit for the refusals of all workers together; each worker also limits its own.
     credentials: RefusalLineLimit,
     peers: RefusalLineLimit,
     requests: RefusalLineLimit,
