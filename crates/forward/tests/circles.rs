@@ -156,7 +156,7 @@ fn transparent_rules_in_a_loop_send_nothing() {
 }
 
 #[test]
-fn client_using_many_ports_of_a_transparent_rule_is_not_a_loop() {
+fn use_of_many_ports_of_a_transparent_rule_is_not_taken_for_a_loop() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         // Datagrams to 10.8.0.1 get no response.
         alone::run("ip", &["route", "add", "10.8.0.1", "dev", "lo"]);

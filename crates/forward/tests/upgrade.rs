@@ -255,7 +255,7 @@ fn handed_over_sessions_keep_their_age_and_count_towards_limits() {
         expect_echo(client, &[7; 10][..=number]);
         thread::sleep(Duration::from_millis(5));
     }
-    // The first is the oldest, but the second has been idle for longest.
+    // The first session is the oldest, but the second has been idle for longest.
     expect_echo(&clients[0], b"more");
 
     let new = upgraded(&old, &settings(), &rules).unwrap();
