@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_that_is_due_immediately_is_not_ordered_again_within_the_hour() {
+    fn certificate_due_immediately_is_not_ordered_again_within_the_hour() {
         let mut schedule = Schedule::new(0);
         schedule.issued(T + 80 * DAY, NINETY);
         assert_eq!(schedule.step(T + 80 * DAY), Step::Wait(T + 80 * DAY + HOUR));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_of_another_authority_is_replaced_immediately_but_not_in_a_loop() {
+    fn certificate_of_another_authority_is_replaced_at_once_but_not_in_a_loop() {
         let mut schedule = schedule(0);
         schedule.found(Some(NINETY), true);
         assert_eq!(schedule.step(T), Step::Order);

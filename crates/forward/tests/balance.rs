@@ -111,7 +111,7 @@ fn drained_target_keeps_its_connections_and_gets_no_new_ones() {
 }
 
 #[test]
-fn client_gets_the_same_target_on_every_worker_and_port_and_after_a_restart() {
+fn client_keeps_its_target_across_workers_ports_and_restarts() {
     let targets = [(greeter("a"), 1), (greeter("b"), 1), (greeter("c"), 1)];
     let rule = weighted(&targets, Balance::Source);
     let ask = |running: &Running| -> Vec<u8> {
