@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_certificate_leaves_the_old_one() {
+    fn unusable_certificate_does_not_replace_the_old_one() {
         let dir = Dir::new();
         let files = OrderFiles::new(dir.path().to_owned());
         let name: CertificateName = "turn.example.org".parse().expect("a name");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_cannot_be_written_is_found_before_the_order() {
+    fn directory_that_cannot_be_written_is_detected_before_the_order() {
         let dir = Dir::new();
         OrderFiles::new(dir.path().to_owned()).check_room().expect("there is room");
         assert_eq!(fs::read_dir(dir.path()).expect("the directory is ours").count(), 0);

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_that_is_due_immediately_is_not_ordered_again_within_the_hour() {
+    fn certificate_due_immediately_is_not_ordered_again_within_the_hour() {
         let mut schedule = Schedule::new(0);
         schedule.issued(T + 80 * DAY, NINETY);
         assert_eq!(schedule.step(T + 80 * DAY), Step::Wait(T + 80 * DAY + HOUR));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_of_another_authority_is_replaced_immediately_but_not_in_a_loop() {
+    fn certificate_of_another_authority_is_replaced_at_once_but_not_in_a_loop() {
         let mut schedule = schedule(0);
         schedule.found(Some(NINETY), true);
         assert_eq!(schedule.step(T), Step::Order);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_of_another_server_delays_once_even_if_its_clock_is_ahead() {
+    fn failure_of_another_server_delays_an_order_once_despite_a_fast_clock() {
         let mut schedule = Schedule::new(0);
         assert!(schedule.failed_elsewhere(T, T - 10, T + 110, 1));
         assert_eq!((schedule.step(T), schedule.failures()), (Step::Wait(T + 110), 1));
@@ -304,7 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn renewal_is_within_the_validity(
+        fn renewal_falls_within_the_validity_period(
             first in 0u64..1 << 40, length in 1u64..1 << 32, place: Share,
             window in proptest::option::of((0u64..1 << 41, 0u64..1 << 41)),
         ) {

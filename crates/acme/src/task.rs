@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusing_authority_gets_no_request_before_its_retry_after() {
+    async fn refusing_authority_gets_no_request_until_its_retry_after_has_passed() {
         for (status, kind) in [(429, "rateLimited"), (503, "serverInternal")] {
             let certificate = Certificate::new(&["127.0.0.1"]);
             let dir = Dir::new();

@@ -1,7 +1,7 @@
 //! Bans of users and client prefixes. Bans are checked only on authenticated requests, because all others
 //! are refused anyway.
 //!
-//! A lifted ban is remembered until its original end. Otherwise a node that did not receive the lift would
+//! A lifted ban is remembered until its original end. Otherwise a node that did not receive the unban would
 //! restore the ban everywhere.
 
 use std::{
@@ -48,7 +48,8 @@ impl FromStr for Subject {
             || format!("{text:?} is not a ban subject: expected \"user NAME@REALM\" or \"client CIDR\"");
         match text.split_once(' ') {
             Some(("user", user)) => {
-                // A name may contain an @. If a realm contains one, its users can be banned only by prefix.
+                // A name may contain an @. If a realm contains one, its users can be banned only by client
+                // prefix.
                 let (name, realm) = user.rsplit_once('@').ok_or_else(expected)?;
                 let fits = !name.is_empty() && !realm.is_empty() && !user.contains(char::is_control);
                 let (realm, name) = (realm.to_owned(), name.to_owned());
@@ -167,7 +168,7 @@ impl Bans {
         self.lift(unix, subject)
     }
 
-    /// Applies a ban from another node; returns false if a newer ban or lift on this node overrides it.
+    /// Applies a ban from another node; returns false if a newer ban or unban on this node overrides it.
     pub fn hear(&mut self, ban: Ban) -> bool {
         let takes = !self.is_unannounced(&ban.subject);
         if takes {
@@ -176,7 +177,7 @@ impl Bans {
         takes
     }
 
-    /// Applies a lift from another node, unless a newer ban or lift on this node overrides it.
+    /// Applies an unban from another node, unless a newer ban or unban on this node overrides it.
     pub fn hear_lift(&mut self, unix: u64, subject: &Subject) {
         if !self.is_unannounced(subject) {
             self.lift(unix, subject);
@@ -203,8 +204,8 @@ impl Bans {
         self.unannounced.iter()
     }
 
-    /// Ban or lift to send to the other nodes and the store; `None` if there is none. `kept` is the store's
-    /// content: if a lift was ordered here before this node knew of the ban, the ban is lifted now.
+    /// Ban or unban to send to the other nodes and the store; `None` if there is none. `kept` is the store's
+    /// content: if an unban was issued here before this node knew of the ban, the ban is lifted now.
     pub fn to_announce(&mut self, unix: u64, subject: &Subject, kept: &[Ban]) -> Option<Ban> {
         if self.get(subject).is_none() {
             let ban = kept.iter().find(|ban| ban.subject == *subject && ban.is_in_force(unix))?;
@@ -390,7 +391,7 @@ mod tests {
         let kept = here.lift(500, &alice).unwrap();
         assert!(away.read(600, std::slice::from_ref(&kept)).is_empty());
         assert!(!has(&away, 600, "alice", "198.51.100.1"));
-        assert_eq!(away.read(700, &[]), [kept], "an empty store gets the lift too");
+        assert_eq!(away.read(700, &[]), [kept], "an empty store gets the unban too");
         away.put(ban("user alice@here", 2000));
         assert!(has(&away, 800, "alice", "198.51.100.1"));
     }
@@ -401,7 +402,7 @@ mod tests {
         let given_back = [ban("user alice@here", 1000)];
         here.put(given_back[0].clone());
         let lifted = here.lift(500, &given_back[0].subject).unwrap();
-        assert_eq!(here.read(600, &given_back), [lifted], "the store gets the lift");
+        assert_eq!(here.read(600, &given_back), [lifted], "the store gets the unban");
         assert!(!has(&here, 600, "alice", "198.51.100.1"));
         let anew = [ban("user alice@here", 2000)];
         assert!(
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn lift_does_not_affect_another_ban_with_the_same_end() {
+    fn unban_does_not_affect_another_ban_with_the_same_end() {
         let alice: Subject = "user alice@here".parse().unwrap();
         let banned = |lifted_id, id| {
             let (mut away, mut here) = (Bans::default(), Bans::default());
@@ -433,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn local_order_overrides_the_store_until_announced() {
+    fn local_ban_or_unban_overrides_the_store_until_announced() {
         let alice: Subject = "user alice@here".parse().unwrap();
         let mut bans = Bans::default();
         let ordered = ban("user alice@here", 1000).with_id(1);
@@ -441,7 +442,7 @@ mod tests {
         let kept = [ban("user alice@here", 700).with_id(2)];
         assert!(bans.read(500, &kept).is_empty() && has(&bans, 900, "alice", "198.51.100.1"));
         bans.hear_lift(500, &alice);
-        assert!(has(&bans, 900, "alice", "198.51.100.1"), "the local order takes precedence");
+        assert!(has(&bans, 900, "alice", "198.51.100.1"), "the local ban takes precedence");
         assert_eq!(bans.unannounced().collect::<Vec<_>>(), [&alice]);
         assert_eq!(bans.to_announce(500, &alice, &kept), Some(ordered.clone()));
         bans.announced(&alice, None);
@@ -519,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn ban_overridden_by_a_local_order_is_ignored() {
+    fn ban_overridden_by_a_local_ban_or_unban_is_ignored() {
         let mut bans = Bans::default();
         assert!(bans.hear(ban("user alice@here", 1000)));
         bans.order_lift(500, &"user alice@here".parse().unwrap());

@@ -14,15 +14,15 @@
 //! quotas, never more than is left, and reserves shrink with the remainder. The limit can be exceeded by one
 //! allocation per node at the same moment, by the unreported 1/40, and by up to half of the limit if nodes
 //! that do not know of the bucket get a burst while others hold nearly half. With small limits, a user may
-//! open a few allocations on each node that does not know of any others. A user is refused before the limit
-//! is reached only while other nodes hold the rest in reserve, which they return if they do not use it.
-//! Requests beyond a node's share are undecided until the store has responded.
+//! open a few allocations on each node that does not yet know of the user's other allocations. A user is
+//! refused before the limit is reached only while other nodes hold the rest in reserve, which they return if
+//! they do not use it. Requests beyond a node's share are undecided until the store has responded.
 //!
 //! A node reports absolute numbers, never differences, so each report makes up for lost ones.
 //!
 //! A node keeps its quota if the store forgets it. Until it knows again what all nodes hold ([`Books`]), the
 //! store grants nothing. In the meantime, each node claims its quota ([`reclaim`]) and grants its equal share
-//! of each limit. A short excess is better than a refused call.
+//! of each limit. A brief excess is better than a refused call.
 
 use foldhash::quality::RandomState;
 use hashbrown::{HashMap, HashSet};
@@ -194,7 +194,7 @@ impl Share {
         self.held == 0 && self.used <= untold(self.limit, nodes)
     }
 
-    /// Amount to request: the use plus twice the recent growth and a small part of the rest.
+    /// Amount to request: the use plus twice the recent growth and a small part of the amount left.
     fn want(&self, level: Level, Terms { nodes, books, .. }: Terms) -> u32 {
         match books {
             Books::Whole => {
@@ -339,7 +339,7 @@ impl Ledger {
             self.forget(&bucket);
             return;
         }
-        // While the records are incomplete, neither the rest nor a denial is meaningful.
+        // While the records are incomplete, neither the amount left nor a denial is meaningful.
         if terms.books != Books::Whole {
             return;
         }
@@ -369,7 +369,7 @@ impl Ledger {
     }
 
     /// Reports everything again after the store has lost it. If the store has granted quotas in the meantime,
-    /// it may already have granted this node's to another.
+    /// it may already have granted this node's quota to another.
     pub fn tell_all(&mut self, terms: Terms) {
         self.lost = 0;
         for (bucket, share) in &mut self.shares {
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn grant_is_between_the_use_and_the_rest() {
+    fn grant_covers_the_reported_use_and_at_most_what_is_left() {
         assert_eq!(grant(100, 2, 0, 0, 10, 20), (20, 20, Level::Calm));
         assert_eq!(
             grant(100, 2, 0, 0, 10, 90),
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn client_may_open_a_few_at_once_in_an_unused_bucket() {
+    fn client_may_open_a_few_allocations_at_once_in_an_unused_bucket() {
         for (limit, at_once) in [(1, 1), (2, 2), (3, 2), (10, 6), (100, 10), (1000, 100)] {
             let mut world = World::new(10);
             let taken = (0..200).filter(|_| world.acquire(0, limit)).count();
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_share_is_a_share_of_the_rest() {
+    fn equal_share_is_a_share_of_what_is_left() {
         let mut world = World::new(3);
         (0..100).for_each(|_| assert!(world.acquire(0, 300)));
         assert!(!world.acquire(0, 300));
@@ -875,7 +875,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn limit_is_never_exceeded_beyond_the_allowed_excess(
+        fn limit_is_never_exceeded_by_more_than_the_allowed_excess(
             limit in 1_u32..300, steps in steps(4), nodes in 1_usize..=4,
         ) {
             let mut world = World::new(nodes);

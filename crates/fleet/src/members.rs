@@ -10,7 +10,7 @@ use crate::node::{Beat, Card, NodeName};
 
 /// Milliseconds between two heartbeats of a node.
 pub const BEAT_MS: u64 = 1000;
-/// Age of a record that has missed a heartbeat.
+/// Maximum age of a record whose node has missed no heartbeat.
 const LATE_MS: u64 = BEAT_MS + BEAT_MS / 4;
 /// Time without a heartbeat after which no clients are redirected to a node.
 const DOUBTFUL_MS: u64 = 2500;
@@ -43,7 +43,7 @@ pub struct Member {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new node, or a new process with its name, whose card has been read.
+    /// A new node, or a new process of a known node, whose card has been read.
     Joined(NodeName),
     /// Its record is overdue: no clients are redirected to it.
     Silent { name: NodeName, incarnation: u64 },
@@ -168,8 +168,8 @@ impl Member {
         self.is_heard_but_for(0)
     }
 
-    /// True if it has missed no heartbeat. Clients that could be served here are not redirected to a late
-    /// node: it may have failed, and look idle only because the other nodes get its clients.
+    /// True if the node has missed no heartbeat. Clients that could be served here are not redirected to a
+    /// late node: it may have failed, and look idle only because the other nodes get its clients.
     #[must_use]
     pub fn is_on_time(&self) -> bool {
         self.is_heard() && self.age_ms <= LATE_MS
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn new_process_of_a_name_needs_its_own_card() {
+    fn new_process_with_the_same_name_needs_its_own_card() {
         let mut members = FleetMembers::default();
         let look = |members: &mut FleetMembers, ms, incarnation| {
             members.look(ms, ms, u64::MAX, vec![record("a", ms, incarnation)])

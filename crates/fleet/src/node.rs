@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn load_is_the_largest_of_its_shares() {
+    fn load_is_the_highest_of_the_four_utilizations() {
         let idle = Load { most_allocations: 100, ports: 1000, ports_left: 1000, ..Load::default() };
         assert!(idle.busy().abs() < 1e-9);
         for (load, busy) in [

@@ -1,6 +1,6 @@
 //! Detects records of dead nodes, whose quotas another node then returns. A live node must never be affected,
 //! so a record must be old by the store's clock and must not have changed for some time by ours, because the
-//! store's clock may be set.
+//! store's clock may be adjusted.
 
 use std::collections::HashMap;
 

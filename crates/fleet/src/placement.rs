@@ -95,7 +95,7 @@ struct Seen {
 struct Group {
     near: Vec<u32>,
     far: Vec<u32>,
-    /// Indexes of those that are below the mean.
+    /// Indexes of those nodes that are below the mean.
     near_below: Vec<u32>,
     far_below: Vec<u32>,
 }
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn full_node_redirects_all_to_nodes_with_room() {
+    fn full_node_redirects_all_clients_to_nodes_with_room() {
         let mut nodes = vec![node("a", "", 1000), node("b", "", 999), node("c", "", 500), node("d", "", 10)];
         nodes[3].draining = true;
         let counts = sent(&view("", &nodes), "a", Need::Room);

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn backoff_grows_is_bounded_and_random() {
+    fn backoff_grows_and_is_bounded_and_random() {
         let mut pauses = Backoff::default();
         let all: Vec<u64> = (0..20).map(|_| pauses.next_ms(u64::MAX / 2)).collect();
         assert!(all.iter().all(|pause| (50..5000).contains(pause)), "{all:?}");

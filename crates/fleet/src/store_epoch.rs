@@ -5,7 +5,7 @@
 //!  store   ── epoch 7, whole ──╳╌╌ empty, or another server ╌╌── epoch 8: grants nothing ─────────────────── epoch 8, whole ──
 //!                                                                 │ a, who knows of 3 nodes, has reported      │
 //!                                                                 │ b has reported      c has reported ────────┘ or 5 s without a report in progress
-//!  node a  ── grants ────────── keeps its quota ───────────────────┴ claims its quota, takes no more of half-used ones ── grants ──
+//!  node a  ── grants ────────── keeps its quota ───────────────────┴ claims its quota, and no more of half-used limits ── grants ──
 //! ```
 //!
 //! Each request first checks that the store is still the server on which the epoch began. Therefore, no
@@ -47,7 +47,7 @@ pub struct EpochState {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
-    /// The old records of this node are not removed yet.
+    /// The old records of this node have not been removed yet.
     #[default]
     None,
     Telling,
@@ -69,7 +69,7 @@ pub struct NodeReport {
 #[derive(Clone, Debug, Default)]
 pub struct Chronicle {
     era: StoreEpoch,
-    /// Identifies the server and its start.
+    /// Identifies the server process; changes with every restart.
     run: String,
     until_ms: u64,
     is_whole: bool,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn epoch_is_complete_when_all_known_nodes_reported() {
+    fn epoch_is_complete_when_all_known_nodes_have_reported() {
         let mut store = Chronicle::default();
         let era = store.look(0, "a", 6).era;
         assert!(!store.report(1000, "one", done(era, 2)).is_whole);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn node_started_during_recovery_knows_nothing_until_its_end() {
+    fn node_started_during_recovery_knows_nothing_until_the_recovery_ends() {
         let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let mut node = Recovery::default();
         assert_eq!((node.hear(said(1, false)), node.books()), (EpochChange::Begins, Books::Unknown));
@@ -332,7 +332,8 @@ mod tests {
     }
 
     proptest! {
-        /// An epoch becomes complete some time after it began, and after all known nodes have reported.
+        /// An epoch always becomes complete in the end, but not before all known nodes have reported or the
+        /// wait is over.
         #[test]
         fn epoch_becomes_complete_but_not_too_soon(
             steps in prop::collection::vec((0_u64..3000, 0_u8..4, 0_u32..5, 0_u8..3, 0_u8..12), 1..80),

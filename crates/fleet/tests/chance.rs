@@ -19,7 +19,7 @@ impl Chance {
         [self.next(), self.next(), self.next()]
     }
 
-    /// 0 to 1.
+    /// Random fraction from 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "a fraction has 53 bits")]
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64

@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(crate::cases(200))]
 
     #[test]
-    fn message_is_accepted_within_two_minutes(
+    fn message_is_accepted_for_about_two_minutes(
         sends in -300_i64..300,
         hears in -300_i64..300,
         way_ms in 0_u64..10_000,
@@ -119,7 +119,7 @@ proptest! {
 
     /// The store keeps a ban for as long as any node does, so that new nodes get it.
     #[test]
-    fn ban_lasts_by_each_nodes_clock_and_reaches_new_nodes(
+    fn ban_lasts_until_its_end_on_each_nodes_clock_and_reaches_new_nodes(
         clocks in clocks(120, 2..6),
         seconds in 1_u64..900,
     ) {
@@ -376,7 +376,7 @@ fn node_too_far_ahead_uses_a_key_early() {
 }
 
 #[test]
-fn old_key_is_kept_a_week_minus_clock_difference() {
+fn old_key_is_kept_for_a_week_minus_the_clock_difference() {
     const WEEK_S: u64 = 7 * 86_400;
     let clocks = [-300, 0, 10, 300].map(|ahead_s| Clock { ahead_s, drift: 0 });
     let mut fleet = Keys::new(&clocks, 6 * 3600);
@@ -447,7 +447,7 @@ impl Keys {
         self.rings[at].as_ref().is_some_and(|ring| ring.keys().iter().any(|known| known.bytes == *key))
     }
 
-    /// Runs half an hour with heartbeats. After a heartbeat from all nodes, each knows the keys in use.
+    /// Simulates half an hour of heartbeats. After a heartbeat from all nodes, each knows the keys in use.
     fn run(mut self, absences: &[Absence]) -> Self {
         let nodes = self.clocks.len();
         let mut left: Vec<Option<u64>> = vec![None; nodes];

@@ -224,7 +224,7 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
     }
     let sent_on = world.redirected / world.arrived;
     println!("at rest: {sent_on:.3} of clients redirected, {:.3} twice", world.twice / world.arrived);
-    assert!(sent_on < 0.4, "only the unevenness is redirected: {sent_on:.2}");
+    assert!(sent_on < 0.4, "too many clients are redirected: {sent_on:.2}");
     assert!(world.twice / world.arrived < 0.01, "redirected twice: {:.3}", world.twice / world.arrived);
 
     // A zone fails, and its clients reconnect to the others within four seconds.
@@ -261,7 +261,7 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
         if let Some(before) = before.replace(now.clone()) {
             for at in (0..NODES).filter(|at| world.nodes[*at].alive) {
                 let step = i64::from(now[at]) - i64::from(before[at]);
-                // A swing is two hundredths of the mean, up and then down.
+                // A swing is a change of 2 % of the mean, followed by an opposite one.
                 let swings = step.abs() > 300 && last[at].abs() > 300 && step.signum() != last[at].signum();
                 turns[at] += u32::from(swings);
                 last[at] = step;

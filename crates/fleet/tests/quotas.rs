@@ -21,7 +21,7 @@ struct Fleet {
 struct Node {
     ledger: Ledger,
     levels: Levels,
-    /// The store's sums.
+    /// Sum of the quotas that all nodes hold, as recorded by the store.
     held: HashMap<Bucket, u32>,
 }
 
@@ -138,7 +138,7 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
     assert!(f64::from(used) > 0.93 * f64::from(u32::try_from(capacity).unwrap()), "{used} of {capacity}");
 }
 
-/// All requests arrive within one exchange of an unused bucket: no node knows of the others' use.
+/// All requests for an unused bucket arrive within one exchange, so no node knows of the others' use.
 #[test]
 fn burst_gets_the_nodes_share_within_the_limit() {
     for (nodes, limit) in [(3, 300), (1, 300), (3, 1024), (10, 1000), (7, 100)] {

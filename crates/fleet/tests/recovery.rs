@@ -375,7 +375,8 @@ impl World {
 
 pub(crate) const USER: Bucket = Bucket([7; 16]);
 
-/// Allowed excess: 5 % in normal operation, and two per node because of the loss, one before and one after it.
+/// Allowed excess: 5 % in normal operation, and two allocations per node because of the loss, one before and
+/// one after it.
 pub(crate) fn most(limit: u32, nodes: usize) -> u32 {
     limit + limit / 20 + 2 * u32::try_from(nodes).unwrap()
 }
@@ -415,7 +416,8 @@ impl Demand {
         world.step();
     }
 
-    /// Returns true if the excess ends with its sessions, and the quota can be used up after that.
+    /// Returns true if the excess ends once enough sessions have ended, and the quota can be used up after
+    /// that.
     fn heals(&self, world: &mut World) -> bool {
         let ends = Self { ended: self.ended.max(5), ..*self };
         for _ in 0..2000 {
@@ -449,7 +451,7 @@ proptest! {
     /// For any loss, outage and order of reconnects: the quota is exceeded by the shares at most, and normal
     /// operation resumes a few seconds after the last reconnect.
     #[test]
-    fn data_loss_grants_no_more_than_all_shares(
+    fn after_data_loss_no_more_than_all_shares_is_granted(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         asked in 1_usize..60,
@@ -499,7 +501,7 @@ proptest! {
 
     /// Like the above, while the store's clock is set back by any amount, or forward by a little.
     #[test]
-    fn clock_jump_during_recovery_grants_no_more(
+    fn clock_jump_during_recovery_leads_to_no_additional_grants(
         nodes in 2_usize..8,
         limit in 100_u32..2000,
         asked in 10_usize..60,
@@ -652,7 +654,8 @@ fn thousand_nodes_recover_with_an_empty_or_lagging_store() {
         world.remembers = 11;
         (0..15).for_each(|_| _ = step(&mut world, 1000));
         world.remembers = 0;
-        // The nodes of the first fifth would have time to get the quotas of the others.
+        // The first fifth of the nodes reconnects at once and would have time to get the quotas of the
+        // others.
         world.lose(loss, 5, |at, chance| if at < NODES / 5 { 0 } else { 15 + chance.next() % 10 });
         world.past.clear();
         (0..30 + BACK).for_each(|_| _ = step(&mut world, 3000));

@@ -11,10 +11,9 @@ pub(crate) trait Weighed {
     fn key(&self) -> u64;
 }
 
-/// Weighted round robin: a run consists of as many turns as the sum of all weights (divided by
-/// their common factor), and each target gets exactly its weight in every run. The step between
-/// turns is coprime to the length of the run and close to its golden section, which spreads the
-/// turns of a heavy target.
+/// Weighted round robin: a run consists of as many turns as the sum of all weights (divided by their common
+/// factor), and each target gets exactly its weight in every run. The step between turns is coprime to the
+/// length of the run and about 0.618 of it (the golden ratio), which spreads the turns of a heavy target.
 pub(crate) fn in_turn<'a, T: Weighed + 'a>(
     turn: u64,
     each: impl Iterator<Item = &'a T> + Clone,

@@ -185,7 +185,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads and passes each datagram on. EAGAIN and EINTR are not errors.
+    /// Reads from the stream and passes each datagram to `each`. EAGAIN and EINTR are not errors.
     pub(crate) fn receive(&mut self, scratch: &mut [u8], mut each: impl FnMut(&[u8])) -> io::Result<Turn> {
         let mut turn = Turn::default();
         let room = if self.framed { SCRATCH } else { MAX_DATAGRAM }.min(scratch.len());
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_reader_loses_whole_datagrams_in_bounded_memory() {
+    fn queue_for_a_stalled_reader_is_bounded_and_drops_whole_datagrams() {
         let (near, mut far) = pair();
         let mut stream = Stream::new(near, true, false);
         let datagram = |number: u32| {

@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn port_is_left_if_its_sockets_are_connected_and_not_if_one_listens() {
+    fn port_counts_as_draining_only_if_all_its_sockets_are_connected() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
         assert!(!is_left(port), "the socket is listening");

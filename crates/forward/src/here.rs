@@ -17,7 +17,7 @@ use crate::{Address, Bind, binder::Active, listen::Kind, state::RuleState};
 /// Milliseconds for which an address counts as ours after a client has connected to it; after that,
 /// it may belong to another machine.
 const ASKED_MS: u64 = 10_000;
-/// Milliseconds for which it is cached whether an address is local.
+/// Milliseconds for which the result of a check for a local address is cached.
 const LOCAL_MS: u64 = 1000;
 /// Maximum number of cached addresses in each list.
 const MOST: usize = 64;

@@ -39,8 +39,8 @@ pub struct Settings {
     /// Maximum number of kernel flows, two per session; additional sessions stay in user space.
     pub max_kernel_flows: u32,
     pub kernel_hook: Hook,
-    /// Uses the kernel path only for sessions whose datagrams this machine leaves unchanged, and starts even
-    /// if that path is unavailable.
+    /// Uses the kernel path only for sessions that this machine's firewall, routing and IPsec leave
+    /// unchanged, and starts even if that path is unavailable.
     pub kernel_leases: bool,
     /// Time for which an idle worker polls before it sleeps; if zero, it sleeps immediately.
     pub busy_poll: Duration,
@@ -190,7 +190,7 @@ pub struct RuleSnapshot {
     pub to_client_datagrams: u64,
     /// TCP bytes that never entered user space.
     pub spliced_bytes: u64,
-    /// Part of these counts that the kernel forwarded without waking a worker.
+    /// Part of this traffic that the kernel forwarded without waking a worker.
     pub kernel: ByKernel,
     /// Datagrams dropped because of the session limit, a full queue or their length.
     pub dropped_datagrams: u64,

@@ -352,7 +352,7 @@ impl Worker {
         }
     }
 
-    /// Time at which work that no event announces is next due.
+    /// Time at which work that is not triggered by an event is next due.
     fn due(&self) -> Option<u64> {
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
         [udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()

@@ -111,7 +111,7 @@ fn drained_target_keeps_its_connections_and_gets_no_new_ones() {
 }
 
 #[test]
-fn client_gets_the_same_target_on_every_worker_and_port_and_after_a_restart() {
+fn client_keeps_its_target_across_workers_ports_and_restarts() {
     let targets = [(greeter("a"), 1), (greeter("b"), 1), (greeter("c"), 1)];
     let rule = weighted(&targets, Balance::Source);
     let ask = |running: &Running| -> Vec<u8> {
@@ -151,7 +151,7 @@ fn udp_clients_keep_their_target_until_it_is_removed() {
 }
 
 #[test]
-fn clients_behind_a_proxy_stick_by_the_address_in_its_header() {
+fn source_affinity_uses_the_client_address_in_the_proxy_header() {
     let targets = [(greeter("a"), 1), (greeter("b"), 1)];
     let mut rule = weighted(&targets, Balance::Source);
     rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];
@@ -180,7 +180,7 @@ fn clients_return_to_a_recovered_target_and_no_others_move() {
     assert!(without.contains(&b'b') && without.contains(&b'c'), "{without:?}");
     support::serve_greetings(TcpListener::bind(down).unwrap(), "a");
     // Other targets are preferred for a second after a failure.
-    let with = eventually("the recovered target", || Some(ask()).filter(|heard| heard.contains(&b'a')));
+    let with = eventually("a target recovers", || Some(ask()).filter(|heard| heard.contains(&b'a')));
     for (without, with) in without.iter().zip(with) {
         assert!(with == b'a' || with == *without);
     }
@@ -239,7 +239,7 @@ fn traffic_is_counted_per_udp_target() {
             && absent.counts.failed[0] > 0)
             .then_some((a, absent))
     };
-    let (of_a, of_nobody) = eventually("both targets in the metrics", || counted(&running));
+    let (of_a, of_nobody) = eventually("both targets are counted", || counted(&running));
     assert_eq!(of_a.counts.to_target_bytes % 3, 0);
     assert_eq!((of_nobody.counts.to_client_bytes, of_nobody.counts.open), (0, 0));
     assert_eq!(of_a.counts.connect_times.iter().sum::<u64>(), 0, "a UDP session does not connect");
@@ -261,7 +261,7 @@ fn udp_to_tcp_sessions_count_their_connect_time() {
         let done = two.counts.to_target_bytes == 4 && two.counts.connected == 1 && one.counts.failed[0] == 1;
         done.then_some((one, two))
     };
-    let (of_nobody, of_server) = eventually("both targets in the metrics", || seen(&running));
+    let (of_nobody, of_server) = eventually("both targets are counted", || seen(&running));
     assert_eq!((of_nobody.up, of_nobody.counts.open), (false, 0));
     assert_eq!((of_server.up, of_server.counts.open), (true, 1));
     assert_eq!(of_server.counts.connect_times.iter().sum::<u64>(), 1);

@@ -11,7 +11,7 @@ use crate::{
 
 const HERE: [u8; 4] = [127, 0, 0, 1];
 
-/// Rule that listens on one loopback address, or on all, and targets itself, with a port that is free for TCP
+/// Rule that targets itself and listens on one loopback address, or on all, at a port that is free for TCP
 /// and UDP.
 fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
     let port = eventually("a port that is free for both", || {
@@ -52,8 +52,8 @@ fn wildcard_rule_does_not_connect_to_itself_at_any_address() {
         let error = support::first_byte(([127, 0, 0, 1], port).into()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
-    eventually("all are counted", || running.snapshot("r").accepted >= 10);
-    eventually("all have ended", || running.forwarder.active() == 0);
+    eventually("all connections are counted", || running.snapshot("r").accepted >= 10);
+    eventually("all connections have ended", || running.forwarder.active() == 0);
     // Each of the two addresses is tried once before the rule knows that it is local.
     assert!(running.snapshot("r").accepted <= 12, "{:?}", running.snapshot("r"));
 }
@@ -157,7 +157,7 @@ fn transparent_rules_in_a_loop_send_nothing() {
 }
 
 #[test]
-fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
+fn use_of_many_ports_of_a_transparent_rule_is_not_taken_for_a_loop() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         // Datagrams to 10.8.0.1 get no response.
         alone::run("ip", &["route", "add", "10.8.0.1", "dev", "lo"]);
@@ -182,7 +182,7 @@ fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
 }
 
 #[test]
-fn session_that_reconnects_is_a_hop_for_the_next_rule() {
+fn session_that_reconnects_counts_as_a_hop_for_the_next_rule() {
     let (mut rules, first) = chain(Protocol::Tcp, 8, greeter("a"));
     let (across, listening) = at_a_known_port(HERE, Protocol::Udp);
     // The first target's port is closed.

@@ -53,7 +53,7 @@ fn proxy_header_shows_ipv4_clients_as_ipv4() {
 }
 
 #[test]
-fn udp_answers_come_from_the_address_asked_in_both_families() {
+fn udp_answers_come_from_the_address_that_the_client_used_in_each_family() {
     let echo = UdpSocket::bind("127.0.0.1:0").unwrap();
     let target = echo.local_addr().unwrap();
     std::thread::spawn(move || {

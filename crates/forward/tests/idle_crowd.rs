@@ -32,8 +32,11 @@ fn gather() {
             assert_eq!(read_exactly(client, 1), b"b");
         }
     });
-    println!("{count} connections: {of_connections} bytes; the same number of kilobytes: {of_buffers}");
-    assert!(of_connections < of_buffers, "{of_connections} bytes, more than {of_buffers}");
+    println!("{count} connections take {of_connections} bytes, as many buffers of 1 KiB take {of_buffers}");
+    assert!(
+        of_connections < of_buffers,
+        "connections take {of_connections} bytes, as many buffers of 1 KiB only {of_buffers}"
+    );
     drop(buffers);
     assert_eq!(running.forwarder.active(), count as u64);
     for (client, server) in ends.iter_mut().step_by(97) {

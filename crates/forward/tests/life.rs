@@ -11,7 +11,7 @@ fn at(mut rule: Rule, address: SocketAddr) -> Rule {
 }
 
 #[test]
-fn port_in_use_names_the_rule_and_nothing_stays_open() {
+fn port_in_use_is_reported_with_its_rule_and_nothing_stays_open() {
     let (_taken, address) = listener();
     let (other, free) = listener();
     drop(other);
@@ -47,7 +47,7 @@ fn with_keep_going_the_other_rules_run() {
 }
 
 #[test]
-fn source_of_another_machine_names_the_rule_and_nothing_listens() {
+fn unusable_source_is_reported_with_its_rule_and_nothing_listens() {
     let (other, free) = listener();
     drop(other);
     // RFC 5737: no machine has this address.
@@ -199,7 +199,7 @@ fn no_connection_fails_during_reloads_under_load() {
         let target = if round % 2 == 0 { second } else { first };
         let before = done.load(Ordering::Relaxed);
         running.forwarder.reload(&settings(), &[at(rule("r", target), address)]).unwrap();
-        eventually("a connection between two reloads", || done.load(Ordering::Relaxed) > before);
+        eventually("a client was served between two reloads", || done.load(Ordering::Relaxed) > before);
     }
     stop.store(true, Ordering::Relaxed);
     let total: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();

@@ -192,7 +192,7 @@ fn idle_timeout_ends_a_connection_with_a_stalled_reader() {
 }
 
 #[test]
-fn idle_end_without_an_event_is_counted() {
+fn idle_timeout_without_an_event_is_counted() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let (_server, target) = listener();
         let idle = Some(Duration::from_millis(400));
@@ -231,7 +231,7 @@ fn half_close_timeout_ends_only_silent_half_closed_connections() {
     let (mut ended_client, quiet_server) = pair();
     quiet_server.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&mut ended_client), b"");
-    let reports = eventually("both timeouts", || {
+    let reports = eventually("both half-closed connections time out", || {
         talking_server.write_all(b"x").unwrap();
         (running.log.all().len() >= 2).then(|| running.log.all())
     });

@@ -75,16 +75,16 @@ fn follow() {
     let error = support::first_byte(running.address("r")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     hosts(&path, "127.0.0.1 moving.test\n");
-    eventually("the first address", || greeting().filter(|name| *name == b'a'));
-    eventually("the first address (UDP)", || {
+    eventually("the first address is used", || greeting().filter(|name| *name == b'a'));
+    eventually("the first address is used (UDP)", || {
         ask_udp(running.address("datagrams")).filter(|name| *name == b'a')
     });
     let mut old = running.connect("r");
     assert_eq!(read_exactly(&mut old, 1), b"a");
 
     hosts(&path, "127.0.0.2 moving.test\n");
-    eventually("the new address", || greeting().filter(|name| *name == b'b'));
-    eventually("the new address (UDP)", || {
+    eventually("the new address is used", || greeting().filter(|name| *name == b'b'));
+    eventually("the new address is used (UDP)", || {
         ask_udp(running.address("datagrams")).filter(|name| *name == b'b')
     });
     for _ in 0..20 {
@@ -94,7 +94,7 @@ fn follow() {
     assert_eq!(read_exactly(&mut old, 10), b"still here");
 
     // If the name disappears, the old addresses stay in use. Failed lookups cannot be observed, but the other
-    // name is looked up equally often, which shows that some have happened.
+    // name is looked up equally often, so a change of its address shows that some lookups have failed.
     for (line, name) in
         [("127.0.0.1 other.test\n", b'a'), ("127.0.0.2 other.test\n", b'b'), ("127.0.0.1 other.test\n", b'a')]
     {
@@ -105,15 +105,15 @@ fn follow() {
     }
     assert_eq!(greeting(), Some(b'b'));
 
-    // One of the two addresses does not accept connections, so each connection tries both.
+    // One of the two addresses does not accept connections, so every client gets the other one.
     hosts(&path, "127.0.0.3 moving.test\n127.0.0.1 moving.test\n");
-    eventually("the second address", || greeting().filter(|name| *name == b'a'));
+    eventually("the second address is used", || greeting().filter(|name| *name == b'a'));
     let down = |snapshot: &turnpike_forward::RuleSnapshot| {
         let absent =
             snapshot.targets.iter().find(|target| target.address.ip().unwrap().to_string() == "127.0.0.3")?;
         (!absent.up && absent.counts.failed[0] > 0).then_some(())
     };
-    // The first connection may use the other address.
+    // The first connection may not have tried the closed address.
     let tried = || greeting().and_then(|_| down(&running.snapshot("r")));
     eventually("the metrics show the closed address", tried);
     for _ in 0..20 {
@@ -192,16 +192,16 @@ fn leave() {
     };
 
     let unanswered = client();
-    eventually("its session", || {
+    eventually("the session exists", || {
         assert_eq!(hears(&unanswered), None);
         running.snapshot("r").active == 1
     });
     hosts(&path, "127.0.0.2 moving.test\n");
-    eventually("the new address", || hears(&unanswered).filter(|name| *name == b'b'));
+    eventually("the new address is used", || hears(&unanswered).filter(|name| *name == b'b'));
 
     answers.store(true, Ordering::SeqCst);
     hosts(&path, "127.0.0.1 moving.test\n");
-    let answered = eventually("a session with the old address", || {
+    let answered = eventually("a session uses the old address", || {
         let client = client();
         hears(&client).filter(|name| *name == b'a').map(|_| client)
     });
@@ -219,13 +219,13 @@ fn leave() {
         "a session whose target answers stays: {heard:?}"
     );
     answers.store(false, Ordering::SeqCst);
-    eventually("the new address, after some silence", || hears(&answered).filter(|name| *name == b'b'));
+    eventually("the silent session has moved", || hears(&answered).filter(|name| *name == b'b'));
     let gone = running.log.all().into_iter().filter(|report| report.reason == EndReason::TargetGone);
     assert!(gone.count() >= 2);
 }
 
 #[test]
-fn silent_name_server_does_not_block_counters_or_keep_going() {
+fn silent_name_server_delays_neither_counters_nor_a_start_with_keep_going() {
     let name = turnpike_testkit::this_test!();
     let probe = ["mount", "--bind", HOSTS, HOSTS];
     alone::in_namespaces(name, "mn", &probe, hold_up);

@@ -127,7 +127,7 @@ fn reset_of_waiting_connections_does_not_block_others() {
         let _ = client.write(&[1; 60_000]);
         kept.push((client, accept(&server)));
     }
-    eventually("ten pauses", || running.snapshot("r").pauses >= 10);
+    eventually("ten pauses are counted", || running.snapshot("r").pauses >= 10);
     for (client, _server) in kept {
         support::reset(client);
     }

@@ -41,7 +41,7 @@ fn udp_is_forwarded_and_counted() {
     assert_eq!(ask(&client, b"one"), b"aone");
     assert_eq!(ask(&client, b"two!"), b"atwo!");
     assert_eq!(running.forwarder.active(), 1);
-    let counted = eventually("the counters", || {
+    let counted = eventually("both responses are counted", || {
         Some(running.snapshot("u")).filter(|seen| seen.to_client_datagrams == 2)
     });
     assert_eq!((counted.active, counted.to_target_bytes, counted.to_client_bytes), (1, 7, 9));
@@ -91,7 +91,7 @@ fn datagrams_to_a_target_may_carry_a_proxy_header() {
 }
 
 #[test]
-fn answers_from_another_port_need_any_port() {
+fn answers_from_another_port_need_the_any_port_option() {
     for any_port in [true, false] {
         let [target, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         let stranger = UdpSocket::bind("127.0.0.2:0").unwrap();
@@ -219,7 +219,7 @@ fn udp_session_leaves_a_removed_target_once_it_is_silent() {
         assert_eq!(ask(&answered, b"1"), b"a1");
         answers.store(false, Ordering::SeqCst);
         unanswered.send(b"1").unwrap();
-        eventually("both sessions", || running.snapshot("u").active == 2);
+        eventually("both sessions exist", || running.snapshot("u").active == 2);
         answers.store(true, Ordering::SeqCst);
 
         let kept = weight.map(|weight| Endpoint { weight, ..before.targets[0].clone() });

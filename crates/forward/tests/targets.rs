@@ -227,7 +227,7 @@ fn served(running: &Running) -> String {
     client.connect(running.address("r")).unwrap();
     client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let mut bytes = [0; 64];
-    let len = eventually("an answer", || {
+    let len = eventually("an answer arrives", || {
         client.send(b"ping").unwrap();
         client.recv(&mut bytes).ok()
     });
@@ -256,7 +256,7 @@ fn unanswered_udp_session_gets_another_target() {
 }
 
 #[test]
-fn udp_sessions_keep_their_target_if_none_ever_answers() {
+fn udp_sessions_keep_their_target_if_no_target_ever_answers() {
     let [first, second] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
     let mut rule = between(&[&first, &second].map(|socket| socket.local_addr().unwrap()), Balance::Failover);
     rule.protocol = Protocol::Udp;
@@ -274,7 +274,7 @@ fn udp_sessions_keep_their_target_if_none_ever_answers() {
             sources.insert(from);
         }
     }
-    assert!(sources.len() <= 2, "more sessions than those that explore: {sources:?}");
+    assert!(sources.len() <= 2, "sessions that do not explore have changed their target: {sources:?}");
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn port_ranges_map_one_to_one() {
     for (server, name) in servers.into_iter().zip(["x", "y", "z"]) {
         serve_greetings(server, name);
     }
-    let running = eventually("three free ports", || {
+    let running = eventually("three ports are free", || {
         let base = three_in_a_row()[0].local_addr().unwrap().port();
         let mut rule = rule("r", SocketAddr::from(([127, 0, 0, 1], first)));
         rule.ports = PortRange { first: base, last: base + 2 };
@@ -357,7 +357,7 @@ fn port_ranges_map_one_to_one() {
 /// TIME_WAIT.
 fn three_in_a_row() -> Vec<TcpListener> {
     let mut base = 10_000 + std::process::id() as u16 % 10_000;
-    eventually("three free ports", || {
+    eventually("three ports are free", || {
         base += 3;
         (base..base + 3).map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).collect::<Option<_>>()
     })

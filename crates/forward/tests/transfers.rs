@@ -77,7 +77,7 @@ fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
     let all = total as u64 + said;
     assert_eq!((report.to_target, report.to_client), (all, all), "{copy:?}");
     // The counters are published together with the end of the connection.
-    eventually("counters", || running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1);
+    eventually("it is closed", || running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1);
     assert_eq!(running.snapshot("r").to_client_bytes, all);
     let spliced = running.snapshot("r").spliced_bytes;
     match copy {
@@ -113,7 +113,7 @@ fn auto_splices_bulk_and_buffers_interactive_traffic() {
         server.write_all(&pattern(round, 32, 7)).unwrap();
         assert_eq!(read_exactly(&mut client, 32), pattern(round, 32, 7));
     }
-    eventually("the counters", || running.snapshot("r").to_client_bytes == 6400);
+    eventually("all bytes are counted", || running.snapshot("r").to_client_bytes == 6400);
     assert_eq!(running.snapshot("r").spliced_bytes, 0);
     // The reader waits until all buffers are full, so that the forwarder's reads are large.
     let total = 64 << 20;
@@ -123,12 +123,12 @@ fn auto_splices_bulk_and_buffers_interactive_traffic() {
     };
     receive(server, total, 3, false);
     writer.join().unwrap();
-    eventually("the counters", || running.snapshot("r").to_target_bytes == 6400 + total as u64);
+    eventually("all bytes are counted", || running.snapshot("r").to_target_bytes == 6400 + total as u64);
     // The spliced share depends on the scheduler: if the reader keeps up, reads are small and use the buffer.
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }
 
-/// If much data arrives together, the last part is moved in a turn without an event.
+/// If a lot of data arrives at once, the last part is moved in a turn without an event.
 #[test]
 fn last_bytes_are_counted_without_another_event() {
     for copy in copy_modes() {

@@ -25,14 +25,14 @@ fn ask_each(bind: &str, addresses: &[&str], from: &str, datapath: Datapath) {
 }
 
 #[test]
-fn answers_come_from_the_ipv4_address_asked() {
+fn answers_come_from_the_ipv4_address_that_the_client_used() {
     for datapath in DATAPATHS {
         ask_each("0.0.0.0:0", &["127.0.0.1", "127.0.0.2", "127.1.2.3"], "127.0.0.9:0", datapath);
     }
 }
 
 #[test]
-fn answers_come_from_the_ipv6_address_asked() {
+fn answers_come_from_the_ipv6_address_that_the_client_used() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         for ip in ["fd00::1", "fd00::2"] {
             alone::run("ip", &["address", "add", &format!("{ip}/128"), "dev", "lo", "nodad"]);

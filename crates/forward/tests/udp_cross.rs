@@ -207,7 +207,7 @@ fn worker_with_a_half_closed_client_sleeps() {
 }
 
 #[test]
-fn stalled_tcp_target_loses_whole_datagrams_and_recovers() {
+fn queue_for_a_stalled_tcp_target_drops_whole_datagrams_and_recovers() {
     let listener = TcpListener::bind(LOCALHOST).unwrap();
     let worker = Worker::start(Datapath::Gso);
     let target = listener.local_addr().unwrap();
@@ -238,7 +238,7 @@ fn stalled_tcp_target_loses_whole_datagrams_and_recovers() {
 }
 
 #[test]
-fn refused_connect_tries_the_next_target_and_loses_nothing() {
+fn next_target_is_tried_after_a_refused_connect_and_nothing_is_lost() {
     let listener = TcpListener::bind(LOCALHOST).unwrap();
     let absent = free_address();
     let mut rule = cross(Protocol::UdpToTcp { framed: false }, absent);
@@ -253,7 +253,7 @@ fn refused_connect_tries_the_next_target_and_loses_nothing() {
 }
 
 #[test]
-fn closed_tcp_target_ends_the_session_until_it_recovers() {
+fn closed_tcp_target_ends_each_session_until_it_recovers() {
     let absent = free_address();
     let worker = Worker::start(Datapath::Gso);
     let rule = cross(Protocol::UdpToTcp { framed: false }, absent);

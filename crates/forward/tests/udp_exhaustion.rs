@@ -34,7 +34,7 @@ fn starve() {
     let dropped = |worker: &Worker| -> u64 {
         worker.ask(|engine, _| engine.snapshots().map(|(_, counted)| counted.dropped_datagrams).sum())
     };
-    eventually("dropped", || dropped(&worker) == 1);
+    eventually("the datagram is dropped", || dropped(&worker) == 1);
     expect_echo(&old, b"old");
     served.iter_mut().for_each(|stream| assert_eq!(echoed(stream), Some(*b"x")));
     assert_eq!(worker.active(), 3);

@@ -64,7 +64,7 @@ fn full_rule_evicts_its_longest_idle_session() {
 }
 
 #[test]
-fn limit_of_all_rules_evicts_across_rules() {
+fn total_limit_evicts_sessions_across_rules() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let first = worker.add(RuleKey(1), &udp(echo.address), Datapath::Gso);
@@ -90,7 +90,7 @@ fn limit_of_all_rules_evicts_across_rules() {
 }
 
 #[test]
-fn flood_of_new_clients_keeps_the_limit_and_separate_sockets() {
+fn flood_of_new_clients_respects_the_limit_and_gets_separate_sockets() {
     const CLIENTS: usize = 120;
     let target = UdpSocket::bind(LOCALHOST).unwrap();
     target.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
@@ -128,7 +128,7 @@ fn denied_client_gets_no_session_and_is_counted() {
 }
 
 #[test]
-fn closed_target_ends_the_session_until_it_recovers() {
+fn closed_target_ends_each_session_until_it_recovers() {
     for address in [LOCALHOST, "[::1]:0"] {
         let mut echo = Echo::start(address);
         let worker = Worker::start(Datapath::Gso);
@@ -139,10 +139,10 @@ fn closed_target_ends_the_session_until_it_recovers() {
         let (address, echo_address) = (echo.address.to_string(), echo.address);
         drop(echo);
         client.send(b"down").unwrap();
-        eventually("the session ended", || worker.active() == 0);
+        eventually("the session has ended", || worker.active() == 0);
         assert_eq!(worker.reasons(), [EndReason::TargetReset], "an answered session");
         client.send(b"down").unwrap();
-        eventually("the second session ended", || worker.reasons().len() == 2 && worker.active() == 0);
+        eventually("the second session has ended", || worker.reasons().len() == 2 && worker.active() == 0);
         assert_eq!(worker.reasons()[1], EndReason::ConnectFailed, "an unanswered session");
         assert_eq!(worker.world.lock().unwrap().failures.len(), 1);
         assert_eq!(worker.world.lock().unwrap().reports[1].target, Some(echo_address.into()), "the target");

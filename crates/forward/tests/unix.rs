@@ -170,7 +170,7 @@ fn abstract_socket_needs_no_file() {
 }
 
 #[test]
-fn proxy_header_of_a_unix_client_is_unknown_or_its_own() {
+fn proxy_header_for_a_unix_client_is_unknown_or_the_one_it_sent() {
     for (version, unknown) in [
         (ProxyVersion::V1, &b"PROXY UNKNOWN\r\n"[..]),
         (ProxyVersion::V2, b"\r\n\r\n\0\r\nQUIT\n\x21\x00\x00\x00"),
@@ -221,7 +221,7 @@ fn missing_unix_target_is_skipped_until_it_is_healthy() {
 
 /// TCP would retransmit its SYN, but a Unix socket reports a full queue immediately.
 #[test]
-fn connect_waits_for_a_full_queue() {
+fn connect_waits_while_the_queue_is_full() {
     let directory = Dir::new();
     let path = directory.at("app");
     let app = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
@@ -234,7 +234,7 @@ fn connect_waits_for_a_full_queue() {
     let running = Running::start(&[rule]);
     let mut client = running.connect("r");
     client.write_all(b"x").unwrap();
-    // The client is accepted but not connected yet, so it waits.
+    // The client is accepted but not connected to the target yet, so it waits.
     eventually("the client is accepted", || running.snapshot("r").active == 1);
     drop(app.accept().unwrap());
     let (mut served, _) = app.accept().unwrap();

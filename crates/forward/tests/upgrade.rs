@@ -180,7 +180,7 @@ fn connections_stay_and_new_clients_reach_the_new_process() {
     let mut newcomer = UnixStream::connect(dir.at("in.sock")).unwrap();
     newcomer.read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting, b"unix");
-    eventually("the new forwarder has counted", || {
+    eventually("the new forwarder has counted its connections", || {
         new.snapshot("t").accepted == 2 && new.snapshot("c").accepted == 2
     });
     assert_eq!((old.snapshot("t").accepted, old.snapshot("x").accepted), (1, 1));
@@ -255,7 +255,7 @@ fn handed_over_sessions_keep_their_age_and_count_towards_limits() {
         expect_echo(client, &[7; 10][..=number]);
         thread::sleep(Duration::from_millis(5));
     }
-    // The first is the oldest, but the second has been idle for longest.
+    // The first session is the oldest, but the second has been idle for longest.
     expect_echo(&clients[0], b"more");
 
     let new = upgraded(&old, &settings(), &rules).unwrap();
@@ -339,7 +339,7 @@ fn unanswered_session_finds_another_target_after_a_handover() {
     eventually("the client has a session", || old.snapshot("u").accepted == 1);
     let new = upgraded(&old, &with(1, Datapath::Gso), &rules).unwrap();
     client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    eventually("an answer", || {
+    eventually("an answer arrives", || {
         client.send(b"?").unwrap();
         client.recv(&mut [0; 8]).ok()
     });

@@ -136,5 +136,5 @@ fn vanish_from(copy: CopyMode) {
     assert_eq!(ended("upload"), [(EndReason::TargetReset, false, true)]);
     assert_eq!(ended("idle"), [(EndReason::TargetReset, false, false)]);
     assert_eq!(ended("impatient"), [(EndReason::Idle, true, false)]);
-    eventually("no active connections", || running.forwarder.active() == 0);
+    eventually("all connections have ended", || running.forwarder.active() == 0);
 }

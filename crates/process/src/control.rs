@@ -61,7 +61,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
         // Done first, so that no signal has its default action while sessions exist.
         signals::pass_on(control.requests().clone(), Arc::clone(&stop)).map_err(ProcessError::Control)?;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
-        // Opened before the service manager learns that this process serves.
+        // Opened before the service manager learns that this process is ready.
         let socket = UpgradeSocket::open(control.requests().clone());
         let started = tokio::select! {
             biased;
@@ -226,7 +226,7 @@ impl Stage {
             Self::Serving => "now".to_owned(),
             Self::Upgrading(_) => "during an upgrade".to_owned(),
             Self::Draining(_) => "while draining".to_owned(),
-            Self::HandedOver(successor, _) => format!("here: process {} serves now", successor.id()),
+            Self::HandedOver(successor, _) => format!("here: process {} has taken over", successor.id()),
         }
     }
 

@@ -95,7 +95,7 @@ pub struct Common {
     pub upgrades: [(&'static str, u64); 2],
     /// Log lines lost because the control thread lagged behind or could not write them.
     pub log_lost: u64,
-    /// Log lines about refusals and about ended sessions that limits suppressed.
+    /// Log lines suppressed by limits: those about refusals, and those about ended sessions.
     pub log_suppressed: [u64; 2],
 }
 

@@ -26,7 +26,7 @@ pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     if kernel.has_leases() {
         tracing::info!(
             "data path kernel: flows that this machine's firewall, routing or IPsec would treat differently stay in user space; conntrack and \
-             packet counters see one datagram per flow every {} s, or all of them with the data path {datapath}",
+             packet counters see one datagram per flow every {} s, or every datagram with the data path {datapath}",
             LEASE_NS / 1_000_000_000
         );
     }

@@ -98,8 +98,8 @@ impl<K: Hash + Eq> EndLimit<K> {
         Self { rates, sums: HashMap::new(), others: Sum::default(), due: None, counts }
     }
 
-    /// Returns true if this end is to be logged, which `ask` decides from the rates; otherwise adds it to
-    /// the summary for `whose`.
+    /// Returns true if the end of this session or connection is to be logged, which `ask` decides from the
+    /// rates; otherwise adds it to the summary for `whose`.
     pub fn admit(
         &mut self,
         now: Duration,

@@ -16,8 +16,8 @@ use tokio::{
 use crate::logging;
 
 /// Maximum number of waiting entries: twice the default limit of allocations and connections, so that
-/// stopping loses no lines. Above that, lines are lost and counted instead of blocking a worker. The queue
-/// grows as needed; an entry takes about 200 bytes.
+/// stopping loses no lines. Above that, lines are dropped and counted, so that workers are never blocked. The
+/// queue grows as needed; an entry takes about 200 bytes.
 pub const BACKLOG: usize = 32_768;
 
 const BATCH: usize = 1024;
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn entries_lost_by_a_full_backlog_are_reported_once() {
+    async fn entries_lost_to_a_full_backlog_are_reported_once() {
         let (sender, receiver) = log_queue(2);
         for entry in 0..5 {
             sender.send(entry);

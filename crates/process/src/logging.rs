@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn log_has_colours_on_terminals_without_no_color() {
+    fn log_has_colours_on_terminals_unless_no_color_is_set() {
         for (terminal, no_color, coloured) in [
             (true, None, true),
             (true, Some(""), true),

@@ -20,7 +20,7 @@ pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
             );
         }
     }
-    // If memory is short, the descriptor table grows only when it is needed.
+    // If this fails for lack of memory, the descriptor table grows on demand.
     let _ = turnpike_net::rlimit::make_room(needed);
     turnpike_net::rlimit::set_apart(apart);
 }

@@ -104,7 +104,7 @@ pub fn log() {
 #[must_use]
 pub fn remedy(errors: &str) -> Option<String> {
     let Sandbox { read: Some(read), written: Some(written), .. } = in_force()? else { return None };
-    // Messages of the kernel, SQLite and `config`.
+    // Messages from the kernel, SQLite and `config`.
     let words = [
         "Permission denied",
         "unable to open database file",
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sandbox_is_one_line_plus_one_per_missing_part() {
+    fn the_sandbox_is_logged_in_one_line_plus_one_per_missing_part() {
         let files = (vec!["/etc".to_owned()], vec!["/run/turnpike".to_owned()]);
         let all = sandbox_of(Ok(vec!["NET_BIND_SERVICE".to_owned()]), Ok(files), Ok(7));
         let said = summary(&all);

@@ -12,7 +12,7 @@ pub trait Service: Send + 'static {
     const NAME: &'static str;
     /// Noun for the objects counted by [`Service::open`].
     const OPEN: &'static str;
-    /// Names of gauges of sessions. After an upgrade, those of the previous process are added to them.
+    /// Names of gauges of sessions. After an upgrade, the values of the previous process are added.
     const GAUGES: &'static [&'static str];
 
     /// Reloads the configuration. If it fails, nothing changes; the error has one line per problem.

@@ -16,7 +16,7 @@ const STATUS: Duration = Duration::from_secs(5);
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
 /// Process whose messages the watchdog expects (sd_watchdog_enabled(3)). If this is unset, the watchdog
-/// accepts messages of any main process, including a new one after an upgrade.
+/// accepts messages from any main process, including a new one after an upgrade.
 pub(crate) const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
 type Notify = Box<dyn Fn(&[NotifyState<'_>]) + Send>;
@@ -44,7 +44,7 @@ pub(crate) struct ServiceManager {
 
 impl ServiceManager {
     pub(crate) fn of_this_process() -> Self {
-        // Errors are ignored: a service manager that gets no notifications acts on its own.
+        // Errors are ignored: without notifications, the timeouts of the service manager take effect.
         let notify = |states: &[NotifyState<'_>]| _ = sd_notify::notify(states);
         let listens = env::var_os("NOTIFY_SOCKET").is_some();
         Self::new(listens.then(|| Box::new(notify) as Notify), sd_notify::watchdog_enabled())

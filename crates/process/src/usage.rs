@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_all_values() {
+    fn all_values_of_this_process_are_readable() {
         let usage = ProcessUsage::read();
         assert!(usage.resident_bytes.is_some_and(|bytes| bytes > 100_000), "{usage:?}");
         assert!(usage.open_fds.is_some_and(|fds| fds >= 3), "{usage:?}");

@@ -513,7 +513,7 @@ mod tests {
         assert_eq!(tally(&mut server, NOW, u32::MAX, 2).next, None);
         assert!(
             tally(&mut server, NOW, 0, 0).listeners.is_empty(),
-            "a reload may have just added the number"
+            "a reload may have just added the listener"
         );
     }
 

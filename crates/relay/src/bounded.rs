@@ -19,8 +19,7 @@ pub(crate) struct Bounded {
     most: usize,
     most_per_network: usize,
     members: BTreeMap<u64, Member>,
-    /// Member numbers by network, because a network at its limit must find its oldest member for every new
-    /// client.
+    /// Member numbers by network, to find the oldest member of a network at its limit for every new client.
     networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn member_is_counted_for_its_network_once_that_is_known() {
+    fn members_count_towards_their_network_once_it_is_known() {
         let mut bounded = Bounded::new(4, 1);
         let [a, same, other] = ["2001:db8::1", "2001:db8::2", "192.0.2.1"]
             .map(|address| PrefixLengths::HOST.of(address.parse().unwrap()));

@@ -42,8 +42,8 @@ pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, Str
     })
 }
 
-/// Seconds before expiry from which a renewal counts as overdue: 14 days, but at most a sixth of the
-/// validity, because six-day certificates are renewed two days before expiry.
+/// Seconds before expiry from which a renewal counts as overdue: 14 days or a sixth of the validity period,
+/// whichever is shorter, because six-day certificates are renewed two days before expiry.
 #[must_use]
 pub fn overdue(validity: u64) -> u64 {
     const USUAL: u64 = 14 * 86_400;

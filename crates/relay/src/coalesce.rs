@@ -5,9 +5,9 @@
 //!  wait ─▶ tick ─▶ sleep until `time` has passed since the wake-up ─▶ wait, returns immediately ─▶ tick …
 //! ```
 //!
-//! It uses a plain sleep: epoll_pwait2 with a timeout would return on the first datagram, and a timerfd would
-//! cost two more system calls. During the sleep no thread waits on the poller, so arriving datagrams cause no
-//! wake-ups.
+//! The pause is a plain sleep: epoll_pwait2 with a timeout would return on the first datagram, and a timerfd
+//! would cost two more system calls. During the sleep no thread waits on the poller, so arriving datagrams
+//! cause no wake-ups.
 
 use std::{
     thread,
@@ -19,8 +19,8 @@ const WINDOW: Duration = Duration::from_millis(2);
 /// Number of datagrams that make a pause worthwhile. A single datagram would have woken the worker anyway,
 /// and sleeping costs as much as that wake-up.
 const WORTH: u64 = 2;
-/// Number of windows without pauses after a window whose pauses gathered too little: clients that wait for
-/// replies send nothing in the meantime.
+/// Number of windows for which pauses are skipped after a window whose pauses gathered too few datagrams:
+/// clients that wait for replies send nothing during a pause.
 const REST: u32 = 50;
 /// Maximum number of datagrams in a tick that may be followed by a pause. Larger ticks are batched well
 /// enough, so the next one starts immediately.

@@ -37,8 +37,8 @@ pub struct Config {
     /// Hook of the kernel fast path for single datagrams between bound channels; `datapath` handles
     /// everything else.
     pub kernel: Option<Hook>,
-    /// Uses the kernel path only for flows whose datagrams this machine leaves unchanged, and starts without it if it
-    /// is unavailable.
+    /// Uses the kernel path only for flows that this machine's firewall, routing and IPsec leave unchanged,
+    /// and starts without that path if it is unavailable.
     pub kernel_leases: bool,
     /// Maximum number of flows in the kernel, one per direction; additional flows stay in user space.
     pub kernel_flows: u32,

@@ -286,7 +286,7 @@ mod tests {
             placed(&now, Transport::Dtls),
             [listener("10.0.0.1:3478", false, false), listener("10.0.0.1:443", true, false)]
         );
-        // New names also get numbers for new listeners.
+        // The new server name has numbers on both old and new listeners.
         for (transport, place) in [(Transport::Dtls, 1), (Transport::Tls, 0), (Transport::Tls, 1)] {
             assert_eq!(now.numbers(transport, place).count(), 1 + 3, "{transport:?} {place}");
             let number = now.number(transport, place, Some("c.example"));

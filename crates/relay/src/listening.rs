@@ -613,7 +613,8 @@ fn udp_socket(
     config: &Config,
 ) -> Result<UdpSocket, StartError> {
     let options = UdpOptions {
-        // The port is shared by workers, during reloads, and by a wildcard and a specific address.
+        // Workers share the port, as do old and new listeners during a reload, and a wildcard and a specific
+        // address.
         reuse_port: true,
         recv_buffer: Some(config.listener_buffer),
         send_buffer: Some(config.listener_buffer),

@@ -563,7 +563,7 @@ impl Worker {
     }
 }
 
-/// `config` ensures that the number of workers does not exceed the worker ids.
+/// `config` ensures that the number of workers does not exceed the range of worker ids.
 fn worker_id(number: usize, config: &Config) -> WorkerId {
     let of = |count: usize| u16::try_from(count).ok();
     of(number)

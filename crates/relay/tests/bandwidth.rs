@@ -149,7 +149,7 @@ fn reload_adds_and_removes_the_limit() {
         }
         let bindings = world.counter("requests", "binding");
         client.ask(&binding(1));
-        eventually("the counters", || world.counter("requests", "binding") > bindings);
+        eventually("the request is counted", || world.counter("requests", "binding") > bindings);
         pauses()
     };
     let reload = |bandwidth: Bandwidth| {

@@ -9,14 +9,14 @@ use turnpike_testkit::process::take_descriptors;
 use crate::support::*;
 
 #[test]
-fn worker_without_descriptors_pauses_counts_and_recovers() {
+fn worker_without_descriptors_pauses_listeners_and_recovers() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 100, starve);
 }
 
 /// Connects with the last descriptor, so that the server has none for its side. Tries again if a listener has
-/// just recovered and took the descriptor first.
+/// just recovered and taken the descriptor.
 fn connect_last(to: SocketAddr, taken: &mut Vec<File>) -> TcpStream {
-    eventually("a connection", || {
+    eventually("a connection is made", || {
         taken.extend(take_descriptors());
         drop(taken.pop());
         let stream = TcpStream::connect_timeout(&to, SOON).ok()?;
@@ -30,7 +30,7 @@ fn starve() {
     let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
     let worker = Thread::named("relay-0");
     let witness = Witness::start(&world);
-    // These clients will need descriptors after those have run out.
+    // Later requests of these clients will need descriptors, of which none will be left.
     let mut control = world.client();
     let relayed = plain(&control.ask(&stun(ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])])).attribute(0x0016));
     control.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));

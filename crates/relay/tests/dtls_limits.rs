@@ -17,11 +17,11 @@ fn cookie_is_invalid_for_another_port_or_hello() {
         let (_, _, second) = hellos(&world, kind);
         let thief = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
         thief.send_to(&second, world.dtls()).unwrap();
-        world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 1);
+        world.wait_for_dtls("the drop is counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 1);
         let (client, _, mut second) = hellos(&world, kind);
         second[30] ^= 1;
         client.socket.send(&second).unwrap();
-        world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 2);
+        world.wait_for_dtls("the drop is counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 2);
     }
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open), (0, 0));
@@ -53,7 +53,7 @@ fn stalled_handshake_times_out() {
     for (number, kind) in [(1, Kind::V12), (2, Kind::V13)] {
         let (client, _, second) = hellos(&world, kind);
         client.socket.send(&second).unwrap();
-        world.wait_for_dtls("timed out", |stats| {
+        world.wait_for_dtls("the handshake times out", |stats| {
             stats.failed(DtlsFailure::Timeout) == number && stats.half_open == 0
         });
     }
@@ -71,14 +71,13 @@ fn idle_association_without_an_allocation_ends() {
     });
     let mut idle = kinds.map(|kind| DtlsClient::connect(world.dtls(), kind));
     idle.iter_mut().for_each(DtlsClient::hears_farewell);
-    world.wait_for_dtls("two are idle", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
+    world.wait_for_dtls("two clients time out", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
     for client in &mut allocated {
         client.ask(&refresh(1));
         client.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
     }
     allocated.iter_mut().for_each(DtlsClient::hears_farewell);
-    world
-        .wait_for_dtls("the others are idle too", |stats| stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0);
+    world.wait_for_dtls("the others time out", |stats| stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0);
     wait_for_no_allocation(&world);
 }
 
@@ -88,7 +87,7 @@ fn only_associations_without_an_allocation_are_evicted() {
     let mut allocated = DtlsClient::connect(world.dtls(), Kind::V12);
     allocated.ask(&allocate());
     let mut idle: Vec<DtlsClient> = (0..5).map(|_| DtlsClient::connect(world.dtls(), Kind::V13)).collect();
-    world.wait_for_dtls("two are evicted", |stats| stats.ended(DtlsEnd::Evicted) == 2);
+    world.wait_for_dtls("two associations are evicted", |stats| stats.ended(DtlsEnd::Evicted) == 2);
     for (place, client) in idle.iter_mut().enumerate() {
         if place < 2 {
             client.hears_farewell();
@@ -108,7 +107,7 @@ fn new_clients_do_not_evict_recent_handshakes() {
     for (client, _, second) in &slow {
         client.socket.send(second).unwrap();
     }
-    world.wait_for_dtls("two are in progress", |stats| stats.half_open == 2);
+    world.wait_for_dtls("two handshakes are in progress", |stats| stats.half_open == 2);
     let (mut third, _, second) = hellos(&world, Kind::V12);
     third.socket.send(&second).unwrap();
     for (client, _, _) in &mut slow {
@@ -137,7 +136,7 @@ fn garbage_is_counted_and_leaves_no_state() {
             socket.send(&hello[..len]).unwrap();
             sent += 1;
             if sent % 100 == 0 {
-                world.wait_for_dtls("all are read", |stats| stats.datagrams >= start.datagrams + sent);
+                world.wait_for_dtls("datagrams are read", |stats| stats.datagrams >= start.datagrams + sent);
             }
         }
     }
@@ -177,7 +176,7 @@ fn garbage_does_not_end_associations() {
         peer.send_to(b"so am I", relayed).unwrap();
         assert_eq!(client.receive().payload(), b"so am I");
     }
-    world.wait_for_dtls("both are open and the noise is counted", |stats| {
+    world.wait_for_dtls("both associations are open and the noise is counted", |stats| {
         stats.open == 2 && stats.dropped(DtlsDrop::NoEffect) + stats.dropped(DtlsDrop::Malformed) == sent
     });
     witness.lost_nothing();
@@ -265,7 +264,7 @@ fn forged_alerts_never_end_a_handshake() {
         }
         client.ask(&binding(1));
     }
-    world.wait_for_dtls("counted", |stats| {
+    world.wait_for_dtls("handshakes and alerts are counted", |stats| {
         let handshakes = (stats.handshakes_1_2, stats.handshakes_1_3);
         handshakes == (1, 1) && stats.dropped(DtlsDrop::PlainAlert) >= 2 * forged_alerts().len() as u64
     });
@@ -293,7 +292,7 @@ fn messages_longer_than_a_record_are_dropped_and_counted() {
     peer.send_to(&vec![1; 20_000], relayed).unwrap();
     peer.send_to(b"short", relayed).unwrap();
     assert_eq!(client.receive().payload(), b"short");
-    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::RecordTooLong) == 1);
+    world.wait_for_dtls("the long message is counted", |stats| stats.dropped(DtlsDrop::RecordTooLong) == 1);
 }
 
 /// ClientHello of DTLS 1.2 with these suites and signature schemes, as written by OpenSSL 3.0.
@@ -344,7 +343,7 @@ fn unsupported_version_gets_an_alert_and_is_counted() {
     first[26] = 0xFF;
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     socket.send_to(&first, world.dtls()).unwrap();
-    world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Version) == 1);
+    world.wait_for_dtls("the failure is counted", |stats| stats.failed(DtlsFailure::Version) == 1);
     // Alert (RFC 5246 section 7.2): fatal, protocol_version.
     let mut alert = [0; 100];
     socket.set_read_timeout(Some(SOON)).unwrap();

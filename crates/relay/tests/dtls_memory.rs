@@ -59,7 +59,7 @@ fn half_open() {
                 client.socket.send(&second).unwrap();
                 client.socket.recv(&mut [0; 4096]).is_ok().then_some(())
             };
-            eventually("an answer", &mut answered);
+            eventually("the client is answered", &mut answered);
         }
     };
     let mut begun = 1600;
@@ -69,7 +69,7 @@ fn half_open() {
         begun += 200;
     });
     // Handshakes that were not evicted have been replaced because their port was reused.
-    world.wait_for_dtls("all but the most recent are gone", |stats| {
+    world.wait_for_dtls("all but the most recent handshakes are gone", |stats| {
         stats.half_open <= 150 && stats.ended(DtlsEnd::Handshake) >= begun - 150
     });
     let evicted = world.dtls_stats().failed(DtlsFailure::Evicted);

@@ -39,11 +39,11 @@ fn close_notify_ends_the_allocation_in_both_versions() {
     for kind in [Kind::V12, Kind::V13] {
         let mut client = DtlsClient::connect(world.dtls(), kind);
         client.allocated(&peer());
-        eventually("an allocation", || world.allocations() == 1);
+        eventually("an allocation exists", || world.allocations() == 1);
         client.close();
         wait_for_no_allocation(&world);
     }
-    world.wait_for_dtls("both have ended", |stats| stats.ended(DtlsEnd::Client) == 2 && stats.open == 0);
+    world.wait_for_dtls("both clients left", |stats| stats.ended(DtlsEnd::Client) == 2 && stats.open == 0);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn plain_stun_on_a_dtls_port_is_dropped_and_counted() {
     let world = world();
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     socket.send_to(&binding(1), world.dtls()).unwrap();
-    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::NotDtls) == 1);
+    world.wait_for_dtls("the datagram is counted", |stats| stats.dropped(DtlsDrop::NotDtls) == 1);
     socket.set_nonblocking(true).unwrap();
     assert!(socket.recv(&mut [0; 100]).is_err());
 }
@@ -103,7 +103,7 @@ fn one_port_serves_plain_udp_and_dtls() {
     };
     assert_eq!(Message(buffer[..len].to_vec()).kind(), ALLOCATE | 0x0100);
     both.ask(&allocate());
-    eventually("two allocations", || world.allocations() == 2);
+    eventually("two allocations exist", || world.allocations() == 2);
     let (other, far) = (self::peer(), self::peer());
     other.connect(udp).unwrap();
     for request in [allocate(), bind(far.local_addr().unwrap())] {
@@ -204,7 +204,7 @@ fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
         client.finish().unwrap();
         client.ask(&binding(1));
     }
-    world.wait_for_dtls("three handshakes", |stats| (stats.handshakes_1_2, stats.half_open) == (3, 0));
+    world.wait_for_dtls("all handshakes end", |stats| (stats.handshakes_1_2, stats.half_open) == (3, 0));
 
     // Without a valid cookie, nothing is stored.
     let (client, _, second) = hellos(&world, Kind::V12);
@@ -212,7 +212,7 @@ fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
     for piece in fragments(&second, 100) {
         forger.send_to(&piece, world.dtls()).unwrap();
     }
-    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == 1);
+    world.wait_for_dtls("the bad cookie is counted", |stats| stats.dropped(DtlsDrop::BadCookie) == 1);
     drop(client);
 }
 

@@ -128,7 +128,7 @@ fn read_exactly(stream: &mut impl Read, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn name_decides_between_web_and_turn_without_terminating_tls() {
+fn server_name_selects_web_or_turn_and_tls_is_not_terminated() {
     let web = Web::start();
     let rules = vec![web.by_name(&["*.example.org"])];
     web.echo_by_tls(&["www.example.org"], &["h2"]);
@@ -151,7 +151,7 @@ fn name_decides_between_web_and_turn_without_terminating_tls() {
 }
 
 #[test]
-fn protocols_decide_and_turn_keeps_its_own() {
+fn application_protocols_select_the_server_and_turn_keeps_its_own() {
     let web = Web::start();
     let rules = vec![web.by_protocol(&["h2", "http/1.1"]), web.by_name(&["*"])];
     web.echo_by_tls(&["web.example.org"], &["http/1.1"]);
@@ -170,7 +170,7 @@ fn protocols_decide_and_turn_keeps_its_own() {
 }
 
 #[test]
-fn names_of_a_wildcard_certificate_follow_the_rules() {
+fn hand_on_rules_apply_to_names_of_a_wildcard_certificate() {
     for (pattern, expected) in [("*.example.org", "web.example.org"), ("www.example.org", "*.example.org")] {
         let web = Web::start();
         let rules = vec![web.by_name(&[pattern])];
@@ -220,7 +220,7 @@ fn plain_text_goes_to_the_web_server_and_stun_does_not() {
             assert_eq!(read_exactly(&mut web.accept(), text.len()), text);
         }
     }
-    eventually("all are counted", || stats(&world).taken(HandedOnBy::Plain) == 8);
+    eventually("all handed-on connections are counted", || stats(&world).taken(HandedOnBy::Plain) == 8);
 }
 
 #[test]
@@ -472,7 +472,7 @@ fn resets_are_passed_on_in_both_directions() {
 }
 
 #[test]
-fn unreachable_web_server_closes_only_its_own_clients() {
+fn unreachable_web_server_affects_only_its_own_clients() {
     let web = Web::start();
     let rules = vec![web.plain()];
     drop(web);
@@ -515,7 +515,7 @@ fn handed_on_connections_above_a_limit_are_closed() {
 }
 
 #[test]
-fn slow_hello_times_out_and_counts_towards_its_address() {
+fn slow_hello_times_out_and_counts_towards_the_limit_of_its_address() {
     let web = Web::start();
     let rules = vec![web.by_name(&["*"])];
     let world = start(|config| {
@@ -527,7 +527,7 @@ fn slow_hello_times_out_and_counts_towards_its_address() {
     let mut slow: Vec<_> = (0..4).map(|_| world.client()).collect();
     slow.iter_mut().for_each(|client| client.send(&sent[..sent.len() - 1]));
     slow.iter_mut().for_each(Client::ends);
-    eventually("all are closed", || {
+    eventually("all slow connections are closed", || {
         let streams = world.streams();
         streams.closed(CloseReason::NoMessage) + streams.closed(CloseReason::LimitAddress) == 4
     });
@@ -566,7 +566,7 @@ fn handed_on_and_waiting_connections_of_an_address_are_limited_separately() {
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
         wait_for_end(&world, HandOnEnd::LimitAddress, refused);
     }
-    // These bytes decide nothing yet; the third connection evicts the first.
+    // These bytes do not show yet which server the client wants; the third connection evicts the first.
     let undecided: Vec<_> = (0..3).map(|_| from(9, &[0, 1])).collect();
     world.wait_for_closed(CloseReason::LimitAddress, 1);
     eventually("each kind has its own slots", || (stats(&world).open, world.streams().open) == (3, 2));
@@ -576,7 +576,7 @@ fn handed_on_and_waiting_connections_of_an_address_are_limited_separately() {
     drop((open, undecided));
 }
 
-/// Until then, clients count towards the limits.
+/// A client counts towards the limits while its connection to the web server is pending.
 #[test]
 fn connecting_to_a_web_server_times_out_after_ten_seconds() {
     let web = Web::start();

@@ -6,7 +6,7 @@ use crate::prelude::*;
 use crate::support::{in_network_namespace, run, start_with};
 
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
-/// Address that a `local` route covers but the peer rules do not.
+/// Address that reaches the listeners through a `local` route and that the peer rules allow.
 const DOOR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
 fn allocate_of(transport: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
@@ -87,8 +87,10 @@ fn client_behind_a_relayed_address_gets_no_allocation_and_no_loop() {
 
         let relayed = || world.relay.snapshots().iter().map(|s| s.turn.to_peer_datagrams).sum::<u64>();
         let passed = || world.counter("dropped_datagrams", "no_allocation");
-        let (before, _) =
-            (eventually("the first four are relayed", || (relayed() == 4).then(&relayed)), passed());
+        let (before, _) = (
+            eventually("the first four datagrams are relayed", || (relayed() == 4).then(&relayed)),
+            passed(),
+        );
         for round in 1..=6 {
             for _ in 0..50 {
                 outer.0.send(&channel_data(&channel_data(b"round and round"))).unwrap();

@@ -4,7 +4,7 @@
 use crate::prelude::*;
 use crate::support::CHANNEL;
 
-/// Enough moves that in all but one of 4096 runs, at least one leads to the other of two workers.
+/// Enough moves that at least one leads to the other of two workers in all but one of 4096 runs.
 const MOVES: u8 = 12;
 
 fn allocate_mobile() -> Vec<u8> {
@@ -305,6 +305,6 @@ fn client_at_the_address_of_an_absent_client_keeps_its_association() {
     // A client that has never had an allocation gets a closing alert afterwards.
     let mut idle = DtlsClient::connect(world.dtls(), Kind::V13);
     idle.hears_farewell();
-    world.wait_for_dtls("one is idle", |stats| stats.ended(DtlsEnd::Idle) == 1);
+    world.wait_for_dtls("the idle association has ended", |stats| stats.ended(DtlsEnd::Idle) == 1);
     other.ask(&refresh(9));
 }

@@ -113,7 +113,7 @@ fn pending_lookup_delays_only_its_client() {
         client.allocation().map(|_| ())
     });
     world.wait_for_counter("successes", "allocate", 1);
-    assert!(asked.try_recv().is_err(), "one question");
+    assert!(asked.try_recv().is_err(), "the store was asked more than once");
 }
 
 #[test]

@@ -153,11 +153,11 @@ fn absent_address_is_unused_until_it_appears() {
         let answer = asked(&peer(), world.udp(), &allocate());
         answer.error()
     };
-    // The address could be bound here, as it could with ip_nonlocal_bind.
+    // Binding the address would succeed here, as it would with ip_nonlocal_bind.
     let changed = reload(&world, named(&[ANOTHER])).unwrap();
     assert!(!changed.opened.iter().any(|(_, opened)| *opened == at), "{changed:?}");
     assert_eq!(world.relay.waiting(), [Waiting { protocol: "udp", address: at, error: None }]);
-    eventually("508", || code() == Some(508));
+    eventually("508 is returned", || code() == Some(508));
     // Another program has the port when the address appears. All other changes take effect.
     let other = UdpSocket::bind(at).unwrap();
     reload(&world, named(&[])).unwrap();
@@ -215,7 +215,7 @@ fn reload_changes_relay_addresses_of_new_allocations_only() {
 }
 
 #[test]
-fn first_certificate_opens_tls_and_dtls() {
+fn first_certificate_enables_tls_and_dtls() {
     for workers in [1, 2] {
         let world = start_with(|config| config.workers = workers);
         let flow = Flow::new(world.udp());

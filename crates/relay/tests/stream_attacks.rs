@@ -78,7 +78,7 @@ fn tls_without_a_certificate_is_refused_and_counted() {
 }
 
 #[test]
-fn every_first_byte_ends_with_a_counted_reason() {
+fn connection_with_any_first_byte_ends_with_a_counted_reason() {
     let plain = start(|_| {});
     let mixed = tls_world(|_| {});
     let strict = tls_world(|config| config.tls_only = true);
@@ -90,7 +90,7 @@ fn every_first_byte_ends_with_a_counted_reason() {
             let _ = client.stream.shutdown(Shutdown::Write);
             client.ends();
         }
-        eventually("all are closed", || closed(world) == 256);
+        eventually("all connections are closed", || closed(world) == 256);
         let streams = world.streams();
         let of = |reason| streams.closed(reason);
         if port == strict.tls() {
@@ -124,7 +124,7 @@ fn plain_requests_on_a_tls_only_port_are_refused() {
 }
 
 #[test]
-fn endless_hellos_are_cut_off_slow_or_fast() {
+fn slow_and_fast_endless_hellos_are_cut_off() {
     let world = tls_world(|config| config.limits.first_message = Duration::from_millis(3000));
     let witness = Witness::start(&world);
     let slow: Vec<TcpStream> = (0..200)
@@ -290,8 +290,8 @@ fn flood_of_connections_does_not_starve_others() {
         config.limits.idle_connections_per_address = 50;
     });
     let witness = Witness::start(&world);
-    // Each address opens ten connections more than its maximum, which evicts its oldest ones. The third and
-    // the fourth address evict the oldest connections of all addresses.
+    // Each address opens ten connections more than its maximum, which evicts the oldest connections from that
+    // address. The third and the fourth address evict the oldest connections of all addresses.
     let mut held = Vec::new();
     for last in 10..14 {
         for _ in 0..60 {
@@ -302,7 +302,7 @@ fn flood_of_connections_does_not_starve_others() {
         }
         witness.goes_on();
     }
-    world.wait_for("all are counted", |streams| streams.accepted == 1 + 240);
+    world.wait_for("all connections are counted", |streams| streams.accepted == 1 + 240);
     let streams = world.streams();
     assert_eq!(streams.closed(CloseReason::LimitAddress), 4 * 10, "{streams:?}");
     assert_eq!(streams.closed(CloseReason::Evicted), 4 * 50 - 120, "{streams:?}");
@@ -313,11 +313,11 @@ fn flood_of_connections_does_not_starve_others() {
             // Fails if the reset arrives first.
             let _ = TcpStream::connect_timeout(&world.tls(), SOON);
         }
-        world.wait_for("accepted", |streams| streams.accepted == 242 + round * 100);
+        world.wait_for("all connections are accepted", |streams| streams.accepted == 242 + round * 100);
         assert!(world.streams().open <= 1 + 120);
     }
     drop(held);
-    world.wait_for("all are closed", |streams| streams.open == 1);
+    world.wait_for("all other connections are closed", |streams| streams.open == 1);
     assert_eq!(world.client().ask(&binding(1)).kind(), BINDING | 0x0100);
     witness.lost_nothing();
 }
@@ -328,7 +328,7 @@ fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpSocket {
 }
 
 #[test]
-fn clients_that_never_read_relayed_data_lose_datagrams_only() {
+fn clients_that_never_read_relayed_data_lose_only_datagrams() {
     let world = tls_world(|config| config.limits.stream_queue = 70_000);
     let witness = Witness::start(&world);
     let far = peer();
@@ -358,7 +358,7 @@ fn clients_that_never_read_relayed_data_lose_datagrams_only() {
 }
 
 #[test]
-fn clients_that_never_read_responses_are_closed() {
+fn clients_that_never_read_responses_are_disconnected() {
     let world = tls_world(|_| {});
     let witness = Witness::start(&world);
     let requests: Vec<u8> = (0..=255).flat_map(binding).collect();

@@ -8,7 +8,7 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
     let relayed = client.allocated(&peer);
     // Send bursts small enough for UDP until the client's connection has dropped some.
     let mut number = 0_u32;
-    eventually("some are dropped", || {
+    eventually("some datagrams are dropped", || {
         for _ in 0..64 {
             let mut payload = vec![0; 1200];
             payload[..4].copy_from_slice(&number.to_be_bytes());
@@ -31,7 +31,7 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
         numbers.push(u32::from_be_bytes(message.payload()[..4].try_into().unwrap()));
     }
     assert!(numbers.is_sorted(), "the remaining datagrams stay in order");
-    assert!(numbers.len() < number as usize, "some are dropped");
+    assert!(numbers.len() < number as usize, "some datagrams are dropped");
     assert_eq!(numbers[0], 0, "the oldest had already been sent");
     // The kernel may have dropped more datagrams before they reached the server.
     assert!(world.streams().queue_drops <= u64::from(number) - numbers.len() as u64);
@@ -64,7 +64,7 @@ fn queued_icmp_errors_are_dropped_like_datagrams() {
     drop(peer);
     // The lengths increase, so that no two datagrams are sent or received as one super-packet.
     let burst: Vec<u8> = (1..=64).flat_map(|words| channel_data(&vec![0; words * 4])).collect();
-    eventually("some are dropped", || {
+    eventually("some datagrams are dropped", || {
         client.send(&burst);
         world.streams().queue_drops >= 1000
     });
@@ -116,7 +116,7 @@ fn long_messages_require_an_allocation() {
 }
 
 #[test]
-fn client_without_a_complete_message_in_time_is_closed() {
+fn client_without_a_complete_message_in_time_is_disconnected() {
     let world = start(|config| {
         config.tls = Some(context(&[identity(&["turn.example.org"])]));
         config.limits.first_message = Duration::from_millis(700);
@@ -144,7 +144,7 @@ fn client_without_a_complete_message_in_time_is_closed() {
 }
 
 #[test]
-fn only_idle_clients_without_an_allocation_are_closed() {
+fn only_idle_clients_without_an_allocation_are_disconnected() {
     let world = start(|config| config.limits.idle = Duration::from_millis(2000));
     let mut allocated = world.client();
     allocated.ask(&allocate());
@@ -231,8 +231,8 @@ fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     stream
 }
 
-/// New clients beyond the limit of their address have to wait. At most as many as the limit may wait; others
-/// are refused.
+/// New clients beyond the limit of their address have to wait. The same limit applies to waiting clients;
+/// others are refused.
 #[test]
 fn waiting_clients_are_bounded_and_eventually_served() {
     let world =
@@ -245,8 +245,7 @@ fn waiting_clients_are_bounded_and_eventually_served() {
     world.wait_for_closed(CloseReason::LimitAddress, 3);
 }
 
-/// When idle connections reach the limit, they never block new clients on any worker, however the kernel
-/// distributes them.
+/// Idle connections at the limit never block new clients on any worker, however the kernel distributes them.
 #[test]
 fn new_client_is_served_by_any_worker_at_the_limit() {
     for (max_idle, max_idle_per_address) in [(8, 512), (512, 8)] {

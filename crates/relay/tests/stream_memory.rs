@@ -56,7 +56,7 @@ fn begin_handshakes() {
     world.wait_for("the connection is closed", |streams| streams.accepted == 2 && streams.open == 1);
     let start = memory();
     drop(crowd(&world, &part_of_hello(100)));
-    world.wait_for("all are closed", |streams| streams.open == 1);
+    world.wait_for("all unfinished handshakes are closed", |streams| streams.open == 1);
     // Just below the limit; TLS buffers every byte.
     let within = part_of_hello(18_300);
     let held = crowd(&world, &within);
@@ -74,7 +74,7 @@ fn begin_handshakes() {
     let of_others = grown(|| {
         for _ in 0..3 {
             drop(crowd(&world, &within));
-            world.wait_for("all are closed", |streams| streams.open == 1);
+            world.wait_for("all unfinished handshakes are closed", |streams| streams.open == 1);
         }
     });
     assert!(of_others < of_held, "{of_others} bytes for later clients, {of_held} for the first ones");
@@ -211,7 +211,7 @@ fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
 }
 
 #[test]
-fn client_that_never_reads_replies_is_closed_without_growth() {
+fn client_that_never_reads_replies_is_disconnected_without_memory_growth() {
     alone::in_own_process(turnpike_testkit::this_test!(), read_no_replies);
 }
 

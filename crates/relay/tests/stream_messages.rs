@@ -1,5 +1,5 @@
-//! Messages over TCP and TLS: split at any byte, several per segment, padded in both directions; also the end
-//! of the connection.
+//! Messages over TCP and TLS: split at any byte, several per segment, padded in both directions. Also tests
+//! how connections end.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -74,7 +74,7 @@ fn closed_connection_ends_its_allocation() {
     tls.ask(&allocate());
     let mut half = world.client();
     half.ask(&allocate());
-    eventually("three allocations", || world.allocations() == 3);
+    eventually("three allocations exist", || world.allocations() == 3);
     drop(plain);
     eventually("two allocations are left", || world.allocations() == 2);
     tls.stream.conn.send_close_notify();

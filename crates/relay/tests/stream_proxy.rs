@@ -69,7 +69,7 @@ fn local_header_makes_the_proxy_itself_the_client() {
 }
 
 #[test]
-fn trusted_proxy_without_a_complete_header_is_closed() {
+fn trusted_proxy_without_a_complete_header_is_disconnected() {
     let world = behind_a_proxy();
     for (count, bytes) in (1..).zip([&binding(1)[..], b"GET / HTTP/1.1\r\n", b"PROXY TCP4 nonsense\r\n"]) {
         let mut client = world.client();
@@ -91,8 +91,8 @@ fn header_from_an_untrusted_address_is_counted_separately() {
         client.send(&encode(version, address("192.0.2.7:4000"), address("198.51.100.1:1")));
         client.ends();
     }
-    // Otherwise the text would look like ChannelData of 20 kB, and the signature like STUN with an invalid
-    // length.
+    // If headers were not recognised, the text would look like ChannelData of 20 kB, and the signature like
+    // STUN with an invalid length.
     world.wait_for_closed(CloseReason::UntrustedProxy, 2);
 }
 

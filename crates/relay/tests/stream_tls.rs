@@ -119,7 +119,7 @@ fn authority_gets_the_challenge_certificate_and_is_disconnected() {
         assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0, "closed with close_notify");
         let client = ask("turn.example", version, &["stun.turn", "acme-tls/1"]).unwrap();
         assert_eq!(names_of(&client.conn.peer_certificates().unwrap()[0]), ["turn.example"]);
-        assert!(ask("other.example", version, &["acme-tls/1"]).is_err(), "no challenge of this name");
+        assert!(ask("other.example", version, &["acme-tls/1"]).is_err(), "no challenge for this name");
     }
     world.wait_for_closed(CloseReason::Challenge, 2);
     tls.hide_challenge("turn.example");

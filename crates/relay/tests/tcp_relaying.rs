@@ -23,7 +23,7 @@ fn listener() -> TcpListener {
 
 fn accepted(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     listener.set_nonblocking(true).unwrap();
-    let (stream, from) = eventually("a connection", || listener.accept().ok());
+    let (stream, from) = eventually("a connection arrives", || listener.accept().ok());
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
     stream.set_write_timeout(Some(SOON)).unwrap();
@@ -102,7 +102,7 @@ fn data_connections_work_on_any_worker() {
 }
 
 #[test]
-fn data_connections_may_be_tls() {
+fn data_connections_may_use_tls() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let (mut client, _) = control(&world);

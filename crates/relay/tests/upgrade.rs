@@ -214,7 +214,7 @@ fn upgrade_keeps_stream_clients_in_the_old_process() {
     let stream = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
     let mut secure_client = Client::new(stream);
     secure_client.allocated(&far);
-    // This client has sent nothing and waits in the kernel.
+    // This client has sent nothing, so its connection still waits in the kernel.
     let mut silent = Client::new(connect(tcp));
 
     let mut next = config;
@@ -235,7 +235,7 @@ fn upgrade_keeps_stream_clients_in_the_old_process() {
     assert_eq!(heard(&far), b"me too");
     let again = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
     assert_eq!(again.conn.handshake_kind(), Some(HandshakeKind::Resumed));
-    eventually("both are counted", || old.relay.left().0 == 2);
+    eventually("both remaining allocations are counted", || old.relay.left().0 == 2);
     drop((plain_client, secure_client));
     ended(old);
     late.ask(&refresh(7));
@@ -295,7 +295,7 @@ fn upgrade_keeps_dtls_clients_in_the_old_process() {
         let mut begun = DtlsClient::new(old.dtls(), kind);
         let hello = begun.says().remove(0);
         begun.socket.send(&hello).unwrap();
-        eventually("the client has got its cookie", || old.dtls_stats().cookies >= 2);
+        eventually("the client has received its cookie", || old.dtls_stats().cookies >= 2);
 
         let mut chain = vec![upgraded(&old, &config).unwrap()];
         begun.finish().unwrap();

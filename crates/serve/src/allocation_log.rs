@@ -86,7 +86,7 @@ fn is_debugged() -> bool {
 type QuotaUser = (Arc<str>, Box<str>);
 
 struct AllocationLogLimits {
-    /// Limit for all workers together; each worker also limits its own refusals.
+    /// Limit for the refusals of all workers together; each worker also limits its own.
     credentials: RefusalLineLimit,
     peers: RefusalLineLimit,
     requests: RefusalLineLimit,
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_ends_with_one_line() {
+    fn an_ended_allocation_gets_one_line() {
         let line = lines_of(&[ended("alice", ClosedReason::Expired)]);
         assert_eq!(
             line.trim(),

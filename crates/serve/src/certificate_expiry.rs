@@ -11,8 +11,8 @@ use turnpike_measure::units::span;
 use turnpike_relay::Identity;
 use turnpike_relay::certificates::{Certificate, overdue};
 
-/// Remaining validity below which a certificate is reported as expiring very soon: three days span a
-/// weekend. Limited to a twelfth of the validity.
+/// Remaining validity below which a certificate is reported as expiring very soon: three days span a weekend.
+/// Capped at a twelfth of the validity period.
 const VERY_SOON: i64 = 3 * DAY;
 const DAY: i64 = 86_400;
 const NAMES: usize = 8;

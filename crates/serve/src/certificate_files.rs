@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_survives_markers_that_share_a_line() {
+    fn chain_is_read_even_if_two_pem_markers_share_a_line() {
         let (own, authority) = Made::of_authority(&["turn.example"]);
         let joined = format!("{}{authority}", own.pem.trim_end());
         assert!(joined.contains("-----END CERTIFICATE----------BEGIN CERTIFICATE-----"));

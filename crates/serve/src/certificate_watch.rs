@@ -12,7 +12,7 @@ use turnpike_config::{Settings, certificates};
 #[derive(Debug, Default)]
 pub(crate) struct CertificateWatch {
     seen: Vec<(PathBuf, Option<Stamp>)>,
-    /// True if the files had changed at the last poll, so that they may still be being written.
+    /// True if the files had changed at the last poll, which means that a write may still be in progress.
     unsettled: bool,
 }
 

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_addresses_and_missing_databases_are_named() {
+    fn addresses_of_other_machines_and_missing_databases_are_named() {
         let mut settings = Settings {
             listen: vec![
                 ([203, 0, 113, 8], 3478).into(),

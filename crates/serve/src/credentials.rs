@@ -196,7 +196,7 @@ impl RealmCredentials {
         Self { name: realm.name.to_owned(), users, by_hash, secrets: realm.secrets.to_vec() }
     }
 
-    /// Time-limited names cannot be found by hash, because clients choose them.
+    /// Time-limited names cannot be found by userhash, because clients choose them.
     fn name_of<'a>(&'a self, user: Named<'a>) -> Option<&'a str> {
         match user {
             Named::Name(name) => Some(name),
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_expire_with_their_rotated_secret_and_immediately_if_it_leaked() {
+    fn credentials_expire_with_their_rotated_secret_and_at_once_if_it_leaked() {
         let stored = |value: &str, since, until| StoredSecret {
             since,
             until,

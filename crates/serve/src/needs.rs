@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_needs_the_kernel_only_for_the_kernel_path_and_auto() {
+    fn kernel_privileges_are_needed_only_for_the_kernel_path_and_auto() {
         let dir = Dir::new();
         let state = dir.path().to_str().expect("the path is UTF-8");
         assert!(!needs_of(&[("store.state", state), ("server.datapath", "gso")]).is_in_kernel());
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn files_in_the_configuration_are_in_the_needs() {
+    fn sandbox_needs_include_configured_files() {
         let dir = Dir::new();
         let state = dir.at("made/state");
         let needs = needs_of(&[
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_in_a_store_url_are_needed_files() {
+    fn sandbox_needs_include_certificates_in_a_store_url() {
         let url =
             "postgres://u:p@db/turn?sslmode=verify-full&sslrootcert=/srv/ca.pem&sslkey=%2Fsrv%2Fkey.pem";
         assert_eq!(files_of_url(url), [PathBuf::from("/srv/ca.pem"), PathBuf::from("/srv/key.pem")]);

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn if_inet6_lines_are_parsed() {
+    fn lines_of_if_inet6_are_parsed() {
         let line = "20010db8000000000000000000000005 02 40 00 c1     eth0";
         let ip = "2001:db8::5".parse().expect("an address");
         assert_eq!(flags_of(line), Some(((ip, "eth0".to_owned()), 0xC1)));

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_distinguish_tls_from_tcp_and_one_socket_each_means_one_worker() {
+    fn names_distinguish_tls_from_tcp_and_the_socket_count_sets_the_workers() {
         let tcp = || TcpListener::bind("127.0.0.1:0").expect("loopback");
         let udp = || UdpSocket::bind("127.0.0.1:0").expect("loopback");
         let (plain, tls, datagrams, dtls) = (tcp(), tcp(), udp(), udp());

@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(
             turnpike_api::ClientRefusals::from(probe.clone()).other_peers,
             names,
-            "the most recent ones except the last"
+            "the most recent peers except the last one"
         );
         assert_eq!(groups(&refusals, None, Some("bob")).len(), 1);
     }

@@ -128,7 +128,7 @@ impl TurnServer {
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
         let mut machine = Machine::find(before.as_ref().map_or(&[], PreviousServer::relay_addresses));
         let news = AddressNotifications::subscribe();
-        // Otherwise, an address change before the subscription would be missed.
+        // An address change before the subscription would otherwise be missed.
         machine.may_have_changed();
         let as_before = (before.as_ref(), &machine);
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;

@@ -87,8 +87,8 @@ pub(crate) fn note_realm(settings: &Settings) {
     }
 }
 
-/// Realm of the server that last used the embedded store, and the file that contains the realm, if these
-/// settings have a different one.
+/// Realm of the server that last used the embedded store, and the file that contains the realm, if it differs
+/// from the realm in these settings.
 #[must_use]
 pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     let file = realm_file(settings)?;
@@ -196,7 +196,7 @@ impl OpenStore {
         let UserSecret::Password(password) = &user.secret else { return None };
         let (realm, name) = (settings.realm.clone(), user.name.clone());
         let keys = UserKeys::new(&name, &realm, password.reveal());
-        // Another process that starts on the same file may have created it first.
+        // Another process that starts on the same file may have created this user first.
         let made = self.directory.apply(&Edit::PutUser { realm, name, keys }, Existing::Keep).await;
         let dir = || file.parent().unwrap_or(Path::new("/")).to_owned();
         made.map(|existed| (!existed).then(|| MadeUp { user, dir: dir() })).transpose()
@@ -261,7 +261,7 @@ pub(crate) fn failure(settings: &StoreSettings) -> StoreFailure {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Merged {
-    /// Realms, limits and token keys, merged from both; the configuration takes precedence.
+    /// Realms, limits and token keys, merged from the configuration, which takes precedence, and the store.
     pub(crate) settings: Settings,
     /// Rules that only a store can have.
     pub(crate) rules: StoredRules,
@@ -465,7 +465,7 @@ mod tests {
         );
         let rates = ["turnpike", "own", "new"].map(|realm| limit_keys::rates(&merged, realm).per_allocation);
         assert_eq!(rates, [Some(800_000), None, Some(2_400_000)], "given in bytes per second");
-        assert_eq!(merged.realms.len(), 2, "a realm with peer rules only is not served");
+        assert_eq!(merged.realms.len(), 2, "a realm that has only peer rules is not served");
         assert_eq!(Merged::new(&settings, false, None).settings, settings, "no rules, no additions");
     }
 
@@ -549,7 +549,7 @@ mod tests {
 
     /// Synapse's documentation recommends allowing the address of the TURN server itself.
     #[test]
-    fn a_peer_allowed_by_the_store_does_not_open_local_services() {
+    fn allowing_our_own_address_in_the_store_exposes_no_local_services() {
         let ip: std::net::IpAddr = "10.0.0.1".parse().expect("an address");
         let settings = Settings {
             stored: turnpike_config::Stored { in_use: true, ..Default::default() },

@@ -53,7 +53,7 @@ fn set_healthy(targets: &Targets, ip: &str, healthy: bool) -> bool {
 }
 
 #[test]
-fn round_robin_takes_turns_and_skips_the_unhealthy() {
+fn round_robin_takes_turns_and_skips_unhealthy_targets() {
     let targets = targets(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Balance::RoundRobin);
     let first: Vec<String> = (0..4).map(|_| next(&targets)).collect();
     assert_eq!(first, ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"]);
@@ -213,7 +213,7 @@ fn every_address_of_a_name_is_used_along_with_other_targets() {
 }
 
 #[test]
-fn remaining_members_keep_their_state_and_removed_ones_their_seats() {
+fn remaining_members_keep_their_state_and_removed_members_their_seats() {
     let named = Named::start(&["x"], Balance::Failover);
     named.answer(&["10.0.0.1", "10.0.0.2"]);
     named.wait(2, "10.0.0.1");
@@ -228,7 +228,7 @@ fn remaining_members_keep_their_state_and_removed_ones_their_seats() {
     let shown = named.targets.describe(&tallies);
     assert_eq!((shown.len(), ip_of(&shown[0].address)), (1, "10.0.0.1".to_owned()));
 
-    // A member is removed with its last connection, whichever member reuses its slot.
+    // A member disappears with its last connection, even if another member reuses its slot.
     drop(seat_of_first);
     named.answer(&["10.0.0.4", "10.0.0.5"]);
     named.wait(2, "10.0.0.4");

@@ -16,9 +16,9 @@ pub(super) struct Connection {
     pub(super) link: Option<Box<Link>>,
     pub(super) client: TcpSocket,
     pub(super) target: Option<TcpSocket>,
-    /// From client to target.
+    /// Direction from client to target.
     pub(super) up: Flow,
-    /// From target to client.
+    /// Direction from target to client.
     pub(super) down: Flow,
     pub(super) client_address: Address,
     pub(super) target_address: Option<Address>,

@@ -40,8 +40,8 @@ pub(super) const TICK_MS: u64 = 100;
 const SCAN: usize = 4096;
 /// Maximum connections accepted per listener and wake-up.
 const MOST_ACCEPTS: u32 = 64;
-/// Number of wake-ups with a single connection after which a wake-up accepts up to two again. Until then, no
-/// connection is missed, because level-triggered epoll reports a second one anyway.
+/// Number of wake-ups with a single connection after which the next wake-up tries to accept a second one
+/// again. Until then, no connection is missed, because level-triggered epoll reports a second one anyway.
 const SINGLES: u32 = 16;
 /// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. Keepalive does nothing for the first
 /// two hours anyway (tcp(7)), and short connections save the system call.
@@ -301,8 +301,8 @@ impl Engine {
     }
 
     /// Runs due timers, at most every [`TICK_MS`], and continues flows that used up their turn. Returns true
-    /// if something has been counted since the last call other than by an event, such as bytes of a continued
-    /// flow or ended connections.
+    /// if anything has been counted outside of event handling since the last call, such as bytes of a
+    /// continued flow or ended connections.
     pub(crate) fn on_tick(&mut self, tick: Tick<'_>) -> bool {
         self.do_due(tick);
         std::mem::take(&mut self.any_counted)

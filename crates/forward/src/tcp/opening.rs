@@ -170,7 +170,8 @@ impl Engine {
             lead = match (&connection.client_address, asked) {
                 (Address::Ip(client), Some(asked)) => proxy_protocol::encode(version, *client, asked),
                 (Address::Unix(_), _) => proxy_protocol::encode_unknown(version),
-                // If its socket has no local address, the client has disconnected; the next read fails.
+                // If the client's socket has no local address, the client has disconnected; the next read
+                // fails.
                 (Address::Ip(_), None) => Vec::new(),
             };
             if rule.nodelay

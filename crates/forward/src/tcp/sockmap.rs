@@ -29,7 +29,7 @@ use super::{
     talk::{Across, Settling, Way},
 };
 
-/// Milliseconds between reads of counters; each connection is read once every `SWEEPS` times.
+/// Milliseconds between reads of counters; the counters of a connection are part of every `SWEEPS`th read.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
 /// Initial and maximum interval between checks of a waiting direction, in milliseconds.
@@ -122,7 +122,7 @@ impl Engine {
         self.again.extend(Side::BOTH.map(|side| (key, side)));
     }
 
-    /// Lets the kernel forward, unless data has arrived in the meantime.
+    /// Lets the kernel forward the connection's data, unless some has arrived in the meantime.
     fn hand_over(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return;

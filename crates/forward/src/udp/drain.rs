@@ -116,7 +116,7 @@ impl Engine {
             gro: self.datapath == Datapath::Gso,
             ..UdpOptions::default()
         };
-        // Datagrams of other clients that arrive between the two calls are read and handled by their
+        // Datagrams of other clients that arrive between bind and connect are read and handled by their
         // sessions.
         let socket = UdpSocket::bind(asked(listening, key), &options)?;
         socket.connect(key.client)?;

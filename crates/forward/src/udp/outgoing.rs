@@ -30,7 +30,7 @@ pub(super) fn datagrams(
         recv_buffer: Some(BUFFER),
         send_buffer: Some(BUFFER),
         gro: datapath == Datapath::Gso,
-        // Otherwise, an ICMP error that arrives between two sends would be lost.
+        // Without this, an ICMP error that arrives between two sends would be lost.
         errors: true,
         ..route_options(rule)
     };

@@ -23,12 +23,12 @@ fn token(side: u64, slot: u32) -> u64 {
     TOKENS | u64::from(slot) << 2 | side
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "`token` made it from a u32")]
+#[expect(clippy::cast_possible_truncation, reason = "`token` created it from a u32")]
 pub(super) fn slot_of(token: u64) -> u32 {
     (token >> 2) as u32
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "rules and listeners are fewer than 2^31")]
+#[expect(clippy::cast_possible_truncation, reason = "there are fewer than 2^31 rules and listeners")]
 pub(super) fn narrow(slot: usize) -> u32 {
     slot as u32
 }

@@ -160,7 +160,7 @@ pub(crate) fn listener() -> (TcpListener, SocketAddr) {
 
 pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
     listener.set_nonblocking(true).unwrap();
-    let stream = eventually("a connection", || listener.accept().ok().map(|(stream, _)| stream));
+    let stream = eventually("a connection arrives", || listener.accept().ok().map(|(stream, _)| stream));
     stream.set_nonblocking(false).unwrap();
     patient(stream)
 }

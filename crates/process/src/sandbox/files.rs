@@ -1,6 +1,6 @@
 //! File access, restricted by Landlock: directories whose files can be read, and directories whose files can
-//! be written. All others are inaccessible, even to root. Network sockets and connections to Unix sockets are
-//! not restricted.
+//! be written. All other files are inaccessible, even to root. Network sockets and connections to Unix
+//! sockets are not restricted.
 
 use std::{
     collections::BTreeSet,

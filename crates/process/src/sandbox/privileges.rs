@@ -15,7 +15,7 @@ pub(super) fn forbid_core_dumps() -> io::Result<()> {
 
 pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<String>, String> {
     let drop = || -> io::Result<CapabilitySet> {
-        // Without this, a setuid root program would regain all of them.
+        // Without this, a setuid root program would regain all capabilities.
         set_no_new_privs(true)?;
         let held = capabilities(None)?;
         BEFORE.get_or_init(|| held.permitted);

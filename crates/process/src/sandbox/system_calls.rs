@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn development_builds_kill_and_releases_refuse() {
+    fn development_builds_kill_and_release_builds_refuse() {
         let refuses = SeccompAction::Errno(libc::EPERM as u32);
         assert_eq!(OTHER, if cfg!(debug_assertions) { SeccompAction::KillProcess } else { refuses });
     }

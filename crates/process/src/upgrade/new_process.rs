@@ -280,9 +280,9 @@ mod tests {
             old.send_value(&FromOld::Metrics(page(count)), &[]).expect("it listens");
         }
         let has = |text: &str| carried.add_to("# EOF\n".to_owned()).contains(text);
-        turnpike_testkit::eventually("the last page", || has("turnpike_x_total 2"));
+        turnpike_testkit::eventually("the last page is received", || has("turnpike_x_total 2"));
         drop(old);
-        turnpike_testkit::eventually("its end", || !carried.lives());
+        turnpike_testkit::eventually("the old process's end is noticed", || !carried.lives());
         assert!(has("turnpike_x_total 2"));
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the protocol, incremented when the two processes could no longer understand each other.
+/// Version of the protocol, incremented by every incompatible change.
 pub(super) const PROTOCOL: u32 = 1;
 
 #[derive(Serialize, Deserialize)]

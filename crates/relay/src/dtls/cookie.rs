@@ -13,7 +13,7 @@ use turnpike_turn::server::{Client, NonceKeys};
 
 use super::hello::{COOKIE_LEN, Cookie, Hello, Version};
 
-/// Validity in seconds, which is as long as clients retransmit a ClientHello.
+/// Validity in seconds; clients retransmit a ClientHello for this long.
 const LIFETIME: u32 = 60;
 /// Tolerated clock difference between nodes in seconds.
 const SKEW: u32 = 10;
@@ -75,7 +75,7 @@ impl CookieKeys {
         subtle::ConstantTimeEq::ct_eq(&expected[..], &cookie[..]).into()
     }
 
-    /// Excludes our own address, which differs between the nodes behind a load balancer.
+    /// The MAC does not cover our own address, which differs between the nodes behind a load balancer.
     fn finish(
         &self,
         made: u64,

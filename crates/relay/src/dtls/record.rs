@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn plaintext_alerts_are_removed_anywhere() {
+    fn plaintext_alerts_are_removed_from_any_position() {
         let (alert, sealed) = (record(ALERT, 0, &[2, 40]), record(ALERT, 1, &[7; 26]));
         let (message, finished) = (record(22, 0, &[1; 30]), record(22, 1, &[2; 40]));
         // Unified header (RFC 9147 section 4): bits 001 and five more flag bits; the length may be missing.

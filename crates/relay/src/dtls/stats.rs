@@ -46,7 +46,7 @@ pub enum DtlsDrop {
     Fragmented,
     Malformed,
     TooLong,
-    /// A ClientHello whose cookie is forged, expired, or another client's.
+    /// A ClientHello whose cookie is forged, has expired, or belongs to another client.
     BadCookie,
     /// The reply would be longer than the request.
     Amplification,

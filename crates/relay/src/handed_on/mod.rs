@@ -34,8 +34,8 @@ pub use stats::{HandOnEnd, HandOnStats, HandedOnBy};
 
 /// Timeout in milliseconds for connecting to the web server.
 const CONNECT_MS: u64 = 10_000;
-/// Maximum bytes per direction and turn. During a turn, datagrams of TURN clients wait. A client that stops
-/// reading also leaves at most this much in user space: 256 MiB in total at the default limit.
+/// Maximum bytes per direction and turn. During a turn, datagrams of TURN clients wait. If a client stops
+/// reading, at most this much of its data stays in user space: 256 MiB in total at the default limit.
 const TURN: u64 = 64 << 10;
 
 /// First poller token of these connections. The tokens lie between those of [`crate::peers`] and the poller's own.
@@ -358,7 +358,7 @@ impl HandedOn {
     /// Logs that a web server is unreachable, but not again until a connection to it has succeeded.
     fn report_down(&mut self, to: SocketAddr) {
         if !self.down.contains(&to) {
-            tracing::warn!(%to, "server.hand_on: the web server does not accept connections; closing its clients");
+            tracing::warn!(%to, "server.hand_on: the web server does not accept connections; closing its clients' connections");
             self.down.push(to);
         }
     }

@@ -249,7 +249,7 @@ impl Peers {
         match listener.socket.accept() {
             Ok(accepted) => accepted.map(|(socket, peer)| (listener.relay, socket, peer)),
             Err(error) => {
-                // Otherwise, the poller would report it again immediately.
+                // A listener that is still watched would be reported again immediately.
                 if is_exhaustion(&error) && poller.remove(&listener.socket).is_ok() {
                     listener.paused = true;
                     self.resume_ms.get_or_insert(now_ms + PAUSE_MS);

@@ -137,7 +137,7 @@ fn two_ports_are_used_alternately() {
 }
 
 #[test]
-fn only_port_is_reused_immediately() {
+fn single_port_of_a_range_is_reused_immediately() {
     let ports = ports(24_022..=24_022);
     assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Any), 0..3), [24_022; 3]);
     assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Even), 3..5), [24_022; 2]);
@@ -174,7 +174,7 @@ fn free_port_of_another_address_precedes_a_quarantined_one() {
 
 /// Random draws would usually miss the only free port.
 #[test]
-fn only_port_left_by_other_programs_is_found() {
+fn last_port_not_used_by_other_programs_is_found() {
     let range = 24_100..=24_163;
     let ports = ports(range.clone());
     let others: Vec<_> = range
@@ -220,7 +220,7 @@ fn free_ports_are_found_in_any_range() {
 }
 
 #[test]
-fn ports_held_by_others_differ_from_exhausted_ports() {
+fn ports_held_by_others_and_exhausted_ports_are_refused_differently() {
     let ports = ports(24_290..=24_297);
     let held: Vec<_> = (24_290..=24_295)
         .map(|port| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).unwrap())
@@ -279,7 +279,7 @@ fn even_port_reserves_its_neighbour_under_the_token() {
 }
 
 #[test]
-fn even_port_is_never_odd() {
+fn request_for_an_even_port_never_gets_an_odd_one() {
     let ports = ports(22_501..=22_504);
     let even = || ports.get(PortRequest::Even, 0).map(|opened| opened.relayed.port());
     let mut given = [even().unwrap(), even().unwrap()];

@@ -18,7 +18,7 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Proxied,
-    /// Not known until the first byte, which shows if the client uses TLS.
+    /// Not known until the first byte, which shows whether the client uses TLS.
     Unknown,
     Handshake,
     Open,

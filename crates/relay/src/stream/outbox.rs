@@ -141,7 +141,7 @@ impl Messages {
             self.bytes.extend(part);
             len += part.len();
         }
-        #[expect(clippy::cast_possible_truncation, reason = "a message has at most 64 KiB and a header")]
+        #[expect(clippy::cast_possible_truncation, reason = "a message is at most 64 KiB plus a header")]
         self.lengths.push_back(len as u32);
     }
 
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_messages_start_with_replies_and_are_never_cut() {
+    fn replies_precede_datagrams_and_whole_messages_are_never_cut() {
         let mut outbox = Outbox::new(100);
         for round in 0..50 {
             datagram(&mut outbox, "first");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_never_dropped_but_bounded() {
+    fn replies_are_bounded_but_never_dropped() {
         let mut outbox = Outbox::new(100);
         let reply = [7; 1024];
         for _ in 0..64 {

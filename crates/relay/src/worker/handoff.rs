@@ -1,6 +1,6 @@
 //! Messages between workers. With CONNECTION-IDs (RFC 6062) and mobility (RFC 8016), clients may arrive on a
-//! worker other than that of their allocation. No worker ever waits for a reply, and packets of other clients
-//! are never delayed by one.
+//! worker other than that of their allocation. Workers never wait for replies, so packets of other clients
+//! are not delayed.
 
 use std::sync::{
     Arc,
@@ -276,7 +276,7 @@ impl Worker {
     }
 
     /// Takes the relay sockets, except shared ones, from an allocation that moves. Allocations that move
-    /// between workers never share (`PortRequest::Own`).
+    /// between workers never share sockets (`PortRequest::Own`).
     pub(super) fn detach_sockets(&mut self, allocation: AllocationSlot) -> Sockets {
         // Queued datagrams must be sent before their socket is closed. The arena keeps data that has not been
         // routed yet.

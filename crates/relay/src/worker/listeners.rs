@@ -52,7 +52,7 @@ impl Worker {
         self.handed_on.limit(&streams.limits, config.workers);
         self.out.streams.reconfigure(Arc::clone(&layout), streams);
         self.out.dtls.reconfigure(layout, dtls, keys);
-        // Close them before new listeners reuse their places.
+        // Close listeners without clients before new listeners reuse their places.
         self.close_gone(now);
         let is_open = |closing: &Closing| {
             let mut placed = self.layout.placed(closing.transport);

@@ -249,7 +249,7 @@ mod tests {
         let head = Head::read(message.first_chunk().unwrap());
         assert_eq!((head.client, head.tos, head.ttl), (client(2), 7, 64));
         assert_eq!(&message[HEAD..len], b"datagram");
-        // A full queue loses only datagrams.
+        // When the queue is full, datagrams are dropped; the sender neither blocks nor fails.
         let passed = (0..1_000_000).take_while(|_| new.pass_on(&client(1), (0, 0), &[0; 1000])).count();
         assert!((1..1_000_000).contains(&passed));
     }

@@ -219,5 +219,5 @@ fn answer(client: &mut DtlsClient) -> Vec<u8> {
 }
 
 pub(crate) fn wait_for_no_allocation(world: &World) {
-    eventually("no allocation", || world.allocations() == 0);
+    eventually("all allocations have ended", || world.allocations() == 0);
 }

@@ -85,8 +85,8 @@ impl Custody {
             self.own_is_used = true;
             return self.own.into();
         };
-        // Still accepts anything made with the node's own key while it was alone, but makes nothing new
-        // with that key.
+        // Anything made with the node's own key while the node was alone is still accepted, but nothing new
+        // is made with that key.
         let own = self.own_is_used.then_some((u64::MAX, self.own));
         NonceKeys::new(oldest, all.chain(own))
     }

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_by_one_limit_releases_the_others() {
+    fn a_refusal_by_one_limit_leaves_nothing_counted_in_the_others() {
         for (of_realm, of_user, total, refusal, place) in [
             (None, 3, u32::MAX, QuotaRefusal::User, 0),
             (Some(3), 100, u32::MAX, QuotaRefusal::Everywhere, 1),

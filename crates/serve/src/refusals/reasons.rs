@@ -297,7 +297,7 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Draining, _) => "New clients must use another server; [[alternate]] redirects them.",
         (RequestRefusal::PeerFamily(_), _) => {
             "Usually nothing to do: clients try all candidates of a call. To reach such peers a client needs an allocation of their family, and \
-             relay.addresses an address of that family."
+             relay.addresses must contain an address of that family."
         }
         (RequestRefusal::Loop, _) => "Clients must not reach this server through itself.",
         (RequestRefusal::Tunnel, _) => {
@@ -412,8 +412,8 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
         "untrusted_proxy" => "a PROXY header from an address not in server.proxy_protocol_from",
         "duplicate" => "a PROXY header with the addresses of another open connection",
         "replies_unread" => "the client does not read its replies",
-        "evicted" => "closed without an allocation to make room for a new connection",
-        "limit_address" => "closed without an allocation to make room for a new connection from its address",
+        "evicted" => "closed to make room for a new connection (no allocation)",
+        "limit_address" => "closed to make room for a new connection from its address (no allocation)",
         "closed" => "the client closed the connection during the handshake",
         "garbage" => "received data is not TLS",
         "incompatible" => "no protocol version, cipher suite or signature in common",
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_and_single_refusals_name_the_same_keys() {
+    fn refusal_counters_and_single_refusals_name_the_same_keys() {
         for (kind, reason, keys) in [
             ("answer", "440", Why::Unproved(Method::Allocate, 440, RequestRefusal::Code).keys()),
             ("limit", "user", Why::Request(Method::Allocate, 486, RequestRefusal::UserQuota).keys()),

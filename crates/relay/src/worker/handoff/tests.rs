@@ -1,4 +1,4 @@
-//! Handoffs between two workers. The test delivers them itself to control losses and timing.
+//! Handoffs between two workers. The tests deliver the messages themselves to control losses and timing.
 #![allow(clippy::unwrap_used, reason = "clippy.toml exempts test functions, but not their helpers")]
 
 use std::{
@@ -148,7 +148,7 @@ fn dropped_allocation_request_is_repeated_on_the_next_datagram() {
 }
 
 #[test]
-fn stream_waits_for_a_full_queue_and_keeps_its_trailing_bytes() {
+fn stream_waits_while_the_queue_is_full_and_keeps_its_trailing_bytes() {
     let [mut owner, mut here] = workers();
     let words = [mobile(&mut owner), message(0x0001, 9, &[])].concat();
     fill(&here, 0, BACKLOG);

@@ -262,7 +262,13 @@ impl Bench {
         self.pass(1000 - self.now.ms % 1000);
         let (expected, found) = (self.expected(), self.flows.keys().into_iter().collect::<HashSet<_>>());
         let (left_over, missing) = (found.difference(&expected).count(), expected.difference(&found).count());
-        assert_eq!((left_over, missing), (0, 0), "of {} after {} binds", found.len(), self.binds);
+        assert_eq!(
+            (left_over, missing),
+            (0, 0),
+            "flows left over and missing, of {} after {} binds",
+            found.len(),
+            self.binds
+        );
         let clients =
             expected.iter().filter(|key| key.channel == [0; 2] && key.local_port == 3478_u16.to_be_bytes());
         let counted = u64::try_from(expected.len() - clients.count()).unwrap();

@@ -133,11 +133,11 @@ impl Node {
         match timeout_at(end, goodbye).await {
             Ok(Ok(())) => tracing::info!("this node has left the fleet"),
             Ok(Err(error)) => {
-                tracing::warn!("{error}; other nodes will notice by timeout that this node has left");
+                tracing::warn!("{error}; the other nodes will notice this departure only after a timeout");
             }
             Err(_) => {
                 tracing::warn!(
-                    "fleet store slow; the other nodes will notice by timeout that this node has left"
+                    "the fleet store is slow; the other nodes will notice this departure only after a timeout"
                 );
             }
         }
