@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn grant_covers_the_reported_use_and_at_most_what_is_left() {
+    fn grant_covers_the_reported_use_and_at_most_the_remainder() {
         assert_eq!(grant(100, 2, 0, 0, 10, 20), (20, 20, Level::Calm));
         assert_eq!(
             grant(100, 2, 0, 0, 10, 90),
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_share_is_a_share_of_what_is_left() {
+    fn equal_share_is_a_share_of_the_remainder() {
         let mut world = World::new(3);
         (0..100).for_each(|_| assert!(world.acquire(0, 300)));
         assert!(!world.acquire(0, 300));

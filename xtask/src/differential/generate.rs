@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_sequences() {
+    fn equal_seeds_give_equal_sequences() {
         assert_eq!(of(Kind::Requests), of(Kind::Requests));
         assert_ne!(
             sequence(7, 1, Kind::Requests, &ClientTransport::ALL),
