@@ -544,7 +544,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&mark=1",
-        "column 28: rule.kernel: mark may select a different route from the kernel path's; expected false, or a rule without this key",
+        "column 28: rule.kernel: mark can select a route that the kernel path does not use; expected false, or a rule without this key",
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&max_bytes_per_second_per_connection=1000",

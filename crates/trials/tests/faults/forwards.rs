@@ -95,7 +95,7 @@ fn a_worker_of_a_forwarder_stalls() {
         let says =
             |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
         let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0"))
-            .expect("this worked when it was checked before the row");
+            .expect("the thread could be frozen before the row");
         within(SOON, "the watchdog reports the stall", || says(forwarder, "a worker has been stuck"));
         thread::sleep(Duration::from_millis(500));
         drop(frozen);
@@ -106,11 +106,11 @@ fn a_worker_of_a_forwarder_stalls() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn no_descriptor_is_left_to_a_forwarder() {
+fn no_descriptor_is_left_for_a_forwarder() {
     // A connection needs two descriptors, and a session needs one.
     let forwarder = Forwarder::local(few_descriptors(Wanted::default(), 150));
     let row = Row::new(
-        "no_descriptor_is_left_to_a_forwarder",
+        "no_descriptor_is_left_for_a_forwarder",
         "forward: all descriptors used; more clients arrive",
     );
     let seen = forwarder.row(row, |forwarder, row| {

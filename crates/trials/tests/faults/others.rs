@@ -243,7 +243,7 @@ fn a_worker_stalls_with_the_kernel_path() {
         |links, server, row| {
             let flows = flows(server);
             let frozen = Frozen::thread(worker(server.pid(), "relay-0"))
-                .expect("this worked when it was checked before the row");
+                .expect("a thread could be frozen before the row");
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_secs(3)));
             assert!(
                 server.lines().iter().any(|line| line.contains(WATCHED)),

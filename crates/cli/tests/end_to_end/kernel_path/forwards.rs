@@ -288,7 +288,7 @@ fn rules_unsupported_by_the_kernel_stay_in_user_space() {
             rule(at(0, 5002), &target, "name=marked&mark=7"),
         ];
         let mut forward = links.forward(&rules.each_ref().map(String::as_str));
-        for (name, why) in [("slow", "a rate limit"), ("marked", "mark may select")] {
+        for (name, why) in [("slow", "a rate limit"), ("marked", "mark can select")] {
             let line = forward.program.line_with(&format!("rule {name}: its datagrams stay in user space"));
             assert!(line.contains(why), "{line}");
         }
