@@ -336,7 +336,7 @@ mod tests {
 
     /// A fleet of a thousand nodes reads every five seconds.
     #[test]
-    fn record_that_is_old_when_first_seen_is_doubted_by_all() {
+    fn record_that_is_old_when_first_seen_is_distrusted_by_all() {
         let (mut one, mut other) = (FleetMembers::default(), FleetMembers::default());
         let at = |ms: u64| 3_600_000 + ms;
         for members in [&mut one, &mut other] {

@@ -25,8 +25,8 @@ fn reflector(workers: u16) -> Reflector {
     Reflector::start(&config).unwrap()
 }
 
-/// A short run, since tests share the machine. `flags` are the workload's flags, then optionally `|` and flags
-/// of the run, which override the defaults below.
+/// A short run, since tests share the machine. `flags` are the workload's flags, then optionally `|` and
+/// flags of the run, which override the defaults below.
 fn load(server: SocketAddr, (kind, flags): (Work, &str)) -> StreamLoadConfig {
     let (own, run) = flags.split_once('|').unwrap_or((flags, ""));
     let target = parse(&format!("{server} --warmup 0.2 --duration 0.8 {run}")).unwrap();

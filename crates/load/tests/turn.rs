@@ -35,7 +35,7 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
                 &format!("--via {via} --clients {clients} --burst {burst} --size {size}"),
             );
             let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
-            // Number due in one second at 2,000/s, plus a burst per client.
+            // Datagrams due in one second at 2,000/s, plus a burst per client.
             assert!((1..=2_100).contains(&report.sent), "{context}");
             assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}");
             assert_eq!(report.sent, report.received, "{context}");
@@ -148,7 +148,7 @@ fn allocations_are_created_and_deleted() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // At most as many as were due; a busy machine starts fewer.
+    // At most as many requests as were due; a busy machine starts fewer.
     assert!((1..=201).contains(&report.sent), "{report:?}");
     wait_until_empty(&relay);
 }

@@ -32,7 +32,7 @@ fn outlives(
     let (listeners, stop) = (relay.listeners(), StopHandle::default());
     let outcome = thread::scope(|scope| {
         let running = scope.spawn(|| run(config, &stop, |_| {}));
-        eventually("all are relayed", || allocations(&relay) == CLIENTS as u64 && relayed(&relay) > 100);
+        eventually("data is relayed", || allocations(&relay) == CLIENTS as u64 && relayed(&relay) > 100);
         relay.stop();
         let second = relay_with(&Wishes::default(), |config| {
             replace(config);

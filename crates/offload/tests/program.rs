@@ -251,7 +251,8 @@ impl Program {
             .expect("the right type")
             .fd()
             .expect("the program is loaded");
-        let (result, bytes) = test_run(program.as_fd().as_raw_fd(), frame, &context, 0).expect("it runs");
+        let (result, bytes) =
+            test_run(program.as_fd().as_raw_fd(), frame, &context, 0).expect("the program runs");
         assert_eq!(
             (result, &bytes[..]),
             (u32::MAX, frame),

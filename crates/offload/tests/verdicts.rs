@@ -486,7 +486,7 @@ fn an_obstacle_is_named_and_the_kernel_relays_again_without_it() {
         );
         assert_eq!(bench.send(SOME).by_kernel, 0);
         run(&format!("ip xfrm policy delete {policy}"));
-        turnpike_testkit::eventually("it is gone", || bench.kernel.obstacle().is_none());
+        turnpike_testkit::eventually("the policy is gone", || bench.kernel.obstacle().is_none());
         turnpike_testkit::eventually("the kernel relays again", || bench.send(5).by_kernel > 0);
     });
 }

@@ -33,7 +33,8 @@ use crate::{
 
 pub trait CredentialStore: Users + Send + Sync {
     /// Continues a [`Users::check`] that returned [`CredentialCheck::NeedsLookup`]. Must not block.
-    /// `lookup` must be finished within 10 s, on any thread. Never called if the store always decides immediately.
+    /// `lookup` must be finished within 10 s, on any thread. Never called if the store always decides
+    /// immediately.
     fn look_up(&self, _query: CredentialQuery, _lookup: PendingLookup) {}
 }
 
@@ -206,9 +207,9 @@ impl Relay {
         Self::begin(fleet, config, &config.layout(), credentials, log, None)
     }
 
-    /// Takes over another process's sockets ([`crate::upgrade`]): the workers import its allocations and serve
-    /// no clients until they are started. The number of workers and the data path must match
-    /// the offer; `layout` is the offered layout after [`Layout::follow`] with the new listeners. On error,
+    /// Takes over another process's sockets ([`crate::upgrade`]): the workers import its allocations and
+    /// serve no clients until they are started. The number of workers and the data path must match the
+    /// offer; `layout` is the offered layout after [`Layout::follow`] with the new listeners. On error,
     /// the other process continues.
     pub fn start_from_handover(
         fleet: Option<Arc<dyn Fleet>>,

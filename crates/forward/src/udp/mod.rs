@@ -109,8 +109,8 @@ pub trait WorkerContext {
         let _ = (rule, now);
         false
     }
-    /// Number of rules of this process through which a client's traffic has come, or [`EndReason::Circle`] if
-    /// that number exceeds the limit.
+    /// Number of rules of this process through which a client has come, or [`EndReason::Circle`] if that number
+    /// exceeds the limit.
     fn hops(&mut self, rule: RuleKey, client: SocketAddr) -> Result<u8, EndReason> {
         let _ = (rule, client);
         Ok(0)

@@ -118,7 +118,7 @@ mod tests {
         mode(0o755);
         assert_eq!(
             ProgramFile::find(Some(&file)).map(|program| program.0),
-            Ok(file.canonicalize().expect("it exists"))
+            Ok(file.canonicalize().expect("the file exists"))
         );
         // The link target is both checked and run.
         symlink(&file, dir.at("link")).expect("the directory is writable");

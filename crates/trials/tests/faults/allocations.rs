@@ -10,7 +10,7 @@ use std::{
 use super::{Row, Server, or_thorough};
 use turnpike_trials::Load;
 
-/// Maximum p99 in milliseconds without a fault; on a two-core machine under load, it is a third of this.
+/// Maximum p99 in milliseconds without a fault; a two-core machine under load measures a third of this.
 const MOST_WITHOUT: f64 = 10.0;
 /// Maximum ratio of the p99 during a fault to the p99 without one.
 const MOST_UNDER: f64 = 2.0;

@@ -219,7 +219,7 @@ fn the_clock_jumps_forward_and_back() {
                     allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
                     timed.are_judged(server, jump);
                     says_so(jump, || server.lines(), said);
-                    // Takes half a minute each time.
+                    // All clients refresh within half a minute, too long for a quick run.
                     if rows().is_some() {
                         all_refresh(server, clients);
                         assert!(stale(server) >= before + u64::from(clients), "each client used an old nonce");

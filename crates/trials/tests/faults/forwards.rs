@@ -117,7 +117,7 @@ fn no_descriptor_is_left_for_a_forwarder() {
         let opened: Vec<TcpStream> = (0..300)
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
             .collect();
-        within(SOON, "the log reports it", || {
+        within(SOON, "the log reports the pause", || {
             forwarder.lines().iter().any(|line| line.contains("accepting pauses"))
         });
         let spent = cpu_ms(forwarder.pid());

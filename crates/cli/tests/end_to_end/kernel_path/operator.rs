@@ -236,13 +236,13 @@ fn flows_return_to_the_kernel_under_load() {
             .to(reflect.address)
             .with("--clients 200 --rate 15000 --duration 8")
             .start();
-        eventually("the kernel relays them", || server.across() > 5000);
+        eventually("the kernel relays the flows", || server.across() > 5000);
         let no_route = server.passes("no_route");
         links.inside(&["ip", "route", "add", "unreachable", "10.77.2.2/32"]);
         eventually("the kernel relays nothing", || server.passes("no_route") > no_route + 1000);
         links.inside(&["ip", "route", "del", "unreachable", "10.77.2.2/32"]);
         let before = server.across();
-        eventually("the kernel relays them again", || server.across() > before + 10_000);
+        eventually("the kernel relays the flows again", || server.across() > before + 10_000);
         assert_eq!(load.wait(SOON).code, Some(0));
     });
 }
