@@ -83,7 +83,7 @@ fn kernel_forwards_interactive_traffic_with_exact_totals() {
     let now = booked(&running);
     assert_eq!(now.to_target_bytes, said + more);
     let across = [0, 1].map(|way| now.kernel.bytes[way] - before.kernel.bytes[way]);
-    assert_eq!(across, [more, 2 * more], "the kernel forwarded all of them");
+    assert_eq!(across, [more, 2 * more], "the kernel forwarded all messages");
     assert_eq!(now.spliced_bytes, now.kernel.bytes.iter().sum::<u64>());
     drop(client);
     assert_eq!(read_all(&mut server), b"");

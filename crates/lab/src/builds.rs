@@ -248,7 +248,9 @@ mod tests {
         fs::write(&second, "sleep 3\n").unwrap();
         let [told] = &changes_since(&then)[..] else { panic!("one file has changed") };
         assert!(told.starts_with("b: /") && told.contains("/second has changed: then SHA-256 "), "{told}");
-        let [told] = &differences(&then, &look_at(directory.path()))[..] else { panic!("one has changed") };
+        let [told] = &differences(&then, &look_at(directory.path()))[..] else {
+            panic!("one build has changed")
+        };
         assert!(told.contains("/second differs from the measured build: then SHA-256 "), "{told}");
 
         let elsewhere = Dir::new();

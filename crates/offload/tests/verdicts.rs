@@ -120,8 +120,8 @@ impl Bench {
             Err(error) => panic!("{error}"),
         };
         let mut flows = kernel.flows().expect("a descriptor");
-        let socket = flows.socket().expect("one of eight");
-        let state = flows.state().expect("one of many");
+        let socket = flows.socket().expect("a free socket slot");
+        let state = flows.state().expect("a free state slot");
         let [local, from, remote, to] =
             [LISTENER, RELAY, CLIENT, PEER].map(|at| at.parse().expect("an address"));
         let flow = NewFlow {

@@ -374,7 +374,7 @@ fn draining_or_missing_server_is_not_upgraded() {
         asked.output()
     );
     let socket = run_directory().join(format!("{pid}.sock"));
-    assert!(!socket.exists(), "its socket is left behind");
+    assert!(!socket.exists(), "the socket was not removed");
     let asked = Program::run(&mut turnpike(&["upgrade", "--socket", &socket.display().to_string()]));
     assert!(asked.code == Some(1) && asked.stderr.contains("cannot connect to"), "{}", asked.output());
 }

@@ -112,7 +112,7 @@ mod tests {
         };
         for strangers in [0o775, 0o757] {
             mode(strangers);
-            let error = ProgramFile::find(Some(&file)).expect_err("others can write to it");
+            let error = ProgramFile::find(Some(&file)).expect_err("other users can write to the program");
             assert!(error.contains("can write to it"), "{error}");
         }
         mode(0o755);

@@ -525,7 +525,7 @@ fn reload_uses_the_new_range_and_keeps_open_ports() {
     ports.reconfigure(&config(next, 23_700..=23_719));
     assert!(
         ports.are_relayed(opened.relayed, RelayTransport::Udp),
-        "still known by its old external address"
+        "the port is still known by its old external address"
     );
     assert!(ports.are_relayed(bound, RelayTransport::Udp));
     let mut told = std::collections::HashSet::new();

@@ -225,7 +225,7 @@ fn the_clock_jumps_forward_and_back() {
                         assert!(stale(server) >= before + u64::from(clients), "each client used an old nonce");
                     }
                 }
-                assert_eq!(at_home.asks(USER, PASSWORD), None, "its nonce is valid at this time");
+                assert_eq!(at_home.asks(USER, PASSWORD), None, "the client's nonce is valid at this time");
                 row.note(
                     "new allocations are granted at each of these times, and log lines have the matching date; a nonce from another time \
                      gets 438 with a fresh one; mobility tickets stay valid; expired time-limited users and access tokens (401) are valid \

@@ -197,7 +197,7 @@ fn upgraded_with_the_kernel_path() {
             for _ in 0..2 {
                 ends(server.upgraded.upgrade());
                 goes_across(server, before.0 / 2);
-                assert_eq!((flows(server), without_flow(server)), before, "some flow was missing");
+                assert_eq!((flows(server), without_flow(server)), before, "a flow was missing");
             }
             row.note("every flow stayed in the kernel");
         },

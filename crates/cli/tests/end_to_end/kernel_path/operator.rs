@@ -140,7 +140,8 @@ fn clients_and_peers_behind_routers_are_reached() {
         let home = ip("10.77.8.8");
         for device in ["c", "p"] {
             // The machine does not answer ARP requests for these addresses on the link itself.
-            fs::write(format!("/proc/sys/net/ipv4/conf/{device}/arp_ignore"), "1").expect("this test's own");
+            fs::write(format!("/proc/sys/net/ipv4/conf/{device}/arp_ignore"), "1")
+                .expect("the test's own namespace");
         }
         for address in [far[0], far[1], home] {
             let bits = if address.is_ipv4() { 32 } else { 128 };

@@ -154,7 +154,7 @@ fn clients_still_share_a_relayed_address_after_an_upgrade() {
         for pair in pairs {
             ends_with_its_total(pair, &mut server);
         }
-        assert_eq!(flows(&server), 2, "those of the new client");
+        assert_eq!(flows(&server), 2, "the new client's flows");
     });
 }
 

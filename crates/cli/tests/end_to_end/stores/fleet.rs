@@ -210,7 +210,7 @@ fn quota_of_a_killed_node_is_returned_by_another() {
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
     assert_eq!([a.allocate(USER, PASSWORD), a.allocate(USER, PASSWORD)], [None, None]);
-    eventually("the other node has learned of it", || {
+    eventually("the other node knows of the usage", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD) == Some(486)
     });
@@ -338,7 +338,7 @@ fn emptied_store_is_filled_again() {
         taken += u32::from(a.allocate(USER, PASSWORD).is_none());
         taken == 4
     });
-    eventually("the other node has learned of it", || {
+    eventually("the other node knows of the usage", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD) == Some(486)
     });
@@ -418,7 +418,11 @@ fn upgraded_node_keeps_its_identity() {
         ends(old);
         assert_eq!(ids(&a), allocations, "the allocations keep their IDs");
         a.waits_for(&[("a", if drains { "draining" } else { "serving" }), ("b", "serving")]);
-        assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number and all keys are the same");
+        assert_eq!(
+            of_a(&b.json(&["fleet", "status"])),
+            before,
+            "the node's number and all keys are the same"
+        );
         for node in [&a, &b] {
             let known = stun::Challenge { realm: realm.clone(), nonce: nonce.clone() };
             assert_eq!(
