@@ -11,12 +11,12 @@ const START: Duration = Duration::from_secs(60);
 /// `version NAMES`, then a line per [`Sample`].
 pub(super) struct Client {
     pub(super) name: &'static str,
-    /// Below `target/interop`.
+    /// Path below `target/interop`.
     program: &'static str,
-    /// Below `tests/interop`.
+    /// Path below `tests/interop`.
     script: Option<&'static str>,
     arguments: &'static [&'static str],
-    /// Working directory, below `target/interop`.
+    /// Working directory, as a path below `target/interop`.
     directory: &'static str,
     pub(super) transports: &'static [(&'static str, Outcome)],
 }
