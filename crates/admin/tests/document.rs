@@ -39,7 +39,7 @@ fn each_request_body_has_a_working_example() {
             let example = &document.pointer(place.trim_start_matches('#')).unwrap()["example"];
             assert!(example.is_object(), "{method} {path}: {place} has no example");
             let answer = running.ask(&method.to_uppercase(), path, Some(&example.to_string()));
-            // There may be no secret or listener yet to issue a credential.
+            // The server may still lack the secret or the listener that a credential needs.
             let is_taken = answer.status < 300 || (path == "/v1/credentials" && answer.status == 409);
             assert!(is_taken, "{method} {path} with {example}: {answer:?}");
             tried += 1;

@@ -118,7 +118,7 @@ fn clients_on_a_shared_socket_have_their_own_addresses() {
         assert_eq!((report.reordered, report.errors.len()), (0, 0), "{via}: {report:?}");
         assert!(report.sent > 100, "{via}: {report:?}");
     }
-    // This machine does not have these addresses.
+    // This machine has no address with the client prefix (RFC 5737).
     let elsewhere = load(&relay, &reflector, "--client-prefix 198.51.100.0/24");
     let error = quiet(&elsewhere).unwrap_err().to_string();
     assert!(error.contains("198.51.100.1 (--client-prefix)"), "{error}");
@@ -139,7 +139,7 @@ fn a_window_bounds_a_flood() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--rate max --window 64 --burst 16 --clients 2");
     assert!(report.received > 1_000, "{report:?}");
-    // Both windows bound the packets in flight at the end of the run.
+    // Each client's window bounds its packets in flight at the end of the run.
     assert!(report.lost <= 128, "{report:?}");
 }
 

@@ -271,7 +271,7 @@ impl Program {
         self.flows.insert(flow.key, flow, 0).expect("there is room");
     }
 
-    /// Nothing is in user space any more.
+    /// Marks all sockets as drained, so that no datagram is in user space any more.
     pub(crate) fn settle(&mut self) {
         self.reset_counts();
         for slot in 0..PLACES {

@@ -289,7 +289,7 @@ fn a_ticket_lost_with_its_stream_is_valid_until_data_arrives() {
     world.server.disconnected(world.now, &stream(41_005));
     assert_eq!(present(&mut world, stream(41_006), &first).code(), Some(400));
     present(&mut world, stream(41_006), &last).success();
-    // Here data arrives after the move, and the next ticket behaves like the previous one.
+    // If data arrives after the move, the next ticket is spent too.
     assert!(speaks(&mut world, stream(41_006)).goes_to_peer());
     assert_eq!(present(&mut world, stream(41_007), &last).code(), Some(400));
 }

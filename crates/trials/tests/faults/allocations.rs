@@ -154,7 +154,7 @@ impl Turns {
             row.void(format!("allocation p99 without the fault: {without:.2} ms, above {MOST_WITHOUT}"));
         }
         row.limit(&format!("ratio of allocation p99 {when}"), under / without, MOST_UNDER);
-        // These turns cannot be repeated, and the first request of a user may have to wait for a query.
+        // The turns right after the fault cannot be repeated, and the first request of a user may have to wait for a query.
         if after_count {
             row.limit("allocation p99 right after it, ms", right_after, MOST_WITHOUT);
         }

@@ -255,7 +255,7 @@ fn a_worker_stalls_with_the_kernel_path() {
                 "the watchdog reports the stall"
             );
             drop(frozen);
-            // Not all packets, because bursts and the datagrams after them wait for the worker.
+            // The kernel does not relay all packets, because bursts and the datagrams after them wait for the worker.
             assert!(all > 0 && sent > all / 2, "{sent} of {all} packets were sent to clients");
             row.note(format!("{sent} packets sent to clients in the meantime (expected {all})"));
         },

@@ -257,7 +257,7 @@ fn smaller_mtu_is_respected_under_traffic() {
         let too_big = server.passes("too_big");
         for (mtu, len) in [("1280", 1260), ("1500", 1400), ("1000", 990), ("1500", 1400)] {
             links.inside(&["ip", "link", "set", "p", "mtu", mtu]);
-            // Only towards the peer: the peer's own MTU limits its datagrams.
+            // Tests only the direction to the peer, because the peer's own MTU limits its datagrams.
             let payload = vec![7; len];
             pair.client.send(0x4001, &payload);
             assert_eq!(received(&pair.peer).0, payload);
