@@ -24,7 +24,9 @@ mod tests {
     use super::*;
 
     fn id(made: &Made) -> Option<CertificateIdentifier<'static>> {
-        certificate_id(&Identity::from_pem(made.pem.as_bytes(), made.key.as_bytes()).expect("it is usable"))
+        certificate_id(
+            &Identity::from_pem(made.pem.as_bytes(), made.key.as_bytes()).expect("the certificate is usable"),
+        )
     }
 
     /// The serial number from the example in RFC 9773 section 4.1. Its first bit is set, so DER puts a
@@ -35,7 +37,7 @@ mod tests {
             params.serial_number = Some(vec![0x87, 0x65, 0x43, 0x21].into());
             params.use_authority_key_identifier_extension = true;
         });
-        assert_eq!(id(&made).expect("it names its authority").serial, "AIdlQyE");
+        assert_eq!(id(&made).expect("the certificate names its authority").serial, "AIdlQyE");
     }
 
     #[test]

@@ -143,7 +143,10 @@ mod tests {
             let name: CertificateName = name.parse().expect("a name");
             // More than the limit on simultaneous challenges.
             for _ in 0..200 {
-                drop(ShownCertificate::new(Arc::clone(&tls), &name, &[7; 32]).expect("it can be shown"));
+                drop(
+                    ShownCertificate::new(Arc::clone(&tls), &name, &[7; 32])
+                        .expect("the certificate can be shown"),
+                );
             }
         }
     }

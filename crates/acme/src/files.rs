@@ -175,7 +175,8 @@ mod tests {
         assert!(files.certificate(&name).is_none());
         for _ in 0..2 {
             let made = Certificate::new(&["turn.example.org"]);
-            let validity = files.put_certificate(&name, CA, &made.pem, &made.key).expect("it is usable");
+            let validity =
+                files.put_certificate(&name, CA, &made.pem, &made.key).expect("the certificate is usable");
             let found = files.certificate(&name).expect("written");
             assert!(!files.is_foreign(&name, CA) && files.is_foreign(&name, "https://staging.example/dir"));
             assert_eq!(
@@ -221,7 +222,7 @@ mod tests {
             OrderFiles::new(dir.at("absent")).check_room().expect_err("there is no directory").to_string();
         assert!(error.contains("absent/room: ") && error.contains("must exist, be writable"), "{error}");
         let file = dir.file("file", "");
-        let error = OrderFiles::new(file.join("acme")).lock().expect_err("it is a file").to_string();
+        let error = OrderFiles::new(file.join("acme")).lock().expect_err("the parent is a file").to_string();
         assert!(error.contains("must exist, be writable"), "{error}");
     }
 

@@ -105,8 +105,8 @@ mod tests {
     use super::*;
 
     async fn ask(address: SocketAddr, request: &str) -> String {
-        let mut stream = TcpStream::connect(address).await.expect("it listens");
-        stream.write_all(request.as_bytes()).await.expect("it reads");
+        let mut stream = TcpStream::connect(address).await.expect("the server listens");
+        stream.write_all(request.as_bytes()).await.expect("the server reads");
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer).await;
         answer

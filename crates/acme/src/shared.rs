@@ -377,16 +377,16 @@ mod tests {
         let text = files[0].certificate_text(&name);
         let a = start(&all[0], &storage);
         let from = shared(&storage, &all[0]);
-        eventually("the storage has it", async || from.certificate(&name).await == Ok(text.clone())).await;
+        eventually("the copy is stored", async || from.certificate(&name).await == Ok(text.clone())).await;
         let b = start(&all[1], &Memory("b", Arc::clone(&storage.1)));
-        eventually("another server has it", async || files[1].certificate_text(&name) == text).await;
+        eventually("another server has a copy", async || files[1].certificate_text(&name) == text).await;
         drop(a);
         storage.1.fields.lock().expect("no panic").clear();
         storage.1.changes.send_replace(());
-        eventually("the storage has it again", async || from.certificate(&name).await == Ok(text.clone()))
+        eventually("the copy is stored again", async || from.certificate(&name).await == Ok(text.clone()))
             .await;
         let c = start(&all[2], &Memory("c", Arc::clone(&storage.1)));
-        eventually("a third server has it", async || files[2].certificate_text(&name) == text).await;
+        eventually("a third server has a copy", async || files[2].certificate_text(&name) == text).await;
         assert_eq!((failed(&b), failed(&c)), (0, 0), "nothing was ordered");
         eventually("the reservation ends", async || storage.1.owner.lock().expect("no panic").is_none())
             .await;
@@ -404,8 +404,8 @@ mod tests {
         storage.1.changes.send_replace(());
         eventually("the order fails", async || failed(&a) == 1).await;
         let b = start(&all[1], &Memory("b", Arc::clone(&storage.1)));
-        eventually("the other server knows", async || failures(&b.status()).is_some()).await;
-        let (count, why) = failures(&b.status()).expect("it failed");
+        eventually("the other server learns of it", async || failures(&b.status()).is_some()).await;
+        let (count, why) = failures(&b.status()).expect("the order failed");
         assert!(count == 1 && why.starts_with("a: ") && why.contains("cannot be reached"), "{why}");
         for _ in 0..10 {
             storage.1.changes.send_replace(());
@@ -435,7 +435,7 @@ mod tests {
         let b = shared(&Memory("b", Arc::clone(&storage.1)), &settings);
         let proof = Proof { token: "TOKEN".to_owned(), text: "TOKEN.THUMB".to_owned() };
         for (name, is_ours) in [("other.example.org", false), (NAME, true)] {
-            b.put_challenge(&name.parse().expect("a name"), &proof).await.expect("it is kept");
+            b.put_challenge(&name.parse().expect("a name"), &proof).await.expect("the challenge is kept");
             let found = ask().await;
             assert_eq!(found.is_some_and(|answer| answer.ends_with("TOKEN.THUMB")), is_ours, "{name}");
         }
@@ -454,15 +454,15 @@ mod tests {
                 let name = if kind == "account" { "" } else { NAME };
                 (from.field(kind, name), Zeroizing::new(text.as_bytes().to_vec()))
             });
-            storage.write(fields.into()).await.expect("it is kept");
+            storage.write(fields.into()).await.expect("the fields are kept");
             storage
                 .write(vec![(from.field("challenge", ""), Zeroizing::new(text.into()))])
                 .await
                 .expect("kept");
             assert_eq!(from.challenge().await, Ok(None));
-            assert_eq!(from.orders(names).await.expect("they are read").len(), 1);
+            assert_eq!(from.orders(names).await.expect("the orders are read").len(), 1);
             let acme = start(&settings, &storage);
-            eventually("it orders on its own", async || failed(&acme) == 1).await;
+            eventually("the server orders on its own", async || failed(&acme) == 1).await;
             *storage.1.owner.lock().expect("no panic") = None;
         }
     }

@@ -512,7 +512,7 @@ mod tests {
                     }
                 }
             };
-            let failed = timeout(Duration::from_secs(20), failed).await.expect("it fails");
+            let failed = timeout(Duration::from_secs(20), failed).await.expect("the order fails");
             let error = failed.error.expect("with a reason");
             assert!(error.contains(kind) && error.contains("too many new accounts"), "{error}");
             assert!((before + 7200..=now() + 7200).contains(&failed.next), "{} s", failed.next - before);

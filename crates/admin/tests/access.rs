@@ -104,7 +104,7 @@ fn page_of_another_origin_can_neither_change_nor_read() {
             }
         }
     }
-    // Refused over the socket as well, in case a proxy is in front of it.
+    // Foreign origins are refused over the Unix socket too, in case a proxy is in front of it.
     let mut stream = std::os::unix::net::UnixStream::connect(running.dir.path("a.sock")).unwrap();
     let foreign = request("POST", "/v1/reload", "localhost", &[("Origin", "http://evil.example")], None);
     assert_eq!(crate::support::exchange(&mut stream, &foreign).problem(403), "foreign_origin");

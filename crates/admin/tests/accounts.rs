@@ -140,8 +140,8 @@ fn configured_items_cannot_be_changed_in_the_store() {
         assert!(text.starts_with("user \"alice\"") && text.contains("auth.users"), "{text}");
         refused(backend.remove_user("alice", None, false, &mut Vec::new()).expect_err("configured"));
         refused(backend.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("configured"));
-        // An item that is in both places is removed from the store, with a note that the configuration
-        // still has it.
+        // An item in both the store and the configuration is removed from the store, with a note that the
+        // configuration still has it.
         let both = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
         backend.add_secret(both, None, false, &mut Vec::new()).expect("one more");
         let text = shown(|out| backend.remove_secret(&mark, None, false, out));

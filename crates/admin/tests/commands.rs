@@ -30,7 +30,7 @@ fn allocations_are_shown_as_a_table_or_json_array() {
     assert!(lines.next().unwrap().starts_with("ID "), "{text}");
     for (client, relayed) in &clients {
         let address = client.local_addr().unwrap().to_string();
-        let line = text.lines().find(|line| line.contains(&address)).expect("its line");
+        let line = text.lines().find(|line| line.contains(&address)).expect("the client's line");
         assert!(line.contains(&relayed.to_string()) && line.contains(" udp "), "{line}");
     }
     assert_eq!(lines.count(), 3);

@@ -151,7 +151,7 @@ fn token_lifetime_is_limited_by_its_key() {
     assert_eq!((&server["username"], &server["credentialType"]), (&json!("east"), &json!("oauth")));
     let bytes = |name: &str| STANDARD.decode(server["credential"][name].as_str().unwrap()).unwrap();
     let token = AccessToken::open(&TokenKey::A256Gcm([7; 32]), "turn.example.org", &bytes("accessToken"));
-    let token = token.expect("it opens");
+    let token = token.expect("the token opens");
     assert_eq!((token.mac_key(), token.lifetime), (&bytes("macKey")[..], 300));
     assert_eq!((&told["ttl"], &server["urls"]), (&json!(300), &uris(&running)));
     for (body, code) in [

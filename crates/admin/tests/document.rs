@@ -39,7 +39,7 @@ fn each_request_body_has_a_working_example() {
             let example = &document.pointer(place.trim_start_matches('#')).unwrap()["example"];
             assert!(example.is_object(), "{method} {path}: {place} has no example");
             let answer = running.ask(&method.to_uppercase(), path, Some(&example.to_string()));
-            // There may be no secret or listener yet to issue a credential.
+            // The server may still lack the secret or the listener that a credential needs.
             let is_taken = answer.status < 300 || (path == "/v1/credentials" && answer.status == 409);
             assert!(is_taken, "{method} {path} with {example}: {answer:?}");
             tried += 1;
@@ -61,7 +61,7 @@ fn check_example(document: &Value, name: &str, schema: &Value, example: &Value) 
 fn each_body_has_an_example_that_matches_its_schema() {
     let document = Running::start(None, |_, _| {}).get("/openapi.json").ok();
     let resolved = |value: &Value| match value["$ref"].as_str() {
-        Some(place) => document.pointer(place.trim_start_matches('#')).expect("it exists").clone(),
+        Some(place) => document.pointer(place.trim_start_matches('#')).expect("a target").clone(),
         None => value.clone(),
     };
     let mut checked = 0;
@@ -71,7 +71,7 @@ fn each_body_has_an_example_that_matches_its_schema() {
             let bodies = bodies.map(|(status, response)| (status.as_str(), resolved(response)));
             for (status, body) in bodies.chain([("request", operation["requestBody"].clone())]) {
                 for (media, content) in body["content"].as_object().into_iter().flatten() {
-                    // These are documents of their own.
+                    // The OpenAPI document, the page and the metrics need no example.
                     if path == "/openapi.json" && status == "200"
                         || media == "text/html"
                         || media.contains("openmetrics")

@@ -121,7 +121,7 @@ fn forwarded_requests_keep_the_clients_access() {
     };
     assert_eq!(ask("GET", &path, READ).status, 200);
     assert_eq!(ask("DELETE", &path, READ).problem(403), "read_only");
-    // Requests that need full access there also need it here.
+    // A request that needs full access on the other node also needs it on this one.
     let secrets = "/v1/fleet/nodes/b/v1/secrets";
     assert_eq!(ask("GET", secrets, READ).problem(403), "read_only");
     assert_eq!(nodes[0].ask_tcp("GET", secrets, &[]).problem(401), "no_token");

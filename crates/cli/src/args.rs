@@ -457,7 +457,7 @@ mod tests {
         for name in ["TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER", "TURNPIKE_FORWARD_CONFIG"] {
             assert!(documented.iter().any(|found| found == name), "{name} is missing from the help texts");
         }
-        // These are placeholders for any key.
+        // Placeholders that stand for any key.
         let of_any = ["TURNPIKE_SECTION_KEY", "TURNPIKE_SECTION_KEY_FILE"];
         for name in documented.iter().filter(|name| !of_any.contains(&name.as_str())) {
             assert!(known.contains(name), "{name}");

@@ -120,7 +120,7 @@ fn closed_output_pipe_is_not_a_failure() {
         .spawn()
         .expect("the binary starts");
     drop(child.stdout.take());
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("the program ends");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 

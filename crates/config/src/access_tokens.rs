@@ -78,12 +78,12 @@ mod tests {
         let made = access_token(&Secret::new(&*text), "north", "turn.example.org", 60, ([1; 32], [2; 12]))
             .expect("a key");
         let field = |name: &str| {
-            let line = made.lines().find_map(|line| line.strip_prefix(name)).expect("it exists");
+            let line = made.lines().find_map(|line| line.strip_prefix(name)).expect("the field exists");
             line.trim_start_matches(": ").to_owned()
         };
         let bytes = STANDARD.decode(field("access_token")).expect("base64");
         let key = token_key(&Secret::new(text)).expect("a key");
-        let token = AccessToken::open(&key, "turn.example.org", &bytes).expect("it opens");
+        let token = AccessToken::open(&key, "turn.example.org", &bytes).expect("the token opens");
         assert_eq!(STANDARD.encode(token.mac_key()), field("mac_key"));
         assert_eq!((token.lifetime, field("username").as_str()), (60, "north"));
         assert!(AccessToken::open(&key, "turn.example.com", &bytes).is_err());

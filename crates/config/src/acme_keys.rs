@@ -139,7 +139,7 @@ impl FromStr for CertificateName {
 }
 
 pub(super) const NAMES: Kind<Vec<CertificateName>> = list_of!(
-    "a list of names and IP addresses under which clients reach this server, such as [\"turn.example.org\"], [] for none",
+    "a list of names and IP addresses under which clients reach this server, such as [\"turn.example.org\"], or [] for none",
     |text| text.parse::<CertificateName>()
 );
 
@@ -169,7 +169,7 @@ pub(super) const CHALLENGE: Kind<AcmeChallenge> = named!(
 );
 
 pub(super) const HOOK: Kind<Option<PathBuf>> = Kind::one(
-    "the absolute path of a program, \"\" for none",
+    "the absolute path of a program, or \"\" for none",
     |reader, node| {
         reader.parsed(node, |text| match text {
             "" => Ok(None),

@@ -43,7 +43,7 @@ const DOMAIN: Kind<Option<String>> = Kind::one(
 );
 
 const TRANSPORTS: Kind<Vec<Transport>> = Kind::list(
-    "a list of \"udp\", \"tcp\", \"tls\" and \"dtls\", [] for all of them",
+    "a list of \"udp\", \"tcp\", \"tls\" and \"dtls\", or [] for all of them",
     |reader, node| reader.list(node, |reader, node| reader.parsed_as(node)),
     |transports| list(transports.iter().map(|transport| quoted(transport.into()))),
 );

@@ -57,7 +57,7 @@ pub(crate) const ORIGINS: Kind<Vec<String>> = list_of!(
 );
 
 pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
-    "a list of host names or addresses by which clients reach this server, such as [\"turn.example.org\"], [] to detect them",
+    "a list of host names or addresses by which clients reach this server, such as [\"turn.example.org\"], or [] to detect them",
     |text| match text.parse::<IpAddr>() {
         Ok(ip) if ip.is_unspecified() || ip.is_multicast() => Err("clients cannot connect to it"),
         Ok(ip) => Ok(ip.to_string()),
@@ -66,7 +66,7 @@ pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
 );
 
 pub(crate) const URIS: Kind<Vec<String>> = Kind::list(
-    "a list of TURN URIs (RFC 7065) such as [\"turn:turn.example.org:3478?transport=udp\"], [] to derive them",
+    "a list of TURN URIs (RFC 7065), such as [\"turn:turn.example.org:3478?transport=udp\"], or [] to derive them",
     |reader, node| {
         let check = reader.checks.turn_uri;
         reader.list(node, |reader, node| reader.parsed(node, check))

@@ -75,7 +75,7 @@ pub enum FleetRedirect {
 }
 
 pub(super) const URL: Kind<Option<Secret>> = Kind::one(
-    "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST, \"\" for no fleet",
+    "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST, or \"\" for no fleet",
     |reader, node| match &node.value {
         Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0]).map(Some),
         _ => reader.secret(node).map(|url| Some(url).filter(|url| !url.reveal().is_empty())),
@@ -116,7 +116,7 @@ pub(super) const NAME_OR_NONE: Kind<Option<NodeName>> = Kind::one(
 );
 
 pub(super) const ADDRESSES: Kind<Vec<Entrance>> = list_of!(
-    "a list of \"udp://ADDR:PORT\", \"tcp://...\", \"tls://...\" and \"dtls://...\" that clients use to reach this node, [] for those of its listeners",
+    "a list of \"udp://ADDR:PORT\", \"tcp://...\", \"tls://...\" and \"dtls://...\" that clients use to reach this node, or [] for those of its listeners",
     |text| text.parse::<Entrance>()
 );
 

@@ -346,7 +346,7 @@ pub(crate) mod kind {
     );
 
     pub(crate) const FILE: Kind<Option<PathBuf>> = Kind::one(
-        "the path of a file, \"\" for none",
+        "the path of a file, or \"\" for none",
         |reader, node| reader.text(node).map(|path| (!path.is_empty()).then(|| PathBuf::from(path))),
         |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
     );

@@ -17,7 +17,7 @@ use super::{
 use crate::{RelayPlace, Secret, relay_keys, secret::MASK};
 
 pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
-    list_of!("a list of \"ADDR:PORT\" such as [\"0.0.0.0:3478\", \"[::]:3478\"]", |text| {
+    list_of!("a list of \"ADDR:PORT\", such as [\"0.0.0.0:3478\", \"[::]:3478\"]", |text| {
         address(text.trim())
     });
 
@@ -55,13 +55,14 @@ pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
 );
 
 /// Like [`ADDRESSES`], but the example has TURN's port for TLS and DTLS.
-pub(super) const SECURE_ADDRESSES: &str = "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]";
+pub(super) const SECURE_ADDRESSES: &str =
+    "a list of \"ADDR:PORT\", such as [\"0.0.0.0:5349\", \"[::]:5349\"]";
 
 pub(super) const REALM: Kind<String> =
     text!("a name of 1 to 127 characters without control characters, \" or \\", is_realm);
 
 pub(super) const SOFTWARE: Kind<String> =
-    text!("a name of at most 127 characters, \"\" to send none", |software| {
+    text!("a name of at most 127 characters, or \"\" to send none", |software| {
         software.chars().count() <= 127 && !software.contains(char::is_control)
     });
 
@@ -123,7 +124,7 @@ pub(super) const SECRETS: Kind<Vec<Secret>> = Kind::list(
 .secret();
 
 pub(super) const CIDRS: Kind<Vec<Cidr>> =
-    list_of!("a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]", |text| {
+    list_of!("a list of prefixes, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]", |text| {
         without_zone(text.trim())?.parse::<Cidr>()
     });
 

@@ -39,7 +39,7 @@ pub struct TokenKeySettings {
 }
 
 pub(super) const SERVER_NAME: Kind<String> =
-    text!("a name of at most 255 bytes without control characters, \"\" for server.realm", |name| {
+    text!("a name of at most 255 bytes without control characters, or \"\" for server.realm", |name| {
         name.len() <= 255 && !name.contains(char::is_control)
     });
 

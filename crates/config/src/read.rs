@@ -1,4 +1,5 @@
-//! Typed readers for one value. They report the position and the expected form, and continue.
+//! Typed readers for one value. If the value is invalid, they report its position and the expected form, and
+//! reading continues.
 
 use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 

@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn both_names_in_one_source_are_an_error() {
         let text = "[limits]\nmax_allocation_duration = 600\nsession_length = 3600\n";
-        let Mistakes(mistakes) = load(text, &[]).expect_err("both are set");
+        let Mistakes(mistakes) = load(text, &[]).expect_err("both names are set");
         assert_eq!(mistakes.len(), 1, "{mistakes:?}");
         let shown = mistakes[0].to_string();
         assert!(
@@ -288,7 +288,7 @@ mod tests {
         );
         let environment =
             [("TURNPIKE_LIMITS_MAX_ALLOCATION_DURATION", "60"), ("TURNPIKE_LIMITS_SESSION_LENGTH", "61")];
-        let Mistakes(mistakes) = load("", &environment).expect_err("both are set");
+        let Mistakes(mistakes) = load("", &environment).expect_err("both names are set");
         assert!(mistakes[0].to_string().contains("TURNPIKE_LIMITS_SESSION_LENGTH"), "{mistakes:?}");
     }
 

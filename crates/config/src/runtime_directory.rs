@@ -110,8 +110,8 @@ mod tests {
         let dir = Dir::new();
         let made = dir.at("made");
         prepare(&made).expect("created");
-        assert_eq!(fs::metadata(&made).expect("it exists").mode() & 0o777, 0o700);
-        prepare(&made).expect("it exists");
+        assert_eq!(fs::metadata(&made).expect("the directory exists").mode() & 0o777, 0o700);
+        prepare(&made).expect("the directory exists");
         fs::set_permissions(&made, fs::Permissions::from_mode(0o777)).expect("the test's own file");
         assert!(prepare(&made).is_err());
         assert!(prepare(&dir.at("not/made")).is_err());

@@ -63,8 +63,8 @@ settings! {
         tls: TlsSettings = TlsSettings::default(),
             reload "tls.listen" .listen keys::ADDRESSES => keys::SECURE_ADDRESSES,
             reload "tls.only" .only kind::SWITCH,
-            reload "tls.cert" .cert kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none",
-            reload "tls.key" .key kind::FILE => "the path of a PEM file with the private key, \"\" for none",
+            reload "tls.cert" .cert kind::FILE => "the path of a PEM file with the certificate chain, or \"\" for none",
+            reload "tls.key" .key kind::FILE => "the path of a PEM file with the private key, or \"\" for none",
             reload "tls.certificates" .certificates keys::CERTIFICATES,
             reload "tls.acme" .acme acme_keys::NAMES;
         acme: AcmeSettings = AcmeSettings::default(),
@@ -177,15 +177,15 @@ settings! {
             start "fleet.url" .url fleet_keys::URL,
             start "fleet.secret" .secret fleet_keys::SECRET,
             start "fleet.name" .name fleet_keys::NAME,
-            start "fleet.node" .node fleet_keys::NAME_OR_NONE => "a name of 1 to 64 letters, digits, dots, hyphens and underscores, \"\" for the machine's name",
+            start "fleet.node" .node fleet_keys::NAME_OR_NONE => "a name of 1 to 64 letters, digits, dots, hyphens and underscores, or \"\" for the machine's name",
             start "fleet.zone" .zone fleet_keys::NAME_OR_NONE,
             start "fleet.addresses" .addresses fleet_keys::ADDRESSES,
             start "fleet.balancer_ports" .balancer_ports fleet_keys::PORTS,
             start "fleet.domain" .domain fleet_keys::DOMAIN,
             reload "fleet.redirect" .redirect fleet_keys::REDIRECT,
-            reload "fleet.allocations" .allocations number!(u32, "a number of allocations, 0 for no limit", 0..=1_000_000_000),
+            reload "fleet.allocations" .allocations number!(u32, "a number of allocations, or 0 for no limit", 0..=1_000_000_000),
             reload "fleet.bits_per_second" .bits_per_second
-                number!(u64, "bits a second, 0 if unknown", 0..=1_000_000_000_000_000),
+                number!(u64, "bits a second, or 0 if unknown", 0..=1_000_000_000_000_000),
             reload "fleet.key_rotation" .key_rotation number!(u32, "seconds", 3600..=2_592_000),
             start "fleet.coturn_status" .coturn_status kind::SWITCH;
         admin: AdminSettings = AdminSettings::on_port(9641),
@@ -200,7 +200,7 @@ settings! {
             start "admin.read_client_ca" .read_client_ca kind::FILE;
         credentials: CredentialsSettings = CredentialsSettings::default(),
             start "credentials.listen" .listen keys::ADDRESSES
-                => "a list of \"ADDR:PORT\" such as [\"0.0.0.0:8443\"], [] for none",
+                => "a list of \"ADDR:PORT\", such as [\"0.0.0.0:8443\"], or [] for none",
             start "credentials.tls_cert" .tls_cert kind::FILE,
             start "credentials.tls_key" .tls_key kind::FILE,
             reload "credentials.hosts" .hosts kind::HOSTS,

@@ -220,7 +220,7 @@ fn known_end_of_stream_needs_no_extra_read() {
 }
 
 #[test]
-fn doubted_end_of_stream_is_passed_on_once_confirmed() {
+fn suspected_end_of_stream_is_passed_on_once_confirmed() {
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     ends.source.write_all(b"last").unwrap();
     ends.source.shutdown(Shutdown::Write).unwrap();
@@ -323,7 +323,7 @@ fn unannounced_urgent_byte_does_not_end_the_stream() {
         until(|| poller.wait(None).unwrap().iter().any(|event| event.priority && event.closed).then_some(()));
         let first = to_the_end(&mut mover, &mut flow, &mut ends, copy);
         if first != Pumped::Done {
-            // After a read that stops short, the flow waits for that event.
+            // After a read that stops short, the flow waits for the event that reports the urgent byte.
             assert_eq!((first, flow.bytes, flow.has_ended()), (Pumped::Idle, 3, false), "{copy:?}");
             flow.on_urgent(&ends.from);
             (flow.readable, flow.fin) = (true, true);

@@ -680,11 +680,7 @@ mod tests {
         assert!(!world.acquire(0, 100) && !world.acquire(1, 100));
         (0..10).for_each(|_| world.nodes[0].release(B));
         world.exchange(0);
-        assert_eq!(
-            (world.sums[&B], world.levels.get(&B)),
-            (100, Level::Full),
-            "kept for clients of that node"
-        );
+        assert_eq!((world.sums[&B], world.levels.get(&B)), (100, Level::Full), "kept for the node's clients");
         assert_eq!((0..20).filter(|_| world.acquire(0, 100)).count(), 10);
         assert!(!world.acquire(1, 100));
     }
@@ -763,7 +759,7 @@ mod tests {
         assert_eq!(
             [(); 3].map(|()| acquire(&mut node)),
             [Ok(()), Err(Denial::Undecided), Err(Denial::Undecided)],
-            "another node returned some"
+            "another node returned part of its quota"
         );
     }
 

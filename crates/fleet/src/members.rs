@@ -336,7 +336,7 @@ mod tests {
 
     /// A fleet of a thousand nodes reads every five seconds.
     #[test]
-    fn record_that_is_old_when_first_seen_is_doubted_by_all() {
+    fn record_that_is_old_when_first_seen_is_distrusted_by_all() {
         let (mut one, mut other) = (FleetMembers::default(), FleetMembers::default());
         let at = |ms: u64| 3_600_000 + ms;
         for members in [&mut one, &mut other] {
@@ -346,7 +346,7 @@ mod tests {
         // The node has sent one more heartbeat and then stopped.
         assert_eq!(look(&mut one, 5000, vec![record("a", at(1000), 1)]), [silent("a")]);
         assert!(look(&mut one, 5100, vec![record("a", at(1000), 1)]).is_empty(), "already known");
-        assert!(!one.get(&name("a")).unwrap().is_heard(), "its record is four seconds old");
+        assert!(!one.get(&name("a")).unwrap().is_heard(), "the record is four seconds old");
         let heard = |members: &FleetMembers| members.get(&name("a")).unwrap().is_heard();
         assert!(heard(&other) && other.doubt(&name("a"), 1) && !heard(&other));
         assert!(!other.doubt(&name("a"), 1), "already known");

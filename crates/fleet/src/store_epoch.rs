@@ -306,7 +306,7 @@ mod tests {
             NodeReport { era: said(2, false).era, members: 3, progress: Progress::None }
         );
         node.cleared(said(1, true).era);
-        assert!(node.is_to_clear(), "that was another epoch");
+        assert!(node.is_to_clear(), "the node has cleared another epoch");
         node.cleared(said(2, true).era);
         assert_eq!((node.report(7).progress, node.report(0).progress), (Progress::Telling, Progress::Done));
         assert_eq!((node.hear(said(2, true)), node.books()), (EpochChange::Ends, Books::Whole));

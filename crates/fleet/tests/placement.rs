@@ -246,7 +246,7 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
     for _ in 30..300 {
         world.step(0.0);
     }
-    // The loads are stable after this, and do not oscillate.
+    // Five minutes after the failure, the loads are stable and do not oscillate.
     let mut before: Option<Vec<u32>> = None;
     let mut turns = vec![0_u32; NODES];
     let mut last = vec![0_i64; NODES];

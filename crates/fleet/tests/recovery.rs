@@ -499,7 +499,7 @@ proptest! {
         prop_assert!(demand.heals(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// Like the above, while the store's clock is set back by any amount, or forward by a little.
+    /// Like the above, but the store's clock is set back by any amount, or forward by a little.
     #[test]
     fn clock_jump_during_recovery_leads_to_no_additional_grants(
         nodes in 2_usize..8,

@@ -1,7 +1,7 @@
 //! Detects forwarding loops within this process. A chain of rules is fine, but a loop would forward a
 //! datagram forever, or open connections until descriptors run out. Connections and sessions to our own
-//! listeners ([`crate::here`]) are recorded by local address, so that the rule at the other end knows how
-//! many rules its client has passed.
+//! listeners ([`crate::here`]) are recorded by local address, so that the rule at the other end knows
+//! through how many rules its client has come.
 //!
 //! This code runs only when connections start and end, and only connections to our own listeners
 //! take a lock.
@@ -49,8 +49,8 @@ pub struct Link {
 }
 
 impl Circles {
-    /// Returns the number of rules that a client has passed, or [`EndReason::Circle`] if it exceeds
-    /// the limit.
+    /// Returns the number of rules through which a client has come, or [`EndReason::Circle`] if that number
+    /// exceeds the limit.
     pub(crate) fn hops(&self, transport: Transport, client: SocketAddr) -> Result<u8, EndReason> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(0);
@@ -61,8 +61,8 @@ impl Circles {
         }
     }
 
-    /// Connects to another rule of ours, for a client that has passed `hops` rules. That rule may accept
-    /// before connect(2) returns; [`Circles::hops`] blocks it until the connection is recorded.
+    /// Connects to another rule of ours, for a client that has come through `hops` rules. That rule may
+    /// accept before connect(2) returns; [`Circles::hops`] blocks it until the connection is recorded.
     pub(crate) fn connect(
         self: &Arc<Self>,
         hops: u8,
@@ -78,8 +78,8 @@ impl Circles {
         connected
     }
 
-    /// Records a connection or session to another rule of ours, made for a client that has passed `hops`
-    /// rules.
+    /// Records a connection or session to another rule of ours, made for a client that has come through
+    /// `hops` rules.
     pub(crate) fn link(self: &Arc<Self>, transport: Transport, local: SocketAddr, hops: u8) -> Box<Link> {
         let mut links = self.lock();
         let link = self.insert(&mut links, (transport, canonical(local)), hops);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_has_passed_too_many_rules_is_refused() {
+    fn client_that_comes_through_too_many_rules_is_refused() {
         let circles = Arc::<Circles>::default();
         let mut links = Vec::new();
         let mut client = at("10.0.0.1:9");

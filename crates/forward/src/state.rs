@@ -107,8 +107,8 @@ impl RuleState {
         explores
     }
 
-    /// Returns the number of rules of this process that a client has passed. If it exceeds the limit, returns
-    /// [`EndReason::Circle`] and logs this once.
+    /// Returns the number of rules of this process through which a client has come. Above the limit,
+    /// returns [`EndReason::Circle`] and logs this once.
     pub(crate) fn hops(&self, circles: &Circles, client: SocketAddr) -> Result<u8, EndReason> {
         let hops = circles.hops(Kind::of(self.rule.protocol).speaks(), client);
         if hops.is_err() && !self.in_circle.swap(true, Ordering::Relaxed) {

@@ -190,7 +190,7 @@ fn clients_return_to_a_recovered_target_and_no_others_move() {
 fn traffic_is_counted_per_target() {
     let (a, absent) = (greeter("a"), free_address());
     let running = Running::start(&[weighted(&[(absent, 1), (a, 1)], Balance::Failover)]);
-    // Both are considered up before the first client connects.
+    // Both targets are considered up before the first client connects.
     assert!(target(&running, a).up && target(&running, absent).up);
 
     let mut client = running.connect("r");

@@ -83,7 +83,7 @@ fn kernel_forwards_interactive_traffic_with_exact_totals() {
     let now = booked(&running);
     assert_eq!(now.to_target_bytes, said + more);
     let across = [0, 1].map(|way| now.kernel.bytes[way] - before.kernel.bytes[way]);
-    assert_eq!(across, [more, 2 * more], "the kernel forwarded all of them");
+    assert_eq!(across, [more, 2 * more], "the kernel forwarded all messages");
     assert_eq!(now.spliced_bytes, now.kernel.bytes.iter().sum::<u64>());
     drop(client);
     assert_eq!(read_all(&mut server), b"");
@@ -256,7 +256,7 @@ fn kernel_forwarded_connection_is_not_idle() {
         client.write_all(b"?").unwrap();
         assert_eq!(read_exactly(&mut server, 1), b"?");
     }
-    eventually("the kernel has forwarded them", || booked(&running).kernel.bytes[0] == before + 8);
+    eventually("the kernel has forwarded the bytes", || booked(&running).kernel.bytes[0] == before + 8);
     assert!(running.log.all().is_empty());
     // Then the connection becomes idle, and both sides are reset.
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
@@ -328,7 +328,7 @@ fn rule_added_by_a_reload_uses_the_kernel_and_a_stop_resets_clients() {
     let mut of_old = accept(&server);
     greet(&mut old, &mut of_old);
     let new = Rule { copy: CopyMode::Kernel, ..rule("r", target) };
-    running.forwarder.reload(&settings(), &[plain, new]).expect("the kernel supports it");
+    running.forwarder.reload(&settings(), &[plain, new]).expect("the kernel supports this copy mode");
     let (mut client, mut server) = open(&running, &server);
     chat(&running, "r", &mut client, &mut server);
     greet(&mut old, &mut of_old);

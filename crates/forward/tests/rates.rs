@@ -49,7 +49,7 @@ fn moved(counters: &[Arc<AtomicU64>], began: Instant) -> (Vec<u64>, Duration) {
 }
 
 fn within(gained: u64, elapsed: Duration, what: &str) {
-    // The forwarder's clock counts whole milliseconds, and one may have begun just before the connection.
+    // The forwarder's clock counts whole milliseconds, so it can be up to a millisecond ahead.
     let most = (RATE as f64 * (elapsed.as_secs_f64() + 0.001)) as u64 + BURST;
     assert!(gained <= most, "{what}: {gained} bytes in {elapsed:?}, at most {most}");
 }

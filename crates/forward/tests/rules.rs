@@ -208,7 +208,7 @@ fn moody_echo(name: &'static str) -> (SocketAddr, Arc<AtomicBool>) {
 }
 
 #[test]
-fn udp_session_leaves_a_removed_target_once_it_is_silent() {
+fn udp_session_leaves_a_removed_target_that_is_silent() {
     for weight in [None, Some(0)] {
         let (old, answers) = moody_echo("a");
         let new = udp_echo("b");

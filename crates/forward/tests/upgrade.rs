@@ -316,7 +316,7 @@ fn hops_of_a_client_are_handed_over() {
     eventually("the ninth rule refuses the client", || circles(&old, "8") == 1);
     let new = upgraded(&old, &with(1, Datapath::Gso), &rules).unwrap();
     client.send(b"?").unwrap();
-    eventually("the ninth rule still refuses it", || circles(&new, "8") == 1);
+    eventually("the ninth rule still refuses the client", || circles(&new, "8") == 1);
     assert_eq!(new.snapshot("8").accepted, 0);
     drop(new);
 }

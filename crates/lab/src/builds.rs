@@ -94,7 +94,7 @@ pub(crate) fn changes_since(builds: &[BuildFile]) -> Vec<String> {
             if build.is_same_as(&now) {
                 continue;
             }
-            format!("{}: {} is now a different build: {}", build.name, build.path, both(build, &now))
+            format!("{}: {} has changed: {}", build.name, build.path, both(build, &now))
         } else {
             format!("{}: {} no longer exists", build.name, build.path)
         };
@@ -247,11 +247,10 @@ mod tests {
         let second = directory.at("second");
         fs::write(&second, "sleep 3\n").unwrap();
         let [told] = &changes_since(&then)[..] else { panic!("one file has changed") };
-        assert!(
-            told.starts_with("b: /") && told.contains("/second is now a different build: then SHA-256 "),
-            "{told}"
-        );
-        let [told] = &differences(&then, &look_at(directory.path()))[..] else { panic!("one has changed") };
+        assert!(told.starts_with("b: /") && told.contains("/second has changed: then SHA-256 "), "{told}");
+        let [told] = &differences(&then, &look_at(directory.path()))[..] else {
+            panic!("one build has changed")
+        };
         assert!(told.contains("/second differs from the measured build: then SHA-256 "), "{told}");
 
         let elsewhere = Dir::new();

@@ -105,7 +105,7 @@ fn measured(binary: &str, mut command: Command) -> (f64, String) {
     let helpers = [serve, reflect].map(Helper::start);
     thread::sleep(Duration::from_millis(1500));
     let before = cpu_of_children();
-    let output = command.stderr(Stdio::null()).output().expect("it starts");
+    let output = command.stderr(Stdio::null()).output().expect("the program starts");
     let cpu_s = cpu_of_children() - before;
     drop(helpers);
     (cpu_s, String::from_utf8_lossy(&output.stdout).into_owned())
@@ -121,7 +121,7 @@ struct Helper(Child);
 
 impl Helper {
     fn start(mut command: Command) -> Self {
-        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
+        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program starts"))
     }
 }
 

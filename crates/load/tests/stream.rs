@@ -25,8 +25,8 @@ fn reflector(workers: u16) -> Reflector {
     Reflector::start(&config).unwrap()
 }
 
-/// A short run, since tests share the machine. `flags` override these settings; flags of the run itself
-/// follow a `|`.
+/// A short run, since tests share the machine. `flags` are the workload's flags, then optionally `|` and
+/// flags of the run, which override the defaults below.
 fn load(server: SocketAddr, (kind, flags): (Work, &str)) -> StreamLoadConfig {
     let (own, run) = flags.split_once('|').unwrap_or((flags, ""));
     let target = parse(&format!("{server} --warmup 0.2 --duration 0.8 {run}")).unwrap();
@@ -43,8 +43,8 @@ fn quiet(config: &StreamLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// Faults of a proxy that serves one connection at a time: it closes both sides after some bytes from the
-/// server, flips a byte from the client, or stops forwarding.
+/// Faults of a proxy in the direction from client to server: it closes both sides after some bytes, flips a
+/// bit, or stops forwarding.
 #[derive(Clone, Copy)]
 enum Harm {
     CloseAfter(usize),
@@ -214,7 +214,7 @@ fn a_server_that_vanishes_causes_a_clear_error() {
 }
 
 #[test]
-fn a_harmful_proxy_is_detected() {
+fn a_faulty_proxy_is_detected() {
     let reflector = reflector(1);
     let target = reflector.tcp_listeners()[0];
     let through = |harm| {

@@ -35,7 +35,7 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
                 &format!("--via {via} --clients {clients} --burst {burst} --size {size}"),
             );
             let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
-            // Number due in one second at 2,000/s, plus a burst per client.
+            // Datagrams due in one second at 2,000/s, plus a burst per client.
             assert!((1..=2_100).contains(&report.sent), "{context}");
             assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}");
             assert_eq!(report.sent, report.received, "{context}");
@@ -118,7 +118,7 @@ fn clients_on_a_shared_socket_have_their_own_addresses() {
         assert_eq!((report.reordered, report.errors.len()), (0, 0), "{via}: {report:?}");
         assert!(report.sent > 100, "{via}: {report:?}");
     }
-    // This machine does not have these addresses.
+    // This machine has no address with the client prefix (RFC 5737).
     let elsewhere = load(&relay, &reflector, "--client-prefix 198.51.100.0/24");
     let error = quiet(&elsewhere).unwrap_err().to_string();
     assert!(error.contains("198.51.100.1 (--client-prefix)"), "{error}");
@@ -139,7 +139,7 @@ fn a_window_bounds_a_flood() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--rate max --window 64 --burst 16 --clients 2");
     assert!(report.received > 1_000, "{report:?}");
-    // Both windows bound the packets in flight at the end of the run.
+    // Each client's window bounds its packets in flight at the end of the run.
     assert!(report.lost <= 128, "{report:?}");
 }
 
@@ -148,7 +148,7 @@ fn allocations_are_created_and_deleted() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // At most as many as were due; a busy machine starts fewer.
+    // No more requests than were due; a busy machine starts fewer.
     assert!((1..=201).contains(&report.sent), "{report:?}");
     wait_until_empty(&relay);
 }

@@ -187,7 +187,7 @@ impl Scripted {
             let mut buffer = [0; 2048];
             while !stopped.load(SeqCst) {
                 let Ok((len, client)) = socket.recv_from(&mut buffer) else { continue };
-                // This fails if the client has closed its socket in the meantime.
+                // The send fails if the client has closed its socket in the meantime.
                 let _ = socket.send_to(&answer(&buffer[..len], tickets), client);
             }
         });

@@ -32,7 +32,7 @@ fn outlives(
     let (listeners, stop) = (relay.listeners(), StopHandle::default());
     let outcome = thread::scope(|scope| {
         let running = scope.spawn(|| run(config, &stop, |_| {}));
-        eventually("all are relayed", || allocations(&relay) == CLIENTS as u64 && relayed(&relay) > 100);
+        eventually("data is relayed", || allocations(&relay) == CLIENTS as u64 && relayed(&relay) > 100);
         relay.stop();
         let second = relay_with(&Wishes::default(), |config| {
             replace(config);
@@ -76,7 +76,10 @@ fn clients_reconnect_to_a_restarted_server() {
         assert_eq!(report.extra["clients_silent"], 0.0, "{context}");
         assert!(report.extra["pause_ms_max"] >= 300.0, "no client reconnects sooner: {context}");
         assert!(report.extra["allocations_lost"] >= CLIENTS as f64, "{context}");
-        assert!(report.extra["reconnect_ms_p50"] >= 300.0, "counted from the last payload: {context}");
+        assert!(
+            report.extra["reconnect_ms_p50"] >= 300.0,
+            "the gap is counted from the last payload: {context}"
+        );
         assert_eq!(report.extra["lost_of_others"], 0.0, "all clients had to reconnect: {context}");
         // Packets due in the meantime are lost over UDP; a broken connection does not accept any.
         assert!(report.lost > 0 || transport != ClientTransport::Udp, "{context}");

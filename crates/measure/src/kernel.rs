@@ -171,7 +171,10 @@ IpExt: 0 794000 6500 1 20 300
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert!(tcp_port_listens(own, listener.local_addr().unwrap().port()));
-        assert!(!tcp_port_listens(own, client.local_addr().unwrap().port()), "it is connected");
+        assert!(
+            !tcp_port_listens(own, client.local_addr().unwrap().port()),
+            "the port belongs to a connected socket"
+        );
         assert!(!tcp_port_listens(u32::MAX, 80));
     }
 }

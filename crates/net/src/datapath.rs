@@ -30,8 +30,8 @@ impl Datapath {
     }
 }
 
-/// Requires UDP_SEGMENT (Linux 4.18) and UDP_GRO (5.0, udp(7)). Binding the wildcard address works even if no
-/// interface is up.
+/// Fails unless the kernel has UDP_SEGMENT (Linux 4.18) and UDP_GRO (5.0; udp(7)). Binding the wildcard
+/// address works even if no interface is up.
 fn probe_segmentation() -> io::Result<()> {
     let anywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let socket = UdpSocket::bind(anywhere, &UdpOptions { gro: true, ..UdpOptions::default() })?;

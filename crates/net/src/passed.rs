@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(found[..2], cookies);
         assert!(!cookies.contains(&found[2]));
         assert!(sockets.iter().all(|socket| socket.local_addr() == at));
-        // After a reload.
+        // A socket that was closed, as in a reload, can be taken again.
         drop(sockets);
         assert_eq!(SockRef::from(&passed.udp(0, at, &shared()).unwrap()).cookie().unwrap(), cookies[0]);
     }
@@ -268,7 +268,8 @@ mod tests {
         let alone = StdSocket::bind("127.0.0.1:0").unwrap();
         let at = alone.local_addr().unwrap();
         let passed = PassedSockets::new([(alone.into(), "x".to_owned())]).unwrap();
-        let failed = passed.udp(1, at, &shared()).expect_err("it was bound without SO_REUSEPORT").kind();
+        let failed =
+            passed.udp(1, at, &shared()).expect_err("the socket was bound without SO_REUSEPORT").kind();
         assert!(passed.remedy(Transport::Udp, at, failed).unwrap().contains("ReusePort=yes"));
         assert_eq!(passed.remedy(Transport::Tcp, at, failed), None);
     }

@@ -93,7 +93,7 @@ fn deferred_accept_waits_for_data_or_its_timeout() {
 
 #[test]
 fn write_with_more_is_held_until_the_next_one() {
-    // The kernel holds the segment back for only 200 ms, so a busy machine may miss this.
+    // The kernel holds the segment back for only 200 ms, which a busy machine may miss.
     eventually("the segment is held back", || {
         let (mut client, server) = pair(&ListenOptions { nodelay: true, ..ListenOptions::default() });
         client.set_nonblocking(true).unwrap();

@@ -74,7 +74,7 @@ fn lend_restores_the_default_ttl() {
         let mut tx = Tx::new(Datapath::Mmsg);
         tx.push_bytes(&there, b"plain");
         tx.flush(&mut sockets, &Rx::new(Datapath::Mmsg));
-        // The default also applies here, in case this process keeps the socket.
+        // The default TTL also applies to the lender's socket, in case this process keeps it.
         sender.tx.push_bytes(&route, b"plain");
         sender.flush();
         let plain = receive(&mut Rx::new(Datapath::Mmsg), &[&to], 2);

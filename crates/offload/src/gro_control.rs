@@ -315,9 +315,9 @@ mod tests {
         bring(&mut gathering, ENOUGH, 4);
         assert_eq!(look(&mut gathering, 5_100), [(SOCKET, false)]);
         bring(&mut gathering, 15, 1);
-        assert_eq!(look(&mut gathering, 5_200), [], "it may have been in flight");
+        assert_eq!(look(&mut gathering, 5_200), [], "the traffic may have been in flight");
         (0..100).for_each(|_| gathering.saw(SOCKET, 1, false));
-        assert_eq!(look(&mut gathering, 5_300), [], "the kernel would not relay it in any case");
+        assert_eq!(look(&mut gathering, 5_300), [], "the kernel would not relay this traffic in any case");
         bring(&mut gathering, 12, 1);
         assert_eq!(look(&mut gathering, 5_400), [(SOCKET, true)]);
         bring(&mut gathering, ENOUGH, 4);

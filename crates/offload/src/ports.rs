@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn a_port_is_handled_while_it_has_flows_or_is_permanent() {
-        let zero = File::options().read(true).write(true).open("/dev/zero").expect("every machine has it");
+        let zero =
+            File::options().read(true).write(true).open("/dev/zero").expect("every machine has /dev/zero");
         let words = MappedArray::map(&zero, 2048).expect("memory");
         let ports = Ports::new(words);
         ports.set(&[3478], 49_152..=65_535);

@@ -575,7 +575,7 @@ fn they_agree(place: Place, never: &[Count]) {
             *seen.borrow_mut().entry(count.map_or("nothing", Into::into)).or_insert(0) += 1;
             Ok(())
         });
-        outcome.expect("they agree");
+        outcome.expect("program and mirror agree");
         for count in Count::VARIANTS.iter().filter(|count| !never.contains(count) && !count.is_refusal()) {
             let seen = seen.borrow();
             assert!(seen.contains_key(<&str>::from(count)), "no case reached {count:?}: {seen:?}");
@@ -618,9 +618,9 @@ fn case_of(input: &mut Input<'_>) -> Case {
     (flows, around, packet)
 }
 
-/// Value that a strategy generates from the next bytes. Each alternative before the chosen one takes half of
-/// the remaining buffer, so its length is doubled `halvings` times. It is filled with ones, because a range
-/// may reject zeros forever.
+/// Value that a strategy generates from the next bytes. Each alternative before the chosen one takes half
+/// of the remaining buffer, so its length is doubled `halvings` times. The rest is filled with ones,
+/// because a range could reject zeros forever.
 fn drawn<S: Strategy>(strategy: &S, input: &mut Input<'_>, bytes: usize, halvings: u32) -> S::Value {
     let mut chance = vec![0xFF; (2 * bytes) << halvings];
     chance[..bytes].fill_with(|| input.byte());

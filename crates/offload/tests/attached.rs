@@ -37,7 +37,8 @@ fn ip(words: &str) {
 /// Creates a namespace for this thread with a link: `one` has an address, `other` has none. Without
 /// permission, prints a skip notice and returns false.
 pub(crate) fn with_a_link() -> bool {
-    // SAFETY: changes the namespace of this thread, and of its later threads and programs, only.
+    // SAFETY: affects only the network namespace of this thread and of the threads and processes it starts
+    // later.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         skip("no permission for network namespaces");
         return false;
@@ -45,7 +46,8 @@ pub(crate) fn with_a_link() -> bool {
     ip("link add one type veth peer name other");
     ip("addr add 10.78.0.1/24 dev one");
     ip("link set one up");
-    // Separate requests: before Linux 6 an interface set up in the same request still gets an address.
+    // Separate commands: before Linux 6.0, an interface that is brought up in the request that sets
+    // addrgenmode still gets an address.
     ip("link set other addrgenmode none");
     ip("link set other up");
     ip("link set lo up");
@@ -417,7 +419,7 @@ fn a_killed_process_leaves_at_most_a_filter_which_the_next_one_removes() {
         if hook == "clsact" {
             assert_eq!(filters("one"), 1, "a filter outlives its process");
         }
-        // Before Linux 6.6 loopback has a filter with every hook.
+        // Before Linux 6.6, loopback gets a filter whichever hook is chosen.
         if hook == "clsact" || !is_offered(Hook::Tcx) {
             drop(start(Hook::Clsact));
         }

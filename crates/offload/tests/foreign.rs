@@ -91,7 +91,7 @@ const OK: u8 = 0;
 
 /// Attaches to TC egress of the link; detached when dropped. `None` after a skip notice before Linux 6.6.
 fn at_egress(instructions: &[[u8; 8]], order: u32) -> Option<OwnedFd> {
-    let program = load(SCHED_CLS, instructions).expect("the verifier accepts it");
+    let program = load(SCHED_CLS, instructions).expect("the verifier accepts the program");
     // SAFETY: the string is static.
     let interface = unsafe { libc::if_nametoindex(c"one".as_ptr()) };
     match bpf(LINK, &words(&[number(&program), interface, TCX_EGRESS, order, 0, 0, 0, 0])) {
@@ -183,7 +183,7 @@ fn flows_that_a_program_of_their_cgroup_drops_stay_in_user_space() {
         in_thread(|| {
             let Some(mut bench) = Bench::new("") else { return };
             assert!(bench.send(SOME).by_kernel > 0);
-            let program = load(CGROUP_SKB, &by_port(22, 0, 1)).expect("the verifier accepts it");
+            let program = load(CGROUP_SKB, &by_port(22, 0, 1)).expect("the verifier accepts the program");
             let directory = fs::File::open(&cgroup.own).expect("the test's own cgroup");
             let at = words(&[number(&directory), number(&program), CGROUP_EGRESS, 0]);
             if let Err(error) = bpf(ATTACH, &at) {

@@ -204,25 +204,25 @@ fn super_packets_of_any_origin_go_to_user_space() {
     with_program(|program| {
         let run = frames.map(|frame| {
             program.fill(&tables(golden));
-            goes_up(&program.run(Place::Tc, &frame).expect("the kernel accepts it").action)
+            goes_up(&program.run(Place::Tc, &frame).expect("the kernel accepts the frame").action)
         });
         assert_eq!(run, is_several);
     });
 }
 
-/// The link's MTU is 1,400 bytes, the route's is smaller: programs for kernels that do not report the MTU
-/// follow the route.
+/// The link's MTU is 1,400 bytes, and the route's is smaller: programs for kernels that do not report the
+/// MTU follow the route.
 #[test]
 fn without_bpf_check_mtu_the_mtu_of_the_route_applies() {
     with_program(|program| {
         let golden = &GOLDEN[0];
         let narrow = Tables { routes: vec![route_by(LOOPBACK, 30)], ..tables(golden) };
-        let mut without = Program::load(false).expect("every kernel accepts it");
+        let mut without = Program::load(false).expect("every kernel accepts the frame");
         for place in places() {
             let goes_up = |program: &mut Program, tables: &Tables| {
                 program.fill(tables);
                 let outcome = program.run(*place, &frame(&bytes(golden.arrives), Summed::Nothing));
-                outcome.expect("the kernel accepts it").action == Action::Up(Some(Count::TooBig))
+                outcome.expect("the kernel accepts the frame").action == Action::Up(Some(Count::TooBig))
             };
             assert!(goes_up(&mut without, &narrow), "{place:?}");
             assert!(!goes_up(&mut without, &tables(golden)), "{place:?}");
@@ -243,7 +243,7 @@ fn the_programs_produce_the_golden_frames() {
                 }
                 program.fill(&tables(golden));
                 let outcome = program.run(place, &frame(&bytes(golden.arrives), summed));
-                check(golden, place, outcome.expect("the kernel accepts it").action);
+                check(golden, place, outcome.expect("the kernel accepts the frame").action);
             }
         }
     });
@@ -267,7 +267,7 @@ fn a_partial_checksum_stays_partial() {
     let decide = |summed| decide(Place::Tc, &frame(&arrives, summed), &tables(golden), &moment).action;
     assert_eq!(decide(Summed::Nothing), Action::Up(Some(Count::Checksum)));
     let Action::Across { bytes: leaves, .. } = decide(Summed::Partial) else {
-        panic!("the kernel relays it")
+        panic!("the kernel relays the frame")
     };
     assert_eq!(leaves[40..42], pseudo_header(&leaves));
 }

@@ -40,7 +40,7 @@ impl<'p> Bench<'p> {
         self.program.settle();
         let arrives = self.arrives.clone();
         let outcome = self.program.run(Place::Tc, &frame(&arrives, Summed::Nothing));
-        match outcome.expect("the kernel accepts it").action {
+        match outcome.expect("the kernel accepts the frame").action {
             Action::Across { count, .. } | Action::Up(Some(count)) => count,
             other => panic!("{other:?}"),
         }
@@ -107,7 +107,7 @@ fn a_datagram_that_does_not_leave_grants_nothing() {
             [bench.arrive(), bench.arrive(), bench.arrive()],
             [Count::Lease, Count::Unseen, Count::Unseen]
         );
-        // Sent without a request: an earlier datagram of the flow.
+        // A datagram that leaves without a request, because it was sent earlier, grants nothing.
         let mut bench = Bench::new(program, TO_PEER);
         assert_eq!(bench.leave(), []);
         assert_eq!(bench.lease(), Lease::default());
@@ -203,7 +203,7 @@ fn a_lease_applies_to_one_flow_and_one_interface() {
         let arrives = bench.arrives.clone();
         bench.program.reset_counts();
         let held_up = bench.program.run(Place::Tc, &frame(&arrives, Summed::Nothing));
-        assert_eq!(held_up.expect("it runs").action, Action::Up(Some(Count::Settling)));
+        assert_eq!(held_up.expect("the program runs").action, Action::Up(Some(Count::Settling)));
         assert_eq!(bench.lease().asked_from, 0);
         assert_eq!(bench.leave(), []);
         assert_eq!(bench.arrive(), Count::Unseen);

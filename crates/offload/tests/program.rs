@@ -251,7 +251,8 @@ impl Program {
             .expect("the right type")
             .fd()
             .expect("the program is loaded");
-        let (result, bytes) = test_run(program.as_fd().as_raw_fd(), frame, &context, 0).expect("it runs");
+        let (result, bytes) =
+            test_run(program.as_fd().as_raw_fd(), frame, &context, 0).expect("the program runs");
         assert_eq!(
             (result, &bytes[..]),
             (u32::MAX, frame),
@@ -270,7 +271,7 @@ impl Program {
         self.flows.insert(flow.key, flow, 0).expect("there is room");
     }
 
-    /// Nothing is in user space any more.
+    /// Marks all sockets as drained, so that no datagram is in user space any more.
     pub(crate) fn settle(&mut self) {
         self.reset_counts();
         for slot in 0..PLACES {

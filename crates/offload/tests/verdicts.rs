@@ -120,8 +120,8 @@ impl Bench {
             Err(error) => panic!("{error}"),
         };
         let mut flows = kernel.flows().expect("a descriptor");
-        let socket = flows.socket().expect("one of eight");
-        let state = flows.state().expect("one of many");
+        let socket = flows.socket().expect("a free socket slot");
+        let state = flows.state().expect("a free state slot");
         let [local, from, remote, to] =
             [LISTENER, RELAY, CLIENT, PEER].map(|at| at.parse().expect("an address"));
         let flow = NewFlow {
@@ -486,7 +486,7 @@ fn an_obstacle_is_named_and_the_kernel_relays_again_without_it() {
         );
         assert_eq!(bench.send(SOME).by_kernel, 0);
         run(&format!("ip xfrm policy delete {policy}"));
-        turnpike_testkit::eventually("it is gone", || bench.kernel.obstacle().is_none());
+        turnpike_testkit::eventually("the policy is gone", || bench.kernel.obstacle().is_none());
         turnpike_testkit::eventually("the kernel relays again", || bench.send(5).by_kernel > 0);
     });
 }

@@ -680,7 +680,7 @@ mod tests {
     async fn a_reload_is_answered_with_its_result() {
         let ask = async |control: &Control| {
             let first = control.reload().await;
-            control.drain(None).await.expect("it begins");
+            control.drain(None).await.expect("the drain begins");
             (first, control.reload().await)
         };
         let good = Recorder { good: true, open: 9.into(), ..Recorder::default() };
@@ -697,7 +697,7 @@ mod tests {
         const HOUR: Duration = Duration::from_secs(3600);
         let busy = || Recorder { open: 1_000_000.into(), ..Recorder::default() };
         let (answer, calls, lasted) = asked(busy(), async |control| {
-            let first = control.drain(None).await.expect("it begins");
+            let first = control.drain(None).await.expect("the drain begins");
             assert!(control.is_draining());
             sleep(Duration::from_secs(10)).await;
             let again = control.drain(None).await.expect("still running");
@@ -709,8 +709,8 @@ mod tests {
         assert_eq!((calls.len(), calls[0].as_str()), (2, "drain 30"), "one drain only: {calls:?}");
         assert_eq!(lasted, HOUR + Duration::from_secs(10));
         let (answer, _, lasted) = asked(busy(), async |control| {
-            control.drain(None).await.expect("it begins");
-            control.drain(Some(Duration::ZERO)).await.expect("it ends");
+            control.drain(None).await.expect("the drain begins");
+            control.drain(Some(Duration::ZERO)).await.expect("the drain ends");
             control.drain(None).await
         })
         .await;

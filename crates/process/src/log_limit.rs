@@ -195,7 +195,7 @@ mod tests {
         for user in 0..100 {
             assert_eq!(ends(&mut limit, SECOND, &user.to_string(), 2), 0);
         }
-        let summary = limit.take().expect("it waits");
+        let summary = limit.take().expect("a summary is waiting");
         assert_eq!(summary.of.len(), 32);
         assert_eq!(summary.others.map(|sum| sum.count), Some(2 * 68));
     }

@@ -32,8 +32,9 @@ use crate::{
 };
 
 pub trait CredentialStore: Users + Send + Sync {
-    /// Continues a [`Users::check`] that returned [`CredentialCheck::NeedsLookup`]. Must not block; `lookup`
-    /// may be finished on any thread within 10 s. Never called if the store always decides immediately.
+    /// Continues a [`Users::check`] that returned [`CredentialCheck::NeedsLookup`]. Must not block.
+    /// `lookup` must be finished within 10 s, on any thread. Never called if the store always decides
+    /// immediately.
     fn look_up(&self, _query: CredentialQuery, _lookup: PendingLookup) {}
 }
 
@@ -206,9 +207,9 @@ impl Relay {
         Self::begin(fleet, config, &config.layout(), credentials, log, None)
     }
 
-    /// Takes over from another process with its sockets ([`crate::upgrade`]): the workers import its
-    /// allocations and start serving clients on request. The number of workers and the data path must match
-    /// the offer; `layout` is the offered layout after [`Layout::follow`] with the new listeners. On error,
+    /// Takes over another process's sockets ([`crate::upgrade`]): the workers import its allocations and
+    /// serve no clients until they are started. The number of workers and the data path must match the
+    /// offer; `layout` is the offered layout after [`Layout::follow`] with the new listeners. On error,
     /// the other process continues.
     pub fn start_from_handover(
         fleet: Option<Arc<dyn Fleet>>,
@@ -470,8 +471,8 @@ impl Relay {
         own_endpoints(config, places, &self.ports.addresses(), self.ports.former_ranges())
     }
 
-    /// Keep it locked until all workers have been sent their commands, so that concurrent changes reach them
-    /// in the same order.
+    /// Hold the guard until all workers have been sent their commands, so that concurrent changes reach every
+    /// worker in the same order.
     pub(crate) fn in_force(&self) -> MutexGuard<'_, InForce> {
         self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_keep_places_and_numbers_and_stay_closing() {
+    fn listeners_keep_places_and_numbers_even_while_closing() {
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let other: SocketAddr = "127.0.0.2:0".parse().unwrap();
         // Plain UDP and DTLS on one socket; a reload removes the second UDP listener.

@@ -4,7 +4,7 @@
 use crate::prelude::*;
 use crate::support::CHANNEL;
 
-/// Enough moves that at least one leads to the other of two workers in all but one of 4096 runs.
+/// Enough moves that, with two workers, all but one in 4,096 runs include a move to the other worker.
 const MOVES: u8 = 12;
 
 fn allocate_mobile() -> Vec<u8> {
@@ -258,7 +258,7 @@ fn client_at_the_address_of_an_absent_client_keeps_its_connection() {
         end(&Mobile::new(&world), &ticket);
         others.push(other);
     }
-    // A client that has never had an allocation is disconnected afterwards.
+    // A client that never had an allocation, however, is disconnected once it has been idle for too long.
     let mut idle = from_port(&world, 5000);
     idle.ask(&binding(1));
     idle.ends();
@@ -302,7 +302,8 @@ fn client_at_the_address_of_an_absent_client_keeps_its_association() {
     other.finish().unwrap();
     other.ask(&allocate());
     Mobile::new(&world).ask(&present(&ticket, 50));
-    // A client that has never had an allocation gets a closing alert afterwards.
+    // A client that never had an allocation, however, gets a close_notify once it has been idle for too
+    // long.
     let mut idle = DtlsClient::connect(world.dtls(), Kind::V13);
     idle.hears_farewell();
     world.wait_for_dtls("the idle association has ended", |stats| stats.ended(DtlsEnd::Idle) == 1);

@@ -195,7 +195,7 @@ fn invalid_records_after_the_handshake_close_the_connection() {
     client.stream.sock.write_all(&record(0x17, &[0xEE; 32])[..20]).unwrap();
     drop(client);
     world.wait_for_closed(CloseReason::Client, 1);
-    eventually("that allocation has ended too", || world.allocations() == 2);
+    eventually("the closed connection's allocation has ended too", || world.allocations() == 2);
     witness.lost_nothing();
 }
 

@@ -97,7 +97,7 @@ fn non_stun_data_closes_the_connection_with_a_reason() {
     let mut client = world.client();
     client.ask(&binding(1));
     client.send(&[&binding(2)[..], b"\xFFgarbage behind a message"].concat());
-    assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100, "it still gets a reply");
+    assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100, "the request still gets a reply");
     client.ends();
 }
 

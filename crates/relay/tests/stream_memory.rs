@@ -176,7 +176,7 @@ fn read_no_answers() {
     println!(
         "{sum} bytes in flight between a web server and {READERS} clients, {grown} of them in the server"
     );
-    // 64 KiB each, and a huge page.
+    // 64 KiB per reader, and a huge page.
     assert!(grown < ((READERS as u64) << 16) + (2 << 20), "{grown} bytes of {sum}");
     Thread::named("relay-0").comes_to_rest();
     witness.lost_nothing();
@@ -234,7 +234,8 @@ fn read_no_replies() {
             world.streams().closed(CloseReason::RepliesUnread) == closed + 1
         });
     };
-    // This allows for 64 KiB of replies in a buffer that doubles as it grows, and for a huge page or two.
+    // The bound allows for 64 KiB of replies in a buffer that doubles as it grows, and for a huge page or
+    // two.
     let of_first = grown(attack);
     assert!(of_first < 4 << 20, "{of_first} bytes for one client");
     settles(|| (0..16).for_each(|_| attack()));

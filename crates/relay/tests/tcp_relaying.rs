@@ -379,7 +379,7 @@ fn flood_of_peers_cannot_close_a_stalled_control_connection() {
     let world = support::start(|config| config.limits.stream_queue = 4096);
     let (mut client, relayed) = control(&world);
     client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
-    eventually("its queue has dropped datagrams", || {
+    eventually("the client's queue has dropped datagrams", || {
         assert_eq!(world.streams().closed(CloseReason::RepliesUnread), 0);
         for _ in 0..16 {
             // Does not wait for the connect: if the backlog is full, the kernel retries only after a second.

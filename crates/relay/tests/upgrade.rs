@@ -226,7 +226,7 @@ fn upgrade_keeps_stream_clients_in_the_old_process() {
     let mut late = Client::new(connect(tcp));
     late.allocated(&far);
     let accepted = || new.relay.snapshots().iter().map(|snapshot| snapshot.streams.accepted).sum::<u64>();
-    eventually("the new relay has accepted both", || accepted() == 2);
+    eventually("the new relay has accepted both clients", || accepted() == 2);
     plain_client.send(&padded(channel_data(b"still here")));
     assert_eq!(heard(&far), b"still here");
     far.send_to(b"and back", relayed).unwrap();

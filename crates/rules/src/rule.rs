@@ -330,8 +330,8 @@ impl Rule {
             (self.transparent, "packets with the client's source address need their own route"),
             (self.send_proxy.is_some(), "PROXY headers are added in user space"),
             (self.any_port, "responses from any port are matched in user space"),
-            (self.device.is_some(), "device may select a different route from the kernel path's"),
-            (self.mark.is_some(), "mark may select a different route from the kernel path's"),
+            (self.device.is_some(), "device can select a route that the kernel path does not use"),
+            (self.mark.is_some(), "mark can select a route that the kernel path does not use"),
         ];
         obstacles.into_iter().find_map(|(is_there, what)| is_there.then_some(what))
     }

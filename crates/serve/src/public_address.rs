@@ -152,7 +152,7 @@ mod tests {
         let found = PublicAddress { relay: vec!["10.0.0.5=203.0.113.5".to_owned()], zone: None };
         let place = directory.path().join("place");
         found.write(&place).expect("the directory is writable");
-        let read = |name| fs::read_to_string(place.join(name)).expect("it was written");
+        let read = |name| fs::read_to_string(place.join(name)).expect("the file was written");
         assert_eq!(
             (read("relay-addresses").as_str(), read("zone").as_str()),
             ("10.0.0.5=203.0.113.5\n", "\n")

@@ -57,9 +57,9 @@ mod tests {
         breaker.succeed();
         assert_eq!([breaker.fail(), breaker.fail()], [false, false], "not consecutive");
         assert!(breaker.fail() && breaker.is_open());
-        assert!(!breaker.fail(), "it opens only once");
+        assert!(!breaker.fail(), "the breaker opens only once");
         breaker.succeed();
-        assert!(breaker.is_open(), "a late answer does not close it");
+        assert!(breaker.is_open(), "a late answer does not close the breaker");
         breaker.close();
         assert!(!breaker.is_open());
         assert_eq!([breaker.fail(), breaker.fail()], [false, false]);

@@ -230,7 +230,7 @@ mod tests {
         cache.prolong("a", Duration::from_secs(5));
         assert_eq!(told(&cache, "a"), "fresh");
         advance(Duration::from_secs(5)).await;
-        assert_eq!(told(&cache, "a"), "stale", "its age is counted from the lookup");
+        assert_eq!(told(&cache, "a"), "stale", "the age is counted from the lookup");
         advance(Duration::from_secs(3600)).await;
         assert_eq!((told(&cache, "a"), cache.users()), ("unknown", 0));
     }

@@ -332,7 +332,7 @@ mod tests {
         let (path, name) = (dir.at("own.sqlite"), "a file".to_owned());
         let mut file = File { path: path.clone(), kind: SqliteUse::Own, name, open: None };
         file.open(true).expect("created");
-        let inode = fs::metadata(&path).expect("it exists").ino();
+        let inode = fs::metadata(&path).expect("the file exists").ino();
         let (own, of_file) = (format!(" {} ", std::process::id()), format!(":{inode} "));
         let locks = fs::read_to_string("/proc/locks").expect("proc(5)");
         let is_its = |line: &str| line.contains("POSIX") && line.contains(&own) && line.contains(&of_file);

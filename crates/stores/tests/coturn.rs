@@ -134,8 +134,8 @@ const NAMES: [&str; 22] = [
     "🦀",
 ];
 
-/// turnadmin escapes nothing, so it fails to write some names. These do not exist, and no query fails
-/// because of them.
+/// turnadmin escapes nothing, so it fails to write some names. Those names do not exist, and no query
+/// fails because of them.
 #[test]
 fn every_turnadmin_name_is_found_and_none_breaks_the_store() {
     with_turnadmin(|world| {

@@ -718,7 +718,7 @@ fn one_node_orders_certificates_until_its_reservation_ends() {
     release(1);
     assert!(reserve(2, 1));
     world.wait(async { sleep(Duration::from_millis(50)).await });
-    assert!(reserve(1, 60_000), "its time is up");
+    assert!(reserve(1, 60_000), "the reservation has expired");
     for kept in [
         "SET turnpike:{f}:ordering x",
         "HSET turnpike:{f}:ordering owner 9 until x",

@@ -376,7 +376,7 @@ fn changes_to_a_file_by_other_processes_are_noticed() {
         fill(world);
         let directory = world.directory_at(&world.url, impatient());
         world.wait(async {
-            directory.read().await.expect("it exists");
+            directory.read().await.expect("the store exists");
             let UserLookup::User(_) = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
             let UserLookup::Absent = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });

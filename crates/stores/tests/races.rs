@@ -60,7 +60,8 @@ fn exactly_one_of_concurrent_writers_adds_a_name() {
             let found = race(world, &writers, Existing::Keep, user);
             assert_one_was_first(&found, world);
             let winner = (0..WRITERS).find(|writer| !found[usize::from(*writer)]).expect("one");
-            let stored = world.wait(writers[0].user("a", &name)).expect("an answer").expect("it exists");
+            let stored =
+                world.wait(writers[0].user("a", &name)).expect("an answer").expect("the user exists");
             assert_eq!(stored, keys(winner), "{:?}: the first writer's keys", world.kind);
 
             let name = format!("key-{round}");
@@ -98,7 +99,8 @@ fn concurrent_replacements_leave_one_consistent_result() {
             let user =
                 |writer| Edit::PutUser { realm: "a".to_owned(), name: name.clone(), keys: keys(writer) };
             assert_one_was_first(&race(world, &writers, Existing::Replace, user), world);
-            let stored = world.wait(writers[0].user("a", &name)).expect("an answer").expect("it exists");
+            let stored =
+                world.wait(writers[0].user("a", &name)).expect("an answer").expect("the user exists");
             assert!((0..WRITERS).any(|writer| stored == keys(writer)), "{:?}", world.kind);
 
             let name = format!("realm-{round}");

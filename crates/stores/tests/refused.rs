@@ -40,7 +40,7 @@ fn missing_password_is_reported_as_wrong() {
 }
 
 #[test]
-fn absent_server_is_a_temporary_error() {
+fn absent_server_causes_a_temporary_error() {
     for kind in SERVERS {
         on(kind, |world| {
             world.server.as_mut().expect("a server").stop();

@@ -93,7 +93,7 @@ impl World {
             match self.kind {
                 Kind::Sqlite => {
                     let file = self.file.as_ref().expect("a file");
-                    let connection = rusqlite::Connection::open(file).expect("it exists");
+                    let connection = rusqlite::Connection::open(file).expect("the file exists");
                     connection
                         .execute_batch(statements)
                         .unwrap_or_else(|error| panic!("{error}: {statements}"));

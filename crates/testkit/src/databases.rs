@@ -156,7 +156,7 @@ impl Server {
         stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
         write!(stream, "AUTH {PASSWORD}\r\n{line}\r\nQUIT\r\n").expect("the command is sent");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it responds");
+        stream.read_to_string(&mut answer).expect("the server responds");
         let rest = answer.strip_prefix("+OK\r\n").unwrap_or(&answer);
         rest.strip_suffix("+OK\r\n").unwrap_or(rest).to_owned()
     }
@@ -474,7 +474,7 @@ fn postgres_data(programs: &Path) -> Template {
             .args(["-D", "data", "-U", USER, "-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--locale=C"])
             .arg(format!("--pwfile={}", password.display())));
         let create = file_in(dir, "create.sql", &format!("create database {DATABASE}\n"));
-        let create = fs::File::open(create).expect("it exists");
+        let create = fs::File::open(create).expect("the file exists");
         let mut alone = command_in(dir, &programs.join("postgres"));
         run(alone.args(["--single", "-D", "data", "-c", "fsync=off", "postgres"]).stdin(create));
     })

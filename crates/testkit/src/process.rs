@@ -96,7 +96,7 @@ mod tests {
             .name("tk-spins".to_owned())
             .spawn(move || while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {})
             .unwrap();
-        let spinning = crate::eventually("it runs", spinning_thread);
+        let spinning = crate::eventually("the thread runs", spinning_thread);
         assert!((0..1000).all(|_| spinning.state() == Some('R')));
         drop(stop);
         spins.join().unwrap();

@@ -187,7 +187,7 @@ impl Server<'_> {
     }
 
     pub fn status(&self) -> String {
-        let (status, text) = get_unix(&self.dir.at("a.sock"), "/v1/status").expect("it responds");
+        let (status, text) = get_unix(&self.dir.at("a.sock"), "/v1/status").expect("the server responds");
         assert_eq!(status, 200);
         text
     }

@@ -14,8 +14,9 @@ use turnpike_trials::{
     say_udp, udp_echo,
 };
 
-/// Clients on calls, each with this many datagrams per second.
+/// Number of clients.
 const CLIENTS: &str = "20";
+/// Datagrams per second, per client.
 const RATE: &str = "1000";
 
 fn builds() -> Result<[PathBuf; 2], &'static str> {

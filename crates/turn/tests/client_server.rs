@@ -117,7 +117,7 @@ impl Bench {
                 self.at_peer.push(payload.to_vec());
                 None
             }
-            Verdict::ToClient { .. } => panic!("a client's datagram was sent back to it"),
+            Verdict::ToClient { .. } => panic!("a client's datagram was sent back to the client"),
             Verdict::Wait { otherwise, .. } => panic!("no limits are configured: {otherwise:?}"),
             Verdict::Drop(Some(reason)) => panic!("dropped: {reason:?}"),
             Verdict::Drop(None) => None,

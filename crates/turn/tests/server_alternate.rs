@@ -131,7 +131,11 @@ fn the_first_alternate_has_the_clients_family() {
     assert_eq!(ask(&mut world, Scheme::Md5).alternates(), [address(V6), address(V4)]);
 
     let mut only_v6 = World::with(with(vec![alternate(V6, AlternateWhen::Always)]));
-    assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), None, "no alternate of its family: served here");
+    assert_eq!(
+        ask(&mut only_v6, Scheme::Md5).code(),
+        None,
+        "no alternate of the client's family: served here"
+    );
     only_v6.client.address.set_port(1);
     only_v6.server.set_draining(true);
     assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), Some(508));

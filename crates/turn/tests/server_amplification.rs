@@ -25,7 +25,7 @@ fn answered(world: &mut World, listener: u16, last: u8, requests: u16) -> usize 
 fn a_prefix_gets_limited_refusals_without_affecting_others() {
     let mut world = World::with(bounded());
     assert_eq!(answered(&mut world, 0, 1, 100), 20, "two seconds' worth");
-    assert_eq!(answered(&mut world, 0, 200, 100), 0, "its neighbours share the limit");
+    assert_eq!(answered(&mut world, 0, 200, 100), 0, "neighbouring addresses share the limit");
     assert_eq!(world.dropped(DropReason::RefusalLimit), 180);
     world.client = client(1);
     assert!(matches!(world.feed(&Ask::allocate().bytes()), Outcome::Reply(_)), "another prefix");

@@ -125,7 +125,7 @@ fn data_from_a_stream_waits_instead_of_being_dropped() {
     assert_eq!(world.feed(&Ask::send(PERMITTED, &[7; 1000])), Outcome::Wait { until_ms, otherwise });
     world.now.ms = until_ms;
     assert!(world.feed(&datagram).goes_to_peer(), "fed again");
-    assert_eq!(world.server.stats().bandwidth_pauses, [3, 0, 0, 0], "including the first one");
+    assert_eq!(world.server.stats().bandwidth_pauses, [3, 0, 0, 0], "including the first pause");
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 0);
     world.server.not_waited(otherwise);
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 1);
@@ -172,7 +172,7 @@ fn a_reload_changes_rates_without_granting_a_new_burst() {
     assert!(!world.server.is_limited(relay.allocation));
     let user = limited(Rates { per_user: Some(8_000_000), ..Rates::default() }, None);
     world.server.reconfigure(world.now, user.clone().into());
-    assert_eq!(passing(&mut world, client(1)), 100, "not used yet");
+    assert_eq!(passing(&mut world, client(1)), 100, "the user's limit has a full burst");
     world.server.reconfigure(world.now, user.into());
     assert_eq!(passing(&mut world, client(1)), 0);
     world.server.reconfigure(world.now, per_allocation(8_000_000).into());

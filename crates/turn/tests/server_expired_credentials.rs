@@ -48,7 +48,7 @@ fn an_expired_credential_cannot_allocate() {
     world.ask(&allocate).success();
     world.sleep(63);
     world.ask(&allocate).success();
-    assert_eq!(world.ask(&Ask::allocate().signed(&timed)).code(), Some(437), "its 5-tuple has an allocation");
+    assert_eq!(world.ask(&Ask::allocate().signed(&timed)).code(), Some(437), "the 5-tuple has an allocation");
     world.client = client(40_001);
     let refused = world.ask(&Ask::allocate().signed(&timed));
     assert_eq!(refused.code(), Some(401));

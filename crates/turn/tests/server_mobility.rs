@@ -224,7 +224,8 @@ fn a_signed_request_from_the_new_address_spends_the_old_ticket() {
     present(&mut world, elsewhere(1), &ticket).success();
     assert_eq!(world.ask(&Ask::permit(PEER)).code(), Some(401));
     present(&mut world, elsewhere(2), &ticket).success();
-    // This also applies after an allocation moved immediately because its old connection had closed.
+    // A spent ticket is refused even if the allocation moved immediately because its old connection had
+    // closed.
     let (mut world, _, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
@@ -288,7 +289,7 @@ fn a_ticket_lost_with_its_stream_is_valid_until_data_arrives() {
     world.server.disconnected(world.now, &stream(41_005));
     assert_eq!(present(&mut world, stream(41_006), &first).code(), Some(400));
     present(&mut world, stream(41_006), &last).success();
-    // Here data arrives after the move, and the next ticket behaves like the previous one.
+    // If data arrives after the move, the next ticket is spent too.
     assert!(speaks(&mut world, stream(41_006)).goes_to_peer());
     assert_eq!(present(&mut world, stream(41_007), &last).code(), Some(400));
 }
@@ -345,7 +346,7 @@ fn effects_of_an_absent_client_omit_its_address() {
     present(&mut world, elsewhere(1), &ticket).success();
     world.server.disconnected(world.now, &stream(41_000));
     assert!(matches!(world.effects()[..], [Effect::Moved { was: None, .. }]));
-    // The effect of the expiry omits it too, unless the client is present.
+    // The effect of the expiry omits the client's address too, unless the client is present.
     let (mut world, ..) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     world.sleep(600);

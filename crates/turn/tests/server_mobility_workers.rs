@@ -511,7 +511,7 @@ fn a_displaced_pending_move_returns_with_its_ticket() {
     let next = workers.present(1, new, &ticket).success().ticket().unwrap();
     // Another user fills the table of that worker, one allocation at a time.
     for n in 0..8192 {
-        // Each allocation needs a fresh nonce, because with many in one second some would have to retry.
+        // Each allocation gets a fresh nonce: if many were made in one second, some would have to retry.
         workers.0.iter_mut().for_each(|world| world.now.unix += 1);
         let owner = &mut workers.0[2];
         owner.client = client(n + 1);

@@ -68,7 +68,8 @@ fn change_flags_select_the_source_of_the_response() {
     let all = [A1P1, A1P2, A2P1, A2P2];
     for (here, local) in all.iter().enumerate() {
         for flags in [0, 2, 4, 6] {
-            // Changing the address flips the higher bit of the number; changing the port flips the lower one.
+            // Changing the address flips the higher bit of the listener number; changing the port, the
+            // lower bit.
             let expected = here ^ usize::from(flags >> 1);
             let listener = u16::try_from(here).unwrap();
             let (client, reply) = asks(&mut world, listener, local, &change(flags));

@@ -36,7 +36,7 @@ fn a_copied_allocate_is_refused_after_its_allocation_ended() {
             assert_eq!(world.ask(&ask).code(), Some(438));
         }
         world.sleep(2000);
-        assert_eq!(world.ask(&ask).code(), Some(438), "while its nonce is valid");
+        assert_eq!(world.ask(&ask).code(), Some(438), "the copy's nonce is still valid");
         assert_eq!((world.server.allocations(), world.server.policy_mut().held()), (0, 0));
     }
 }

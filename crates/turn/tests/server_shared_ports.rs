@@ -76,7 +76,7 @@ fn the_second_client_for_a_shared_peer_is_refused() {
     assert_eq!(refused.get::<stun_types::attribute::ErrorCode>().reason(), "Peer Taken on Shared Port");
     assert_eq!(ask(&mut world, 2, &Ask::bind(0x4000, "198.41.0.4:7001").signed(&bob)), Some(508));
     assert_eq!(world.server.stats().shared_peer_limit, 2);
-    assert_eq!(claimant(&mut world, PORT, "198.41.0.9"), None, "all or none are installed");
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.9"), None, "all permissions or none are installed");
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(first));
     // The owner can refresh the permission; on other sockets the peer is free.
     assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);

@@ -481,7 +481,7 @@ fn no_truncated_request_with_a_token_is_accepted() {
     for length in 0..bytes.len() {
         let mut cut = bytes[..length].to_vec();
         if length >= 20 {
-            // The length field matches, if possible.
+            // The length field matches the truncated message, rounded down to a multiple of four.
             let claimed = u16::try_from((length - 20) & !3).unwrap();
             cut[2..4].copy_from_slice(&claimed.to_be_bytes());
             cut.truncate(20 + usize::from(claimed));

@@ -35,7 +35,7 @@ fn an_allocation_is_visible_while_its_sockets_are_open() {
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.server.slots(), 0);
     assert!(matches!(world.feed(&Ask::allocate().signed(&alice).bytes()), Outcome::Open(_)));
-    assert!(world.server.view(world.now, 0).is_none(), "its sockets are still opening");
+    assert!(world.server.view(world.now, 0).is_none(), "the allocation's sockets are still opening");
     let (alice, _) = {
         world.client = client(40_001);
         world.allocated()

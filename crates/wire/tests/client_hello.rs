@@ -123,7 +123,7 @@ fn longest_message_is_read_and_a_longer_one_is_not() {
     let many = records(&longest, &[256; MAX_RECORDS - 1]);
     assert_eq!((shown(&many), many.len()), (expected, MAX_LEN));
     assert_eq!(parse(&records(&longest, &[10; MAX_RECORDS]), &mut Vec::new()), Parsed::Malformed);
-    // The header alone decides.
+    // An excessive length is refused as soon as the header has arrived.
     let too_long = records(&padded(MAX_MESSAGE + 1), &[4]);
     assert_eq!(parse(&too_long[..9], &mut Vec::new()), Parsed::Malformed);
 }

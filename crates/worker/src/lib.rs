@@ -420,7 +420,7 @@ mod tests {
         let (go_on, until) = mpsc::channel();
         workers.senders().next().unwrap().tell(Told::Wait(until));
         until_all_answer();
-        // The others have replied and are not woken again in the meantime.
+        // The other workers have replied and are not woken again in the meantime.
         for _ in 0..1000 {
             assert!(!workers.make_progress());
         }

@@ -148,7 +148,7 @@ mod tests {
 
     fn found(path: &str, text: &str) -> Vec<String> {
         let kind = Kind::of(path).expect("this kind of file contains prose");
-        kind.findings(text).expect("it parses").iter().map(ToString::to_string).collect()
+        kind.findings(text).expect("the text parses").iter().map(ToString::to_string).collect()
     }
 
     const RUST: &str = r##"//! Of files.

@@ -365,7 +365,7 @@ impl Bench {
         let day = Duration::from_secs(86_400);
         let limits = ConnectionLimits { head: day, whole: day, ..ConnectionLimits::of_one(1) };
         let http = http(limits);
-        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only permit");
         let router = router.clone();
         let (mut client, server) = duplex(1 << 16);
         let asks = async {

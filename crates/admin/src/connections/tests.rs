@@ -399,7 +399,7 @@ async fn watcher_outlives_the_timeout_and_is_not_evicted() {
         idle.push(TcpStream::connect(page).await.expect("listening"));
         assert!(is_ok(&get_page(page, "/healthz").await));
     }
-    // The fourth arrives after more than three seconds, the timeout of other responses.
+    // The fourth event arrives after more than three seconds, the timeout of other responses.
     for _ in 0..4 {
         hear_until(&mut watching, "event: live").await;
     }
@@ -522,7 +522,7 @@ async fn only_the_first_of_pipelined_requests_is_answered() {
 async fn stalled_watcher_is_closed_after_ten_seconds() {
     let limits = ConnectionLimits::of_one(1);
     let router = routes::router(Arc::new(IdleProgram::default()), Changes::default(), None);
-    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
+    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only permit");
     let (mut client, server) = duplex(1024);
     let said = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
     client.write_all(said).await.expect("open");
@@ -541,7 +541,7 @@ async fn stalled_watcher_is_closed_after_ten_seconds() {
 async fn patience_with(stream: HttpStream) -> u64 {
     let limits = ConnectionLimits::of_one(1);
     let router = routes::router(Arc::new(IdleProgram::default()), Changes::default(), None);
-    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
+    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only permit");
     let begun = tokio::time::Instant::now();
     let before = closed_for("slow");
     answer(Arc::new(http(limits)), stream, router, limits, Progress::new(place), &ADMIN).await;

@@ -31,7 +31,7 @@ fn operation(method: &str, path: &str) -> Option<&'static Value> {
 
 fn resolved(value: &'static Value) -> &'static Value {
     match value["$ref"].as_str() {
-        Some(place) => DOCUMENT.pointer(place.trim_start_matches('#')).expect("it exists"),
+        Some(place) => DOCUMENT.pointer(place.trim_start_matches('#')).expect("a target"),
         None => value,
     }
 }

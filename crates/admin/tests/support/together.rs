@@ -26,7 +26,7 @@ pub(crate) struct Member {
     questions: Arc<tokio::sync::Mutex<UnboundedReceiver<(Question, Reply)>>>,
     pub(crate) health: Mutex<FleetHealth>,
     bans: Mutex<Vec<Ban>>,
-    /// Notices to the others, line by line.
+    /// Notices sent to the other nodes, one per line.
     pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
 

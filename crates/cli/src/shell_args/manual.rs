@@ -95,7 +95,7 @@ mod tests {
         let (first, page) = page.split_once(".SH EXAMPLES\n").expect("a heading");
         assert!(first.ends_with("too long: see?\n") && !first.contains(".SH"), "{first}");
         assert!(page.starts_with("on one machine\n.PP\n.nf\n"), "{page}");
-        let (examples, codes) = page.split_once(".fi\n.SH \"EXIT CODES\"\n").expect("a second one");
+        let (examples, codes) = page.split_once(".fi\n.SH \"EXIT CODES\"\n").expect("a second section");
         assert!(examples.contains("c:d\n") && examples.contains("\\&.e\n"), "{examples}");
         assert!(codes.starts_with("0 done, 1: failed\n"), "{codes}");
     }

@@ -396,7 +396,7 @@ fn loopback_is_read_only_without_a_token() {
     let more = ["--admin", &admin, "-c", &path(&file), "-q"];
     let mut program = Program::start(&mut turnpike(&[&arguments[..], &more].concat()));
     let run = |arguments: &[&str]| Program::run(&mut turnpike(&[arguments, &["--admin", &admin]].concat()));
-    eventually("it responds", || run(&["allocations"]).code == Some(0));
+    eventually("the program responds", || run(&["allocations"]).code == Some(0));
     let refused = run(&["reload"]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("changes need a token from admin.tokens"), "{}", refused.stderr);

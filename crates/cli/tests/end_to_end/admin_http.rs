@@ -4,7 +4,7 @@ use crate::prelude::*;
 use turnpike_trials::get_as;
 
 fn connect_to(address: SocketAddr, said: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(address).expect("it accepts connections");
+    let mut stream = TcpStream::connect(address).expect("the server accepts connections");
     stream.write_all(said).expect("the connection is open");
     stream
 }
@@ -48,7 +48,7 @@ fn clients_cannot_take_the_descriptors_of_the_admin_interface() {
         let serve = Serve::start(&["--workers", "1", "-c", file.to_str().expect("the test's path is UTF-8")]);
         assert_eq!(max_descriptors(&serve), 1024);
         // The first byte of a STUN message: the server accepts the connection and waits for more. This
-        // process, too, may open 1,024 descriptors.
+        // process, too, is limited to 1,024 descriptors.
         let there = serve.address_of("tcp", V4);
         let _crowd: Vec<TcpStream> = (0..985).map(|_| connect_to(there, &[0])).collect();
         eventually("accepting is paused", || serve.metrics().sum("turnpike_accept_pauses_total", "") > 0);

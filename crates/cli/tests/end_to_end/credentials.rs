@@ -239,7 +239,7 @@ fn servers_with_one_store_immediately_accept_each_others_credentials() {
     assert_eq!([other.allocate(&credential), one.allocate(&credential)], [None, None]);
     let from_other = other.credential(&json!({ "user": "carol" }));
     assert_eq!([one.allocate(&from_other), other.allocate(&from_other)], [None, None]);
-    eventually("both sign with the same secret", || {
+    eventually("both servers sign with the same secret", || {
         other.credential(&json!({ "user": "carol" })).is_of(&secret)
     });
 }

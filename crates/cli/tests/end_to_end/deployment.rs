@@ -1,4 +1,5 @@
-//! Files of deploy/: systemd accepts the units with low exposure, and the parts of the Debian package exist.
+//! Checks the files in deploy/: systemd accepts the units and rates their exposure as low, and every file in
+//! the Debian package exists.
 
 use crate::prelude::*;
 
@@ -42,7 +43,7 @@ fn exposure(dir: &Path, unit: &str) -> f32 {
     level.split(' ').next().and_then(|level| level.parse().ok()).unwrap_or_else(|| panic!("{line}"))
 }
 
-/// Before version 250 it only checks installed units.
+/// Before version 250, systemd-analyze checks only installed units.
 fn has_systemd_analyze() -> Result<(), &'static str> {
     let command = || Command::new("systemd-analyze").arg("--version").output().ok();
     let version = || String::from_utf8(command()?.stdout).ok()?.split(' ').nth(1)?.parse::<u32>().ok();

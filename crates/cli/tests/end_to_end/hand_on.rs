@@ -30,7 +30,7 @@ fn upgrade_leaves_handed_on_connections_in_the_old_process() {
     assert_eq!(say(&mut other, "more"), "more");
     let metrics = serve.metrics();
     assert_eq!(metrics.sum("turnpike_handed_on_total", "kind=\"plain\""), 2);
-    eventually("its end is counted", || {
+    eventually("the end of the connection is counted", || {
         serve.metrics().sum("turnpike_handed_on_ended_total", "reason=\"closed\"") == 1
     });
 }

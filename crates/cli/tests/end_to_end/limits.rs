@@ -68,7 +68,7 @@ fn allocations_per_prefix_are_limited() {
     assert_eq!(allocate(&serve, "1").code, Some(0));
     assert_eq!(refused(&serve), 0);
     let many = allocate(&serve, "8");
-    eventually(&format!("some are refused: {}", many.output()), || refused(&serve) > 0);
+    eventually(&format!("some allocations are refused: {}", many.output()), || refused(&serve) > 0);
     reload(&mut serve, &file, "[limits]\nallocations_per_prefix = \"none\"\n");
     assert_eq!(allocate(&serve, "1").code, Some(0));
     let before = refused(&serve);

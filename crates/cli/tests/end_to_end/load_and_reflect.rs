@@ -17,7 +17,7 @@ fn relays_all(family: IpAddr, via: &str, datapath: &str) {
         .result();
     let number =
         |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {result}"));
-    // Fewer are sent on a busy machine, but everything sent must return.
+    // A busy machine sends fewer datagrams, but every one sent must return.
     assert!((1000..=4400).contains(&number("sent")), "{result}");
     assert_eq!(number("received"), number("sent"), "{result}");
     for nothing in ["lost", "duplicated", "reordered"] {

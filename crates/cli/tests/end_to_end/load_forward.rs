@@ -91,7 +91,7 @@ fn progress_counts_missing_datagrams_as_lost_or_outstanding() {
         Program::start(&mut turnpike(&[&["load", "udp", &server.to_string()][..], &flags].concat()))
             .wait(SOON)
     };
-    // Drops every tenth datagram, so the next one shows the gap. The first is the greeting.
+    // Drops every tenth datagram, so the next one shows the gap. The first datagram is the greeting.
     let run = load(lossy_reflector(|_, count| count % 10 == 2));
     let found = progress(&run.stderr);
     assert!(found.len() >= 2, "{}", run.stderr);

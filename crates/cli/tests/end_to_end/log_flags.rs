@@ -14,7 +14,7 @@ fn v_logs_more_and_q_logs_less() {
         let forward =
             Program::start(turnpike_trials::turnpike(&["forward", "--admin", "off", &rule]).args(flags));
         let mut stream =
-            eventually("it accepts connections", || std::net::TcpStream::connect("127.0.0.1:19201").ok());
+            eventually("the server listens", || std::net::TcpStream::connect("127.0.0.1:19201").ok());
         assert_eq!(say(&mut stream, "hello"), "hello");
         drop(stream);
         forward.signal("INT");

@@ -11,7 +11,7 @@ fn printed(arguments: &[&str]) -> String {
 fn pages(dir: &Path) -> Vec<String> {
     Program::run(turnpike(&["man", "pages"]).current_dir(dir)).ended(0);
     let names = fs::read_dir(dir.join("pages"))
-        .expect("it was created")
+        .expect("the directory was created")
         .map(|entry| entry.expect("readable").file_name());
     let mut names: Vec<String> = names.map(|name| name.into_string().expect("ASCII")).collect();
     names.sort();

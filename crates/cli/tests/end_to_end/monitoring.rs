@@ -154,7 +154,7 @@ fn promtool_accepts_the_metrics() {
         check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = check.spawn().expect("promtool is installed");
         child.stdin.take().expect("piped").write_all(page.as_bytes()).expect("promtool reads standard input");
-        let output = child.wait_with_output().expect("it ends");
+        let output = child.wait_with_output().expect("promtool ends");
         let said = [output.stdout, output.stderr].concat();
         assert!(output.status.success() && said.is_empty(), "{}\n{page}", String::from_utf8_lossy(&said));
     }

@@ -30,7 +30,7 @@ fn refused_names_are_escaped_in_the_log_and_kept_in_json() {
         let line = serve.program.line_with(&format!("credential refused user=\"{shown}\" "));
         assert!(is_shown_safely(&line), "{line}");
     }
-    let (status, body) = fetch(serve.admin(), "/v1/refusals?limit=100").expect("it responds");
+    let (status, body) = fetch(serve.admin(), "/v1/refusals?limit=100").expect("the server responds");
     assert!(status == 200 && is_shown_safely(&body), "{status} {body}");
     let told = users(&body, "refusals");
     assert_eq!(told, CORPUS.iter().map(|(name, _)| (*name).to_owned()).collect());
@@ -74,7 +74,7 @@ fn allocation_names_are_escaped_in_tables_and_kept_in_json() {
         assert!(table.contains(&cell), "{user:?}: {table}");
     }
     assert_eq!(users(&run(&["--json"]), ""), wanted);
-    let (_, body) = fetch(serve.admin(), "/v1/allocations?limit=100").expect("it responds");
+    let (_, body) = fetch(serve.admin(), "/v1/allocations?limit=100").expect("the server responds");
     assert!(is_shown_safely(&body), "{body}");
     assert_eq!(users(&body, "allocations"), wanted);
 }

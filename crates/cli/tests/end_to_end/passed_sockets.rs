@@ -122,7 +122,7 @@ fn changed_rule_keeps_its_passed_listener() {
     let reloaded = forward.line_with("rules reloaded");
     assert!(reloaded.contains("changed"), "{reloaded}");
     eventually("UDP is forwarded by the new rule", || say_udp(unit.at, "two") == "two");
-    let mut stream = TcpStream::connect(unit.at).expect("it accepts connections");
+    let mut stream = TcpStream::connect(unit.at).expect("the rule accepts connections");
     assert_eq!(say(&mut stream, "two"), "two");
 }
 

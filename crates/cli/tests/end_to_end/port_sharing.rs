@@ -88,7 +88,8 @@ impl Bench {
         Serve::start_bare(&[&own[..], more, &self.turn.flags()].concat())
     }
 
-    /// Both names get their own certificate, the site sees this address, and TURN works.
+    /// Asserts that each name gets its own certificate, the site sees the client address `seen`, and TURN
+    /// works.
     fn exercise(&self, seen: &str) {
         let resolve = format!("{WEB}:443:127.0.0.1");
         let mut curl = Command::new(&self.curl);
@@ -162,7 +163,7 @@ fn documented_caddy_shares_the_port_behind_turnpike() {
         let (options, rules) = if knows_proxies {
             (options.to_owned(), rules.to_owned())
         } else {
-            let (before, _) = options.split_once("    servers").expect("it is in the recipe");
+            let (before, _) = options.split_once("    servers").expect("the recipe has this line");
             (format!("{before}}}\n"), with(rules, ", proxy_protocol = \"v2\"", ""))
         };
         let _site = bench.caddy(&caddy, &options, SITE);

@@ -16,7 +16,7 @@ const REFUSALS: &[(&str, &str, &str, &str)] = &[
 #[test]
 fn refused_credentials_are_logged_and_counted_with_their_reason() {
     for (username, realm, reason, label) in REFUSALS {
-        // A new server for each, because refusal log lines are rate-limited.
+        // A new server for each case, because refusal log lines are rate-limited.
         let mut serve = Serve::start(&["--secret", "north-star"]);
         let stun = stun::Client::new(serve.address(V4));
         let (_, _, challenge) = stun.challenge();
@@ -45,7 +45,7 @@ fn expired_credential_is_logged_with_its_age() {
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
     stun.forge(format!("{}:bob", now - 42), REALM.as_bytes(), &challenge.nonce);
     let line = serve.program.line_with("credential refused");
-    // A slow machine may see it a few seconds later.
+    // On a slow machine, the request may arrive a few seconds later.
     let seconds = (42..72).find(|seconds| line.contains(&format!("expired {seconds} s ago")));
     assert!(seconds.is_some(), "{line}");
 }
@@ -71,7 +71,7 @@ fn password_guessing_does_not_suppress_other_log_lines() {
         .expect("a number");
     let told = serve.program.lines().iter().filter(|line| line.contains("guessed")).count();
     assert!((1..200).contains(&told) && suppressed > 300, "{told} lines, then {line}");
-    eventually("all are counted", || {
+    eventually("all refusals are counted", || {
         let metrics = serve.metrics();
         let all = metrics.sum("turnpike_credentials_refused_total", "");
         all == 501

@@ -5,7 +5,7 @@ use crate::prelude::*;
 
 /// Value of a status line (proc(5)) for each thread of a process.
 fn of_threads(pid: u32, name: &str) -> Vec<String> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs").flatten();
     let value = |task: fs::DirEntry| {
         let status = fs::read_to_string(task.path().join("status")).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

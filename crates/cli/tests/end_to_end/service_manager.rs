@@ -83,7 +83,7 @@ fn serve_notifies_ready_watchdog_reloading_and_stopping() {
     manager.dir.file("turnpike.toml", "[shutdwon]\n");
     serve.signal("HUP");
     assert!(reloading_since(&manager.next_event()) > first);
-    assert_eq!(manager.next_event(), ["READY=1"], "it keeps serving");
+    assert_eq!(manager.next_event(), ["READY=1"], "the server keeps serving");
     manager.wait_for("STATUS=serving; allocations: 0; the last reload was refused: see the log");
 
     serve.signal("TERM");

@@ -392,7 +392,7 @@ fn reload_switches_stores_and_refuses_an_unusable_one() {
         said(&["user", "add", name, "--password", "pw", "--state", path(&state)]);
         format!("sqlite://{}", state.join("turnpike.sqlite").display())
     });
-    // Without write permission, the other database opens only if its write-ahead log still exists.
+    // Without write permission, a database opens only if its write-ahead log still exists.
     let written = path(dir.path());
     let configuration = |url: &str| format!("[store]\nurl = \"{url}\"\n[sandbox]\nwrite = [\"{written}\"]\n");
     let file = dir.file("turnpike.toml", configuration(&one));

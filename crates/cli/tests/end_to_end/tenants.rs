@@ -183,7 +183,7 @@ impl Openssl {
                 }
             }
         });
-        Self { child: child.expect("it runs"), answers }
+        Self { child: child.expect("openssl runs"), answers }
     }
 
     /// Response to a request, which fits into one record.

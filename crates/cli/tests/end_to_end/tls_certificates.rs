@@ -74,7 +74,7 @@ fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
             assert!(ended.stderr.contains(word), "{command}: no {word:?} in {}", ended.stderr);
         }
     }
-    assert_eq!(run("check-config", &rsa).code, Some(0), "TLS accepts it");
+    assert_eq!(run("check-config", &rsa).code, Some(0), "TLS accepts the RSA certificate");
     let good = Certificate::new(&[NAME]);
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let file = dir.file(

@@ -122,7 +122,7 @@ fn upgrade_keeps_streams_in_the_old_process() {
     goes_on(&serve);
     let first = upgraded.upgrade();
     let lines = serve.program.lines();
-    let line = lines.iter().find(|line| line.contains("handed over")).expect("the log reports it");
+    let line = lines.iter().find(|line| line.contains("handed over")).expect("the log reports the handover");
     assert!(line.contains("allocations=12 connections=12 "), "{line}");
     serve.wait_for_allocations(16);
     goes_on(&serve);
@@ -204,7 +204,7 @@ fn allocations_in_previous_processes_are_listed_and_can_be_ended() {
     let mut cursor = String::new();
     loop {
         let (_, text) =
-            fetch(serve.admin(), &format!("/v1/allocations?limit=1{cursor}")).expect("it responds");
+            fetch(serve.admin(), &format!("/v1/allocations?limit=1{cursor}")).expect("the server responds");
         let page: Value = serde_json::from_str(&text).expect("JSON");
         ids.extend(page["allocations"].as_array().expect("a list").iter().map(|it| it["id"].to_string()));
         let Some(next) = page["next"].as_str() else { break };
@@ -213,7 +213,7 @@ fn allocations_in_previous_processes_are_listed_and_can_be_ended() {
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 3, "{ids:?}");
-    eventually("all are counted once", || open() == Some(3));
+    eventually("all allocations are counted once", || open() == Some(3));
     assert_eq!(serve.allocations(), 3);
 
     let middle = load("tcp", "1");
@@ -223,7 +223,7 @@ fn allocations_in_previous_processes_are_listed_and_can_be_ended() {
     let mut expected = vec![in_process(first), in_process(first), in_process(second), here("udp")];
     expected.sort();
     assert_eq!(of(&both), expected);
-    eventually("all are counted once", || open() == Some(4));
+    eventually("all allocations are counted once", || open() == Some(4));
     let table = run(&["allocations"]).stdout;
     assert!(table.contains(&format!("tcp (process {first})")), "{table}");
 
@@ -264,11 +264,11 @@ fn ban_ends_allocations_in_previous_processes() {
     serve.wait_for_allocations(3);
     let second = upgraded.upgrade();
     let ban = serde_json::json!({ "client": "127.0.0.0/8", "seconds": 600 });
-    let (status, banned) = post(serve.admin(), "/v1/bans", TOKEN, &ban).expect("it responds");
+    let (status, banned) = post(serve.admin(), "/v1/bans", TOKEN, &ban).expect("the server responds");
     assert_eq!((status, &banned["ended"]), (201, &3.into()), "{banned}");
-    let (_, left) = fetch(serve.admin(), "/v1/allocations").expect("it responds");
+    let (_, left) = fetch(serve.admin(), "/v1/allocations").expect("the server responds");
     assert!(left.contains("\"allocations\":[]"), "{left}");
-    let lift = || delete(serve.admin(), "/v1/bans?client=127.0.0.0/8", TOKEN).expect("it responds").0;
+    let lift = || delete(serve.admin(), "/v1/bans?client=127.0.0.0/8", TOKEN).expect("the server responds").0;
     assert_eq!([lift(), lift()], [200, 404]);
     drop((oldest, middle));
     ends(first);
@@ -374,7 +374,7 @@ fn draining_or_missing_server_is_not_upgraded() {
         asked.output()
     );
     let socket = run_directory().join(format!("{pid}.sock"));
-    assert!(!socket.exists(), "its socket is left behind");
+    assert!(!socket.exists(), "the socket was not removed");
     let asked = Program::run(&mut turnpike(&["upgrade", "--socket", &socket.display().to_string()]));
     assert!(asked.code == Some(1) && asked.stderr.contains("cannot connect to"), "{}", asked.output());
 }

@@ -58,12 +58,12 @@ fn upgrade_moves_listeners_and_udp_sessions_and_keeps_connections() {
     assert!(lives(first), "a connection is open");
     drop(stream);
     ends(first);
-    // The new process has reported the first process's counters up to that point.
+    // The second process reported the first process's counters until the first one exited.
     ends(second);
     eventually("the file names the new process", || pid_file().trim() == upgraded.pid().to_string());
 
     for talk in talks {
-        talk.join().expect("all returned");
+        talk.join().expect("all datagrams returned");
     }
     let metrics = forward.metrics();
     let sum = |name, label| metrics.sum(name, label);

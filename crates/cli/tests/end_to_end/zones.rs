@@ -99,11 +99,11 @@ fn server_listens_on_one_link() {
         let server = at(LISTENER, 3478, index);
         for _ in 0..8 {
             assert_eq!(ask(server, &BINDING)[..2], [1, 1]);
-            let mut stream = TcpStream::connect(server).expect("it accepts connections");
+            let mut stream = TcpStream::connect(server).expect("the server accepts connections");
             stream.set_read_timeout(Some(SOON)).expect("a timeout");
             stream.write_all(&BINDING).expect("the connection is open");
             let mut head = [0; 2];
-            stream.read_exact(&mut head).expect("it responds");
+            stream.read_exact(&mut head).expect("the server responds");
             assert_eq!(head, [1, 1]);
         }
     });

@@ -544,7 +544,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&mark=1",
-        "column 28: rule.kernel: mark may select a different route from the kernel path's; expected false, or a rule without this key",
+        "column 28: rule.kernel: mark can select a route that the kernel path does not use; expected false, or a rule without this key",
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&max_bytes_per_second_per_connection=1000",
@@ -584,7 +584,7 @@ fn two_rules_cannot_share_a_listener_or_a_name() {
         ("tcp://[fe80::1%e0]:1=a:1", "tcp://[fe80::1%e0]:1=b:1", "[fe80::1%e0]:1 is already used"),
         ("tcp://0.0.0.0:1=a:1?name=x", "tcp://0.0.0.0:2=a:1?name=x", "is also named \"x\""),
     ] {
-        let found = from_arguments(&[one, two]).expect_err("they collide").to_string();
+        let found = from_arguments(&[one, two]).expect_err("the rules collide").to_string();
         assert!(found.starts_with(&format!("argument {two}, column ")) && found.contains(message), "{found}");
     }
     let together = ["tcp://0.0.0.0:1=a:1", "udp://0.0.0.0:1=a:1", "tcp://[::]:1=a:1"];

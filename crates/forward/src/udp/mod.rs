@@ -104,13 +104,13 @@ pub trait WorkerContext {
         let _ = rule;
         false
     }
-    /// True if a session should try all targets once, which only a few sessions may do.
+    /// True if a session should try all targets once. Returns true only rarely, to bound the cost.
     fn explores(&mut self, rule: RuleKey, now: u64) -> bool {
         let _ = (rule, now);
         false
     }
-    /// Number of rules of this process that a client has passed, or [`EndReason::Circle`] if it exceeds the
-    /// limit.
+    /// Number of rules of this process through which a client has come, or [`EndReason::Circle`] if that number
+    /// exceeds the limit.
     fn hops(&mut self, rule: RuleKey, client: SocketAddr) -> Result<u8, EndReason> {
         let _ = (rule, client);
         Ok(0)

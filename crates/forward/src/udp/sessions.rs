@@ -42,7 +42,7 @@ pub(super) struct Arrival {
     pub(super) client: SocketAddr,
     /// Offset, in the rule's range, of the port that the client used.
     pub(super) port: u16,
-    /// Number of rules of this process that the client has passed.
+    /// Number of rules of this process through which the client has come.
     pub(super) hops: u8,
 }
 

@@ -21,7 +21,7 @@ use crate::{
 };
 
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum time that a program without a probe needs to enter its namespace.
+/// Maximum time that a program needs to enter its namespace.
 const SETTLE: Duration = Duration::from_secs(5);
 /// A program without a probe counts as ready if it is still running after this time.
 const BREATH: Duration = Duration::from_millis(100);

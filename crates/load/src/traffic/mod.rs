@@ -21,7 +21,7 @@ pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// Time without arrivals after which missing packets count as lost.
 pub(crate) const QUIET_NS: u64 = 400_000_000;
-/// Maximum wait for the last packets, as long as some still arrive.
+/// Maximum wait for the last packets, even if some are still arriving.
 pub(crate) const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 /// Token of a socket that does not belong to the carrier; see [`Sink::peer_is_ready`].
 pub(crate) const PEER: u64 = 1 << 32;

@@ -176,7 +176,7 @@ pub(crate) fn reflector_on(address: IpAddr) -> Reflector {
     Reflector::start(&config).unwrap()
 }
 
-/// Short run at a low rate, since tests share the machine; `flags` override these settings.
+/// Short run at a low rate, since tests share the machine; `flags` override the defaults below.
 pub(crate) fn load(relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoadConfig {
     let (server, peer) = (relay.listeners().udp[0], reflector.listeners()[0]);
     let usual =

@@ -14,7 +14,7 @@ pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Datagram {
-    /// Index of the socket that received it.
+    /// Index of the socket that received the datagram.
     pub(crate) at: usize,
     pub(crate) from: SocketAddr,
     pub(crate) local: Option<IpAddr>,

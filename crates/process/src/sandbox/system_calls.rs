@@ -375,12 +375,12 @@ mod tests {
             let came_of_it = forbidden();
             panic!("still running: {came_of_it:?}");
         }
-        let own = env::current_exe().expect("it runs");
+        let own = env::current_exe().expect("the test runs");
         let status = Command::new(own)
             .args(["--exact", turnpike_testkit::this_test!(), "--test-threads=1"])
             .env(DOES, "")
             .output();
-        let status = status.expect("it can be started").status;
+        let status = status.expect("the program can be started").status;
         assert_eq!(status.signal(), Some(libc::SIGSYS), "{status}");
     }
 
@@ -394,8 +394,8 @@ mod tests {
             });
             enter(SeccompAction::Errno(libc::EPERM as u32));
             drop(sender);
-            assert_eq!(before.join().expect("it does not panic"), Err(Errno::PERM));
-            assert_eq!(thread::spawn(forbidden).join().expect("it does not panic"), Err(Errno::PERM));
+            assert_eq!(before.join().expect("the thread does not panic"), Err(Errno::PERM));
+            assert_eq!(thread::spawn(forbidden).join().expect("the thread does not panic"), Err(Errno::PERM));
         });
     }
 
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn the_bpf_call_is_allowed_only_with_kernel_programs() {
-        let has = |bpf: bool| allowed(bpf).expect("it compiles").contains_key(&libc::SYS_bpf);
+        let has = |bpf: bool| allowed(bpf).expect("the filter compiles").contains_key(&libc::SYS_bpf);
         assert!(has(true) && !has(false));
     }
 

@@ -204,8 +204,8 @@ mod tests {
 
     fn met(hello: &Value) -> (Channel, Result<PreviousProcess, ProcessError>) {
         let (here, there) = pair();
-        here.send_value(hello, &[]).expect("it listens");
-        here.send(b"[7]", &[]).expect("it listens");
+        here.send_value(hello, &[]).expect("the other process listens");
+        here.send(b"[7]", &[]).expect("the other process listens");
         (here, PreviousProcess::receive_offer(there, "serve"))
     }
 
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn the_new_process_serves_only_after_commit() {
         let (old, previous) = met(&hello(PROTOCOL, "serve"));
-        let mut previous = previous.expect("it fits");
+        let mut previous = previous.expect("the offer fits");
         assert_eq!(previous.offer::<Vec<u8>>().expect("the offer is readable").0, [7]);
         let carried = CarriedMetrics::default();
         let other = thread::spawn(move || {
@@ -239,8 +239,8 @@ mod tests {
             assert_eq!(said(&old), json!({ "taken": { "sessions": 5 } }));
             assert!(!old.is_ready(Duration::ZERO).expect("the channel is open"), "no commit yet");
             let page = "# TYPE turnpike_x counter\nturnpike_x_total 4\n# EOF\n";
-            old.send_value(&FromOld::Metrics(page.to_owned()), &[]).expect("it listens");
-            old.send_value(&FromOld::Commit, &[]).expect("it listens");
+            old.send_value(&FromOld::Metrics(page.to_owned()), &[]).expect("the other process listens");
+            old.send_value(&FromOld::Commit, &[]).expect("the other process listens");
             assert_eq!(said(&old), json!("serving"));
         });
         let mut serves = false;
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn the_new_process_does_not_serve_if_the_old_one_ends_early() {
         let (old, previous) = met(&hello(PROTOCOL, "serve"));
-        let previous = previous.expect("it fits");
+        let previous = previous.expect("the offer fits");
         let receive = || {
             drop(old);
             Ok(5)
@@ -270,14 +270,14 @@ mod tests {
         let carried = Arc::<CarriedMetrics>::default();
         let (sender, released) = std::sync::mpsc::channel();
         previous
-            .expect("it fits")
+            .expect("the offer fits")
             .listen(Arc::clone(&carried), move || sender.send(()).expect("the test waits"));
         assert!(carried.lives());
-        old.send_value(&FromOld::Released, &[]).expect("it listens");
+        old.send_value(&FromOld::Released, &[]).expect("the other process listens");
         released.recv_timeout(PATIENCE).expect("`released` is called");
         let page = |count| format!("# TYPE turnpike_x counter\nturnpike_x_total {count}\n# EOF\n");
         for count in [1, 2] {
-            old.send_value(&FromOld::Metrics(page(count)), &[]).expect("it listens");
+            old.send_value(&FromOld::Metrics(page(count)), &[]).expect("the other process listens");
         }
         let has = |text: &str| carried.add_to("# EOF\n".to_owned()).contains(text);
         turnpike_testkit::eventually("the last page is received", || has("turnpike_x_total 2"));

@@ -265,7 +265,7 @@ mod tests {
     }
 
     /// Keeps another test's child process from inheriting the new file while it is open for writing, which
-    /// would make it impossible to run.
+    /// would prevent its execution (ETXTBSY).
     fn program(dir: &Dir, script: &str) -> (ProgramFile, MutexGuard<'static, ()>) {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -378,7 +378,7 @@ mod tests {
         let messages = [READY, r#"{"taken":{"sessions":3}}"#, r#""serving""#];
         let id = handed_over(&state, &says(&messages), PATIENT).expect("the handover succeeds");
         let lives = rustix::process::Pid::from_raw(id.cast_signed()).expect("a number");
-        rustix::process::test_kill_process(lives).expect("it lives");
+        rustix::process::test_kill_process(lives).expect("the process lives");
         rustix::process::kill_process(lives, rustix::process::Signal::KILL).expect("a child of this process");
         assert_eq!(state.told.into_inner().expect("no panic"), ["offer", "pause", "export", "forget"]);
     }

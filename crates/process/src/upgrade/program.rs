@@ -112,13 +112,13 @@ mod tests {
         };
         for strangers in [0o775, 0o757] {
             mode(strangers);
-            let error = ProgramFile::find(Some(&file)).expect_err("others can write to it");
+            let error = ProgramFile::find(Some(&file)).expect_err("other users can write to the program");
             assert!(error.contains("can write to it"), "{error}");
         }
         mode(0o755);
         assert_eq!(
             ProgramFile::find(Some(&file)).map(|program| program.0),
-            Ok(file.canonicalize().expect("it exists"))
+            Ok(file.canonicalize().expect("the file exists"))
         );
         // The link target is both checked and run.
         symlink(&file, dir.at("link")).expect("the directory is writable");

@@ -309,8 +309,8 @@ mod tests {
             let _socket = UpgradeSocket::in_directory(dir.path(), sender).expect("the directory is writable");
             let path = in_directory(dir.path()).remove(0).1;
             for request in ["restart\n", "upgrade", "\n", "upgrades /x\n"] {
-                let mut stream = UnixStream::connect(&path).await.expect("it listens");
-                stream.write_all(request.as_bytes()).await.expect("it listens");
+                let mut stream = UnixStream::connect(&path).await.expect("the process listens");
+                stream.write_all(request.as_bytes()).await.expect("the process listens");
                 stream.shutdown().await.expect("the stream is open");
                 let mut answer = String::new();
                 stream.read_to_string(&mut answer).await.expect("an end");

@@ -110,7 +110,8 @@ fn one_after_the_other(ports: &Ports, wish: &OpenRelay, times: Range<u64>) -> Ve
 fn ports_are_reused_oldest_first_once_all_are_used() {
     let ports = ports(24_000..=24_015);
     let first = one_after_the_other(&ports, &wish(PortRequest::Any), 0..16);
-    // Other programs may have some ports. The remaining ports are reused in the order of the first round.
+    // Other programs may be using some of the ports. The remaining ports are reused in the order of the
+    // first round.
     let period = first.iter().skip(1).position(|port| *port == first[0]).map_or(16, |at| at + 1);
     assert!(period >= 10, "most of the range is free on this machine: {first:?}");
     let second = one_after_the_other(&ports, &wish(PortRequest::Any), 16..16 + 3 * period as u64);
@@ -473,7 +474,7 @@ fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
 
 fn drawn(ports: &Ports, owner: UserRef<'_>) -> Vec<u16> {
     let open = std::iter::from_fn(|| ports.open(&wish(PortRequest::Any), owner, None, 0).ok());
-    // All are open at the same time, so that none is chosen twice.
+    // All ports are open at the same time, so that none is chosen twice.
     let open: Vec<_> = open.collect();
     open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
     let mut drawn: Vec<u16> = open.iter().map(|opened| opened.relayed.port()).collect();
@@ -524,7 +525,7 @@ fn reload_uses_the_new_range_and_keeps_open_ports() {
     ports.reconfigure(&config(next, 23_700..=23_719));
     assert!(
         ports.are_relayed(opened.relayed, RelayTransport::Udp),
-        "still known by its old external address"
+        "the port is still known by its old external address"
     );
     assert!(ports.are_relayed(bound, RelayTransport::Udp));
     let mut told = std::collections::HashSet::new();

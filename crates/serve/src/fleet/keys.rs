@@ -143,13 +143,13 @@ mod tests {
         assert!(keys.iter().any(|key| key.0 == [9; 32]));
         let mut joined = Custody::new(NonceKey([9; 32]), false);
         joined.take(KeyRing::first(100, [1; 32]));
-        assert_eq!(joined.keys().iter().count(), 1, "no client has anything made with the node's own key");
+        assert_eq!(joined.keys().iter().count(), 1, "no client has a nonce made with the node's own key");
         let mut heir = Custody::new(NonceKey([9; 32]), true);
         heir.take(KeyRing::first(100, [1; 32]));
         assert_eq!(
             heir.keys().iter().count(),
             2,
-            "clients of the previous process may have something made with it"
+            "clients of the previous process may have nonces made with that key"
         );
     }
 }

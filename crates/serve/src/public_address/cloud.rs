@@ -145,7 +145,7 @@ mod tests {
                     }
                     None => "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(),
                 };
-                stream.write_all(answer.as_bytes()).expect("it listens");
+                stream.write_all(answer.as_bytes()).expect("the client listens");
             }
         });
         address

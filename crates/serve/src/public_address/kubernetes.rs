@@ -165,8 +165,8 @@ mod tests {
             }
             let body = node().to_string();
             write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-                .expect("it listens");
-            stream.flush().expect("it listens");
+                .expect("the client listens");
+            stream.flush().expect("the client listens");
             String::from_utf8(head).expect("text")
         });
         let found = describe("node-1.example", ("127.0.0.1", &port), account.path()).expect("an answer");

@@ -561,7 +561,7 @@ async fn older_secrets_answer_does_not_replace_a_newer_one() {
     refreshed().await.expect("an answer");
     assert_eq!(held(), "third");
     world.fake.released.notify_one();
-    late.await.expect("it ends").expect("an answer");
+    late.await.expect("the query ends").expect("an answer");
     assert_eq!(held(), "third");
 }
 

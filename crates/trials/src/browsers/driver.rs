@@ -226,7 +226,8 @@ impl Driver for Marionette {
         let home = Dir::new();
         // Port 0: Firefox picks a free port and writes it to its profile.
         let mut command = firefox(&home, &[("marionette.port", "0")]);
-        // Newer versions let a test change the colour scheme, the first preference, only if the second one is set.
+        // Newer versions let a test change the preference for the colour scheme only with
+        // --remote-allow-system-access.
         let program =
             Program::start(command.args(["--marionette", "--remote-allow-system-access", "about:blank"]));
         let port: u16 = eventually("Firefox has written its port", || {

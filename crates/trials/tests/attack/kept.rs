@@ -82,7 +82,7 @@ fn packets_with_forged_sources_leave_nothing_behind() {
             let before = Kept::by(&serve);
             flood(first, first);
             // The connection that read the metrics closes a moment later.
-            let kept = eventually("no descriptor is left", || {
+            let kept = eventually("all descriptors are closed", || {
                 let kept = Kept::by(&serve).since(before);
                 (kept.descriptors == 0).then_some(kept)
             });
@@ -144,7 +144,7 @@ fn unauthenticated_connections_have_bounded_cost_and_number() {
             all_gone(&serve);
         }
         // The connection that read the metrics closes a moment later.
-        let left = eventually("no descriptor is left", || {
+        let left = eventually("all descriptors are closed", || {
             let left = Kept::by(&serve).since(before);
             (left.descriptors == 0).then_some(left)
         });
@@ -180,7 +180,7 @@ fn silent_dtls_clients_have_bounded_cost_and_number() {
     eventually("the oldest clients were replaced", || ended() - given_way >= u64::from(more));
     assert!(under_way() <= u64::from(LIMIT));
     // The connection that read the metrics closes a moment later.
-    let all = eventually("no descriptor is used", || {
+    let all = eventually("no client uses a descriptor", || {
         let kept = Kept::by(&serve).since(before);
         (kept.descriptors == 0).then_some(kept)
     });

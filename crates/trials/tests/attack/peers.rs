@@ -250,7 +250,7 @@ fn flows_are<S: Asked>(server: &S, clients: &mut [Client], peers: &[&Peer], turn
     if server.flows().is_none() {
         return;
     }
-    eventually("each channel has its flows, and there are no others", || {
+    eventually("each channel has its flows, and no other flows exist", || {
         only_these_pass(clients, &[], peers, turn);
         server.flows() == Some(2 * peers.len() as u64)
     });

@@ -127,7 +127,8 @@ impl Association {
         let options = TlsOptions { insecure: true, ..TlsOptions::default() };
         let security = Security::new(&options, Some("turn.example.org"), server).expect("a valid name");
         let settings = dtls::DtlsSettings::new(security, SOON).expect("a valid configuration");
-        let client = dtls::ClientAssociation::new(&settings, None, Instant::now()).expect("it starts");
+        let client =
+            dtls::ClientAssociation::new(&settings, None, Instant::now()).expect("the handshake starts");
         let mut association = Self { socket: socket(server), client, heard: VecDeque::new() };
         association.pass();
         while !association.client.is_connected() {
@@ -168,7 +169,7 @@ impl Association {
     fn pass(&mut self) {
         let Self { socket, client, heard } = self;
         let send = |packet: &[u8]| _ = socket.send(packet).expect("the link accepts the packet");
-        client.drain(send, |message| heard.push_back(message.to_vec())).expect("it continues");
+        client.drain(send, |message| heard.push_back(message.to_vec())).expect("the association continues");
     }
 }
 

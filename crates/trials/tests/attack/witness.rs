@@ -87,7 +87,7 @@ impl Witnesses {
         let least = if was_slow { seen.sum("received") } else { sent };
         let found = || relayed(&metrics()) - self.before;
         // Kernel counters are up to a second old.
-        eventually("all of their datagrams are relayed", || found() >= least);
+        eventually("all of the witnesses' datagrams are relayed", || found() >= least);
         assert!(found() <= sent, "{what}: {} datagrams to peers, {sent} from witnesses", found());
         seen
     }

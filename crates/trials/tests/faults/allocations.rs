@@ -10,7 +10,7 @@ use std::{
 use super::{Row, Server, or_thorough};
 use turnpike_trials::Load;
 
-/// Maximum p99 in milliseconds without a fault; on a two-core machine under load, it is a third of this.
+/// Maximum p99 in milliseconds without a fault; a two-core machine under load measures a third of this.
 const MOST_WITHOUT: f64 = 10.0;
 /// Maximum ratio of the p99 during a fault to the p99 without one.
 const MOST_UNDER: f64 = 2.0;
@@ -154,7 +154,7 @@ impl Turns {
             row.void(format!("allocation p99 without the fault: {without:.2} ms, above {MOST_WITHOUT}"));
         }
         row.limit(&format!("ratio of allocation p99 {when}"), under / without, MOST_UNDER);
-        // These turns cannot be repeated, and the first request of a user may have to wait for a query.
+        // The turns right after the fault cannot be repeated, and the first request of a user may have to wait for a query.
         if after_count {
             row.limit("allocation p99 right after it, ms", right_after, MOST_WITHOUT);
         }

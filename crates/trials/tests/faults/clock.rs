@@ -219,13 +219,13 @@ fn the_clock_jumps_forward_and_back() {
                     allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
                     timed.are_judged(server, jump);
                     says_so(jump, || server.lines(), said);
-                    // Takes half a minute each time.
+                    // All clients refresh within half a minute, too long for a quick run.
                     if rows().is_some() {
                         all_refresh(server, clients);
                         assert!(stale(server) >= before + u64::from(clients), "each client used an old nonce");
                     }
                 }
-                assert_eq!(at_home.asks(USER, PASSWORD), None, "its nonce is valid at this time");
+                assert_eq!(at_home.asks(USER, PASSWORD), None, "the client's nonce is valid at this time");
                 row.note(
                     "new allocations are granted at each of these times, and log lines have the matching date; a nonce from another time \
                      gets 438 with a fresh one; mobility tickets stay valid; expired time-limited users and access tokens (401) are valid \

@@ -22,17 +22,16 @@ use turnpike_trials::{SOON, need};
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn no_memory_is_left_to_a_forwarder() {
+fn no_memory_is_left_for_a_forwarder() {
     let forwarder = Forwarder::local(Wanted::default());
     drop(need!(Group::of_process(forwarder.pid())));
     let row = Row::new(
-        "no_memory_is_left_to_a_forwarder",
+        "no_memory_is_left_for_a_forwarder",
         "forward: memory limited to current use; 1,000 more connections without a reader",
     );
     let mut killed = false;
     let seen = forwarder.row(row, |forwarder, row| {
-        let limited =
-            Group::of_process(forwarder.pid()).expect("this worked when it was checked before the row");
+        let limited = Group::of_process(forwarder.pid()).expect("the cgroup could be created before the row");
         limited.to(limited.used() + (2 << 20)).expect("memory can be limited");
         let opened: Vec<TcpStream> = (0..1000)
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
@@ -66,7 +65,7 @@ fn no_memory_is_left_to_a_forwarder() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn no_port_is_left_to_a_forwarder() {
+fn no_port_is_left_for_a_forwarder() {
     on_a_link(
         turnpike_testkit::this_test!(),
         "forward: no local port left towards the target; more clients arrive",

@@ -104,7 +104,7 @@ fn queues_of_a_forwarder_are_full() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn links_of_a_forwarder_lose_much() {
+fn links_of_a_forwarder_lose_many_packets() {
     on_a_link(
         turnpike_testkit::this_test!(),
         "forward: 30 % of all packets lost on both links, in both directions",

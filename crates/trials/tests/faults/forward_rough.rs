@@ -65,12 +65,12 @@ fn many_datagrams_to_a_forwarder_are_duplicated() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn a_nat_before_a_forwarder_rebinds_all_at_once() {
+fn a_nat_in_front_of_a_forwarder_rebinds_all_at_once() {
     let forwarder = Forwarder::local(Wanted::default());
     let path = Path::to(forwarder.udp);
     let clients = Forwarder::clients();
     let row = Row::new(
-        "a_nat_before_a_forwarder_rebinds_all_at_once",
+        "a_nat_in_front_of_a_forwarder_rebinds_all_at_once",
         "forward: a NAT changes the ports of all UDP clients at once",
     );
     let seen = forwarder.row_by(path.address, row, |forwarder, row| {

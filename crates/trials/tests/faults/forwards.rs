@@ -95,7 +95,7 @@ fn a_worker_of_a_forwarder_stalls() {
         let says =
             |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
         let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0"))
-            .expect("this worked when it was checked before the row");
+            .expect("the thread could be frozen before the row");
         within(SOON, "the watchdog reports the stall", || says(forwarder, "a worker has been stuck"));
         thread::sleep(Duration::from_millis(500));
         drop(frozen);
@@ -106,18 +106,18 @@ fn a_worker_of_a_forwarder_stalls() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn no_descriptor_is_left_to_a_forwarder() {
+fn no_descriptor_is_left_for_a_forwarder() {
     // A connection needs two descriptors, and a session needs one.
     let forwarder = Forwarder::local(few_descriptors(Wanted::default(), 150));
     let row = Row::new(
-        "no_descriptor_is_left_to_a_forwarder",
+        "no_descriptor_is_left_for_a_forwarder",
         "forward: all descriptors used; more clients arrive",
     );
     let seen = forwarder.row(row, |forwarder, row| {
         let opened: Vec<TcpStream> = (0..300)
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
             .collect();
-        within(SOON, "the log reports it", || {
+        within(SOON, "the log reports the pause", || {
             forwarder.lines().iter().any(|line| line.contains("accepting pauses"))
         });
         let spent = cpu_ms(forwarder.pid());

@@ -97,8 +97,7 @@ fn no_memory_is_left() {
     let mut row = Row::new("no_memory_is_left", "memory limited to current use; 1,000 more clients arrive");
     row.leaves_sessions = true;
     row.run(&mut server, crowd, |server, row| {
-        let limited =
-            Group::of_process(server.pid()).expect("this worked when it was checked before the row");
+        let limited = Group::of_process(server.pid()).expect("the cgroup could be created before the row");
         let used = limited.used();
         limited.to(used + (2 << 20)).expect("memory can be limited");
         let run = newcomers(server, "1000");

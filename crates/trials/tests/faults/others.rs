@@ -34,13 +34,15 @@ fn two_workers(flags: &[&str]) -> Wanted {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn killed_under_tcp_tls_and_dtls() {
+fn killed_with_tcp_tls_and_dtls_clients() {
     let certificate = Certificate::new(&["127.0.0.1"]);
     let mut server = secured(&certificate, two_workers);
     let crowd = Crowd::secured(&server);
     let clients = crowd.clients;
-    let row =
-        Row::new("killed_under_tcp_tls_and_dtls", "TCP, TLS and DTLS clients: SIGKILL and immediate restart");
+    let row = Row::new(
+        "killed_with_tcp_tls_and_dtls_clients",
+        "TCP, TLS and DTLS clients: SIGKILL and immediate restart",
+    );
     let seen = row.run(&mut server, crowd, |server, _| server.kill_and_start());
     for part in seen["parts"].as_array().expect("the parts are an array") {
         assert!(part["returns_done"].as_u64() >= Some(u64::from(clients / 3)), "{part}");
@@ -49,12 +51,15 @@ fn killed_under_tcp_tls_and_dtls() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn upgraded_under_tcp_tls_and_dtls() {
+fn upgraded_with_tcp_tls_and_dtls_clients() {
     let certificate = Certificate::new(&["127.0.0.1"]);
     let mut server = secured(&certificate, two_workers);
     let crowd = Crowd::secured(&server);
     let mut before = Vec::new();
-    let row = Row::new("upgraded_under_tcp_tls_and_dtls", "TCP, TLS and DTLS clients: two upgrades in place");
+    let row = Row::new(
+        "upgraded_with_tcp_tls_and_dtls_clients",
+        "TCP, TLS and DTLS clients: two upgrades in place",
+    );
     let seen = row.run(&mut server, crowd, |server, row| {
         for _ in 0..2 {
             before.push(server.upgraded.upgrade());
@@ -70,12 +75,12 @@ fn upgraded_under_tcp_tls_and_dtls() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn reloaded_under_tcp_tls_and_dtls() {
+fn reloaded_with_tcp_tls_and_dtls_clients() {
     let (certificate, storm) = (Certificate::new(&["127.0.0.1"]), Storm::new());
     let mut server = secured(&certificate, |flags| storm.wanted(flags));
     let crowd = Crowd::secured(&server);
     let row = Row::new(
-        "reloaded_under_tcp_tls_and_dtls",
+        "reloaded_with_tcp_tls_and_dtls_clients",
         "TCP, TLS and DTLS clients: 20 reloads per second, each with changes",
     );
     let seen = row.run(&mut server, crowd, |server, row| {
@@ -192,7 +197,7 @@ fn upgraded_with_the_kernel_path() {
             for _ in 0..2 {
                 ends(server.upgraded.upgrade());
                 goes_across(server, before.0 / 2);
-                assert_eq!((flows(server), without_flow(server)), before, "some flow was missing");
+                assert_eq!((flows(server), without_flow(server)), before, "a flow was missing");
             }
             row.note("every flow stayed in the kernel");
         },
@@ -243,14 +248,14 @@ fn a_worker_stalls_with_the_kernel_path() {
         |links, server, row| {
             let flows = flows(server);
             let frozen = Frozen::thread(worker(server.pid(), "relay-0"))
-                .expect("this worked when it was checked before the row");
+                .expect("a thread could be frozen before the row");
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_secs(3)));
             assert!(
                 server.lines().iter().any(|line| line.contains(WATCHED)),
                 "the watchdog reports the stall"
             );
             drop(frozen);
-            // Not all packets, because bursts and the datagrams after them wait for the worker.
+            // The kernel does not relay all packets, because bursts and the datagrams after them wait for the worker.
             assert!(all > 0 && sent > all / 2, "{sent} of {all} packets were sent to clients");
             row.note(format!("{sent} packets sent to clients in the meantime (expected {all})"));
         },

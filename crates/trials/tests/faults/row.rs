@@ -18,10 +18,10 @@ pub(super) struct Row {
 }
 
 pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duration) {
-    within(patience, "no session is left", || kept().sessions <= before.sessions);
-    within(patience, "no descriptor is left", || kept().descriptors <= before.descriptors + 2);
+    within(patience, "sessions have ended", || kept().sessions <= before.sessions);
+    within(patience, "descriptors are closed", || kept().descriptors <= before.descriptors + 2);
     // Memory cached by the allocator is not a leak; `cargo xtask soak` finds leaks.
-    within(patience, "no memory is left", || kept().memory <= before.memory + before.memory / 4 + (16 << 20));
+    within(patience, "memory is freed", || kept().memory <= before.memory + before.memory / 4 + (16 << 20));
 }
 
 impl Row {

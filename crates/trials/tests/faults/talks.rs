@@ -198,7 +198,7 @@ fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>
         if let Some(heard) = heard.take() {
             heard();
         }
-        // One byte more, so that a longer message is detected.
+        // Keeps one byte more, so that a longer message is detected.
         let more = (HOLD.len() + 1 - beginning.len()).min(len);
         beginning.extend_from_slice(&buffer[..more]);
         stream.write_all(&buffer[..len])?;

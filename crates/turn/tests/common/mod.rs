@@ -459,7 +459,7 @@ pub(crate) struct Reply(pub Vec<u8>);
 
 impl Reply {
     pub(crate) fn message(&self) -> Message<'_> {
-        Message::from_bytes(&self.0).expect("the oracle can read it")
+        Message::from_bytes(&self.0).expect("the oracle can read the response")
     }
 
     pub(crate) fn is_success(&self) -> bool {

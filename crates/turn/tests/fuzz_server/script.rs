@@ -44,7 +44,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
             .event(&[11, 0, 0, 3, 4, 0, 0, 5, 0x78])
     };
     let mut seeds = Vec::new();
-    // Each scheme, and a token.
+    // Authenticates with each scheme, and with a token.
     for how in [0, 0x100, 0x200, 0x300, 0x08] {
         let token: &[u8] = if how == 8 { &[16, 2, 0, 30] } else { &[9] };
         seeds.push(relaying(Script::new(0).allocated(how, &[&udp, token]), how).request(

@@ -165,7 +165,7 @@ impl Model {
         let (client, transaction) = (asking.client(), asking.request.transaction);
         let it = &mut self.allocations[number];
         let away = it.away;
-        let mobility = it.mobility.as_mut().expect("a ticket was issued for it");
+        let mobility = it.mobility.as_mut().expect("the allocation has a ticket");
         mobility.counter += 1;
         mobility.spent = Some((presented, None));
         mobility.last = Some(LastArrival { client, transaction, at: now, granted });

@@ -584,7 +584,7 @@ impl Network {
         let fits = self.model.import(at, number, to, None);
         match self.workers[at].server.import(now, moved) {
             Ok(id) => {
-                assert!(fits, "its 5-tuple has an allocation");
+                assert!(fits, "the client's 5-tuple has an allocation");
                 self.model.import(at, number, to, Some(id));
                 self.attach(at, number, id, sockets);
                 if !self.is_here(&to) {
@@ -598,7 +598,7 @@ impl Network {
                 }
             }
             Err(moved) => {
-                assert!(!fits, "the server refused it");
+                assert!(!fits, "the server refused the import");
                 self.take_effects(at, None, &Datagram::Noise);
                 self.post(from, Mail::Returned { number, moved, sockets });
             }

@@ -76,14 +76,16 @@ impl Authority {
         })
     }
 
-    /// Makes a name resolve to this address only.
+    /// Makes a name resolve to only this address.
     fn resolve(&self, name: &str, address: Ipv4Addr) {
         let body = json!({ "host": format!("{name}."), "addresses": [address] }).to_string();
         let length = body.len();
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.dns_management)).expect("it listens");
-        write!(stream, "POST /add-a HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}").expect("it reads");
+        let mut stream =
+            TcpStream::connect((Ipv4Addr::LOCALHOST, self.dns_management)).expect("the name server listens");
+        write!(stream, "POST /add-a HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}")
+            .expect("the name server reads");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
+        stream.read_to_string(&mut answer).expect("the name server answers");
         assert!(answer.contains(" 200 "), "{answer}");
     }
 
@@ -280,7 +282,7 @@ fn second_server_on_a_state_directory_uses_the_certificates_there() {
     wait_for_certificate(&first, first.address(V4), NAME);
     let shown = shown_by(first.address(V4), NAME);
     let address = second.address(V4);
-    eventually("the second server reads it too", || {
+    eventually("the second server reads the certificate too", || {
         std::panic::catch_unwind(|| shown_by(address, NAME)).is_ok_and(|found| found == shown)
     });
 }
@@ -383,7 +385,7 @@ fn fleet_orders_once_and_any_node_answers_the_authority() {
     let takes = |serve: &Serve| {
         let address = serve.address(V4);
         let shown = || std::panic::catch_unwind(|| shown_by(address, NAME));
-        eventually("the other node presents it", || shown().is_ok_and(|found| found == issued));
+        eventually("the other node presents the certificate", || shown().is_ok_and(|found| found == issued));
         assert_eq!(serve.metrics().sum("turnpike_acme_orders_total", ""), 0);
     };
     takes(&b);

@@ -82,7 +82,7 @@ fn negative_protocol_tests() {
 #[test]
 fn denial_of_service() {
     need!(coturn(V4));
-    // Some exit before they have an allocation.
+    // Some clients exit before they have an allocation.
     assert!(others_do_not_notice("-O", 8, PATIENCE).opened > 0);
 }
 

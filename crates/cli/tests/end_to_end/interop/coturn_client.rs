@@ -31,7 +31,7 @@ fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) ->
     start_uclient(server, peer, clients, more).wait(SOON * 2)
 }
 
-/// coturn's echo server, on this port and the next.
+/// coturn's echo server, on the returned port and the next.
 fn turnutils_peer() -> (Program, SocketAddr) {
     let address = SocketAddr::new(V4, free_port(V4));
     let mut command = Command::new("turnutils_peer");
@@ -119,10 +119,10 @@ tests! {
     odd_lengths_over_tcp: for length in ["121", "122", "123"] {
         alice_relays_all(&[V4], Via::Channel, &format!("-c -t -l {length}"));
     };
-    /// On the TCP port. uclient also tries TLS 1.0 and 1.1, which the server refuses, and then retries.
+    /// TLS on the TCP port. uclient also tries TLS 1.0 and 1.1, which the server refuses, and then retries.
     channels_over_tls: alice_relays_all(&[V4, V6], Via::Channel, "-c -t -S");
     send_over_tls: alice_relays_all(&[V4], Via::Send, "-c -t -S");
-    /// On the UDP port; the first byte decides.
+    /// DTLS on the UDP port; the first byte distinguishes it from STUN.
     channels_over_dtls: alice_relays_all(&[V4, V6], Via::Channel, "-c -S");
     send_over_dtls: alice_relays_all(&[V4], Via::Send, "-c -S");
     /// -G repeats CreatePermission, once for a peer of the other family; -g requests DONT-FRAGMENT; -D pads.

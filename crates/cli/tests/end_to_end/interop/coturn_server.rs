@@ -18,7 +18,8 @@ impl Turnserver {
         let file = |name: &str| dir.path().join(name).display().to_string();
         let address = SocketAddr::new(family, free_port(family));
         let mut command = Command::new("turnserver");
-        // All its files are in the test directory, so no installed server is read or changed.
+        // All of turnserver's files are in the test directory, so no installed server's files are read or
+        // changed.
         command.args([
             "-n",
             "--no-cli",

@@ -44,7 +44,7 @@ fn allocations_wait_for_their_address(links: &Links, datapath: &str) {
     for pair in [&old, &new] {
         pair.client.refresh(0);
     }
-    eventually("both have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+    eventually("both allocations have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
     assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
     drop(server);
     links.inside(&["ip", "addr", "flush", "dev", "p", "scope", "global"]);

@@ -137,7 +137,7 @@ fn upgrade_with_auto_keeps_flows_in_the_kernel_and_their_leases() {
             .start();
         let goes_across = || {
             let before = server.across();
-            eventually("the kernel relays it", || server.across() > before + 2000);
+            eventually("the kernel relays the traffic", || server.across() > before + 2000);
         };
         goes_across();
         for _ in 0..2 {

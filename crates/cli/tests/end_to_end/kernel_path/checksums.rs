@@ -53,7 +53,7 @@ fn sums_are_right(server: &Server<'_>, what: &str) {
             pair.peer.send_to(b"LAST", pair.client.relayed).expect("the send succeeds");
             pair.client.receive();
         });
-        eventually("the kernel relayed them", || server.across() >= before + 38);
+        eventually("the kernel relayed the datagrams", || server.across() >= before + 38);
         for (lines, end) in [(at_peer, "peer"), (at_client, "client")] {
             let good = lines.iter().filter(|line| line.contains("udp sum ok")).count();
             let bad = lines.iter().any(|line| line.contains("bad"));
@@ -128,7 +128,7 @@ fn kernel_headers_match_those_of_user_space() {
             let lines = captured("p", "udp", || {
                 // The first datagram of a channel goes through user space, and so do those that follow closely.
                 if datapath != "gso" {
-                    eventually("the kernel relays them", || {
+                    eventually("the kernel relays datagrams", || {
                         client.send(0x4001, b"payload");
                         received(&peer);
                         server.across() > 10

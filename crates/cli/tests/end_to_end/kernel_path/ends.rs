@@ -37,7 +37,7 @@ fn reload_cuts_off_newly_refused_peers() {
         fs::write(&file, "[peers]\ndeny = [\"10.77.2.2/32\"]\n").expect("the file is writable");
         server.program.signal("HUP");
         server.program.line_with("reloaded");
-        eventually("its flows are gone", || server.metrics().sum("turnpike_kernel_flows", "") == 0);
+        eventually("no kernel flows remain", || server.metrics().sum("turnpike_kernel_flows", "") == 0);
         pair.client.send(CHANNEL, b"late");
         pair.peer.send_to(b"late", pair.client.relayed).expect("the send succeeds");
         assert!(is_silent(&pair.peer) && is_silent(pair.client.socket()));
@@ -53,7 +53,7 @@ fn other_channels_continue_when_one_peer_changes() {
         let other = bound(PEER[0]);
         pair.client.bind(0x4002, other.local_addr().expect("bound"));
         let before = server.across();
-        eventually("the kernel relays both", || {
+        eventually("the kernel relays both channels", || {
             pair.exchange(33);
             pair.client.send(0x4002, b"other");
             assert_eq!(received(&other).0, b"other");

@@ -62,7 +62,7 @@ fn counts(forward: &Server<'_>) -> [u64; 2] {
 /// Like `counts`, but first waits until exactly the datagrams of these sessions have been counted.
 fn counts_of(forward: &Server<'_>, sessions: &[&Session]) -> [u64; 2] {
     let sent: u64 = sessions.iter().map(|session| session.sent).sum();
-    eventually("everything is counted", || sum(forward, "turnpike_forward_datagrams_total", "") == 2 * sent);
+    eventually("datagrams are counted", || sum(forward, "turnpike_forward_datagrams_total", "") == 2 * sent);
     counts(forward)
 }
 
@@ -105,9 +105,9 @@ fn forwarded_payloads_are_unchanged_and_totals_are_exact() {
             session.settle(&forward);
             let before = counts(&forward);
             LENGTHS.into_iter().for_each(|len| session.exchange(len));
-            // User space handles the longest, which exceeds the IPv6 limit.
+            // User space handles the longest datagram, which exceeds the IPv6 limit.
             let least = LENGTHS.len() as u64 - 1;
-            eventually("the kernel forwarded them", || {
+            eventually("the kernel forwarded the datagrams", || {
                 counts(&forward).iter().zip(before).all(|(now, before)| *now >= before + least)
             });
             assert_eq!(flows(&forward), 2);
@@ -118,7 +118,7 @@ fn forwarded_payloads_are_unchanged_and_totals_are_exact() {
             for direction in ["to_target", "to_client"] {
                 assert!(line.contains(&format!(" {direction}_bytes={} ", session.bytes)), "{line}");
                 let label = format!("rule=\"r{client}{target}\",direction=\"{direction}\"");
-                eventually("everything is counted", || {
+                eventually("datagrams are counted", || {
                     sum(&forward, "turnpike_forward_datagrams_total", &label) == session.sent
                 });
                 assert_eq!(sum(&forward, "turnpike_forward_bytes_total", &label), session.bytes);
@@ -148,7 +148,7 @@ fn kernel_session_stays_open_while_it_has_traffic() {
         }
         assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
         assert_eq!(flows(&forward), 2);
-        eventually("it ends", || sum(&forward, "turnpike_forward_ended_total", "reason=\"idle\"") == 1);
+        eventually("session ends", || sum(&forward, "turnpike_forward_ended_total", "reason=\"idle\"") == 1);
         assert_eq!(flows(&forward), 0);
         session.settle(&forward);
         assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 2);
@@ -162,8 +162,8 @@ fn session_returns_to_the_kernel_after_a_long_time_in_user_space() {
         let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=1")]);
         let mut session = Session::new(0, at(0, 5000), &target);
         session.settle(&forward);
-        // Lasts longer than the kernel keeps idle flows; this traffic stays in user space, and the target
-        // does not answer.
+        // For longer than the kernel keeps idle flows, the client sends datagrams that stay in user space
+        // (TTL 1) and that the target does not answer.
         let before = forward.passes("ttl");
         session.client.set_ttl(1).expect("a TTL");
         for _ in 0..20 {
@@ -192,7 +192,7 @@ fn full_rule_evicts_the_longest_idle_kernel_session() {
             busy.exchange(10);
         }
         new.exchange(10);
-        eventually("one session ended", || {
+        eventually("one session has ended", || {
             sum(&forward, "turnpike_forward_ended_total", "reason=\"evicted\"") == 1
         });
         assert_eq!((flows(&forward), sum(&forward, "turnpike_forward_connections", "")), (4, 2));
@@ -200,7 +200,11 @@ fn full_rule_evicts_the_longest_idle_kernel_session() {
         busy.exchange(10);
         new.exchange(10);
         counts_of(&forward, &[&busy, &idle, &new]);
-        assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), before, "it was the idle one");
+        assert_eq!(
+            sum(&forward, "turnpike_forward_accepted_total", ""),
+            before,
+            "the idle session has ended"
+        );
         idle.exchange(10);
         counts_of(&forward, &[&busy, &idle, &new]);
         assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), before + 1);
@@ -262,7 +266,7 @@ fn reload_removes_kernel_flows_before_it_is_logged() {
         }
         let stays = |family: &str| sum(&forward, family, "rule=\"stays\"");
         let all = "turnpike_forward_datagrams_total";
-        eventually("everything is counted", || stays(all) == 2 * one.sent);
+        eventually("datagrams are counted", || stays(all) == 2 * one.sent);
         let before = stays("turnpike_kernel_datagrams_total");
         one.exchange(30);
         eventually("the new datagrams are counted", || stays(all) == 2 * one.sent);
@@ -288,7 +292,7 @@ fn rules_unsupported_by_the_kernel_stay_in_user_space() {
             rule(at(0, 5002), &target, "name=marked&mark=7"),
         ];
         let mut forward = links.forward(&rules.each_ref().map(String::as_str));
-        for (name, why) in [("slow", "a rate limit"), ("marked", "mark may select")] {
+        for (name, why) in [("slow", "a rate limit"), ("marked", "mark can select")] {
             let line = forward.program.line_with(&format!("rule {name}: its datagrams stay in user space"));
             assert!(line.contains(why), "{line}");
         }
@@ -299,7 +303,7 @@ fn rules_unsupported_by_the_kernel_stay_in_user_space() {
                 session.exchange(100);
             }
         }
-        eventually("everything is counted", || sum(&forward, "turnpike_forward_datagrams_total", "") == 600);
+        eventually("datagrams are counted", || sum(&forward, "turnpike_forward_datagrams_total", "") == 600);
         assert_eq!(counts(&forward), [0, 0]);
         drop(forward);
 
@@ -327,7 +331,7 @@ fn unreachable_target_ends_its_session() {
         session.settle(&forward);
         let address = target.local_addr().expect("bound");
         drop((target, session.target));
-        eventually("ICMP reports it", || {
+        eventually("ICMP reports the closed port", || {
             session.client.send(b"are you listening?").expect("the send succeeds");
             sum(&forward, "turnpike_forward_ended_total", "reason=\"target_reset\"") == 1
         });
@@ -526,7 +530,7 @@ fn checksums_are_correct_with_every_combination_of_offloads() {
                     assert!(good >= 11, "{what}: {lines:#?}");
                     assert!(lines.iter().all(|line| !line.contains("tos 0x") || line.contains("tos 0x0")));
                 }
-                eventually("the kernel forwarded them", || {
+                eventually("the kernel forwarded the datagrams", || {
                     counts(&forward).iter().zip(before).all(|(now, before)| *now >= before + 20)
                 });
             }

@@ -140,7 +140,8 @@ fn clients_and_peers_behind_routers_are_reached() {
         let home = ip("10.77.8.8");
         for device in ["c", "p"] {
             // The machine does not answer ARP requests for these addresses on the link itself.
-            fs::write(format!("/proc/sys/net/ipv4/conf/{device}/arp_ignore"), "1").expect("this test's own");
+            fs::write(format!("/proc/sys/net/ipv4/conf/{device}/arp_ignore"), "1")
+                .expect("the test's own namespace");
         }
         for address in [far[0], far[1], home] {
             let bits = if address.is_ipv4() { 32 } else { 128 };
@@ -236,13 +237,13 @@ fn flows_return_to_the_kernel_under_load() {
             .to(reflect.address)
             .with("--clients 200 --rate 15000 --duration 8")
             .start();
-        eventually("the kernel relays them", || server.across() > 5000);
+        eventually("the kernel relays the flows", || server.across() > 5000);
         let no_route = server.passes("no_route");
         links.inside(&["ip", "route", "add", "unreachable", "10.77.2.2/32"]);
         eventually("the kernel relays nothing", || server.passes("no_route") > no_route + 1000);
         links.inside(&["ip", "route", "del", "unreachable", "10.77.2.2/32"]);
         let before = server.across();
-        eventually("the kernel relays them again", || server.across() > before + 10_000);
+        eventually("the kernel relays the flows again", || server.across() > before + 10_000);
         assert_eq!(load.wait(SOON).code, Some(0));
     });
 }
@@ -256,7 +257,7 @@ fn smaller_mtu_is_respected_under_traffic() {
         let too_big = server.passes("too_big");
         for (mtu, len) in [("1280", 1260), ("1500", 1400), ("1000", 990), ("1500", 1400)] {
             links.inside(&["ip", "link", "set", "p", "mtu", mtu]);
-            // Only towards the peer: the peer's own MTU limits its datagrams.
+            // Tests only the direction to the peer, because the peer's own MTU limits its datagrams.
             let payload = vec![7; len];
             pair.client.send(0x4001, &payload);
             assert_eq!(received(&pair.peer).0, payload);

@@ -51,7 +51,7 @@ fn kernel_returns_datagrams_from_links() {
         let line = program.line_with("in-kernel reflection on");
         assert!(line.ends_with("in-kernel reflection on c, p"), "{line}");
         let (mut lone, mut fragmented) = (0, 0);
-        // Even with checksums computed by the sender, as on a wire.
+        // Datagrams are returned even if the sender has computed the checksums, as on a wire.
         for offload in ["on", "off"] {
             run("ethtool", &["-K", "c", "tx", offload]);
             for family in 0..2 {

@@ -48,7 +48,7 @@ impl Pair {
     /// Sends until data arrives and the kernel has relayed more than `across` datagrams; earlier ones may be lost.
     pub(crate) fn reach_again(&self, server: &Server<'_>, across: u64) {
         self.peer.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
-        eventually("the kernel relays to it again", || {
+        eventually("the kernel relays to the peer again", || {
             self.client.send(CHANNEL, b"where are you?");
             let is_there = self.peer.recv(&mut [0; 100]).is_ok();
             is_there && server.across() > across
@@ -90,9 +90,9 @@ fn all_families(links: &Links, datapath: &str) {
         for len in LENGTHS {
             pair.exchange(len);
         }
-        // User space handles the three longest, which exceed the IPv6 limit.
+        // User space handles the three longest datagrams, which exceed the IPv6 limit.
         let least = LENGTHS.len() as u64 - 3;
-        eventually("the kernel relayed them", || {
+        eventually("the kernel relayed the datagrams", || {
             let [to_peer, to_client] = counts(&server);
             to_peer >= before[0] + least && to_client >= before[1] + least
         });
@@ -178,7 +178,7 @@ fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], m
         other.bind(CHANNEL + 1, one.relayed);
         let before = server.across();
         let mut sent = 0;
-        eventually("the kernel hairpins them", || {
+        eventually("the kernel hairpins datagrams", || {
             let payload = vec![7; sent % 200];
             one.send(CHANNEL, &payload);
             assert_eq!(other.receive(), Some((CHANNEL + 1, payload.clone())));
@@ -235,7 +235,7 @@ fn kernel_separates_clients_with_a_shared_relayed_address() {
         let mut buffer = [0; 200];
         let len = pairs[1].client.socket().recv(&mut buffer).expect("a Data indication");
         assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
-        eventually("user space relayed it", || server.passes("unknown_peer") > before);
+        eventually("user space relayed the datagram", || server.passes("unknown_peer") > before);
         let gone = pairs.remove(0);
         gone.client.refresh(0);
         let line = server.program.line_with(&format!("to_peer_datagrams={}", gone.sent));

@@ -28,7 +28,7 @@ fn packets_from_outside_cannot_spoof_a_relayed_address() {
 
         let (stolen, to) = (format!("{}/32", one.relayed.ip()), other.relayed.ip().to_string());
         run("ip", &["addr", "add", &stolen, "dev", "lo"]);
-        // Nothing would answer its ARP requests.
+        // Nothing would answer ARP requests for the other client's relayed address.
         run(
             "ip",
             &["neigh", "replace", &to, "lladdr", &links.link_address(), "dev", "p", "nud", "permanent"],

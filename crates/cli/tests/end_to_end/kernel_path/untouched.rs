@@ -25,8 +25,8 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
         }
         assert!(server.passes("fragment") > 0);
 
-        // Fits the MTU on arrival but not on the way out, because of the four-byte header or a link with a smaller
-        // MTU.
+        // Datagrams that fit the MTU on arrival but not on the way out, because of the four-byte header or a link
+        // with a smaller MTU.
         pair.exchange(1472);
         links.inside(&["ip", "link", "set", "p", "mtu", "1300"]);
         let long = vec![9; 1300];

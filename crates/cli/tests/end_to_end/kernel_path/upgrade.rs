@@ -57,7 +57,7 @@ fn upgrade_keeps_kernel_relaying_without_loss_or_reordering() {
             .start();
         let goes_across = || {
             let before = server.across();
-            eventually("the kernel relays it", || server.across() > before + 2000);
+            eventually("the kernel relays the traffic", || server.across() > before + 2000);
         };
         goes_across();
         let before = without_flow(&server);
@@ -154,7 +154,7 @@ fn clients_still_share_a_relayed_address_after_an_upgrade() {
         for pair in pairs {
             ends_with_its_total(pair, &mut server);
         }
-        assert_eq!(flows(&server), 2, "those of the new client");
+        assert_eq!(flows(&server), 2, "the new client's flows");
     });
 }
 
@@ -174,7 +174,7 @@ fn limits_and_drain_apply_after_an_upgrade() {
         let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
         fs::write(&file, limits).expect("the test's own file");
         signal("HUP", &upgraded);
-        eventually("user space relays it", || flows(&server) == 0);
+        eventually("user space relays the traffic", || flows(&server) == 0);
         let before = server.across();
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(server.across(), before);
@@ -226,7 +226,7 @@ fn upgraded_forwarder_may_switch_to_user_space() {
         let rate = ["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "600", "--json", "-"];
         let load = Program::start(&mut turnpike(&[&["load", "udp", &at][..], &rate].concat()));
         // Short bursts from sockets without GRO.
-        eventually("the kernel forwards them", || forward.across() > 4000);
+        eventually("the kernel forwards datagrams", || forward.across() > 4000);
         goes_on_in_user_space(&mut upgraded, &dir);
         let forwarded = || forward.metrics().sum("turnpike_forward_datagrams_total", "");
         let before = forwarded();

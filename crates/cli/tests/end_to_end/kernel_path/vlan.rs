@@ -44,7 +44,7 @@ fn peers_on_a_vlan_are_reached_through_its_device() {
         let peer = bound(IpAddr::from([10, 77, 5, 2]));
         client.bind(0x4001, peer.local_addr().expect("bound"));
         let before = server.across();
-        eventually("the kernel relays it", || {
+        eventually("the kernel relays the traffic", || {
             client.send(0x4001, b"out");
             assert_eq!(received(&peer), (b"out".to_vec(), client.relayed));
             peer.send_to(b"in", client.relayed).expect("the send succeeds");
@@ -80,7 +80,7 @@ fn packets_too_long_for_a_vlan_use_user_space() {
             assert_eq!(client.receive(), Some((0x4001, vec![7; len])));
         };
         let before = server.across();
-        eventually("the kernel relays it", || {
+        eventually("the kernel relays the traffic", || {
             exchange(1468);
             server.across() > before + 20
         });
@@ -101,7 +101,7 @@ fn packets_of_another_vlan_match_no_flow() {
         let peer = bound(PEER[0]);
         client.bind(0x4001, peer.local_addr().expect("bound"));
         let before = server.across();
-        eventually("the kernel relays its flow", || {
+        eventually("the kernel relays the flow", || {
             peer.send_to(b"mine", client.relayed).expect("the send succeeds");
             assert_eq!(client.receive(), Some((0x4001, b"mine".to_vec())));
             server.across() > before + 20

@@ -92,12 +92,12 @@ impl Node {
     }
 
     fn readiness(&self) -> (u16, String) {
-        get_unix(&self.socket, "/readyz").expect("it responds")
+        get_unix(&self.socket, "/readyz").expect("the node responds")
     }
 }
 
 fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = UnixStream::connect(socket).expect("it accepts connections");
+    let mut stream = UnixStream::connect(socket).expect("the node accepts connections");
     let length = body.len();
     write!(
         stream,
@@ -105,7 +105,7 @@ fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
     )
     .expect("the server accepts requests");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it responds");
+    stream.read_to_string(&mut answer).expect("the node responds");
     let (head, body) = answer.split_once("\r\n\r\n").expect("headers");
     (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
 }
@@ -210,7 +210,7 @@ fn quota_of_a_killed_node_is_returned_by_another() {
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
     assert_eq!([a.allocate(USER, PASSWORD), a.allocate(USER, PASSWORD)], [None, None]);
-    eventually("the other node has learned of it", || {
+    eventually("the other node knows of the usage", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD) == Some(486)
     });
@@ -294,7 +294,7 @@ fn store_outage_does_not_affect_clients() {
 
     let (status, body) = b.ask("POST", "/v1/bans", "{\"user\":\"eve\",\"seconds\":600}");
     assert_eq!(status, 201, "{body}");
-    eventually("both have learned of it", || a.ask("GET", "/v1/bans", "").1.contains("eve"));
+    eventually("the other node has learned of the ban", || a.ask("GET", "/v1/bans", "").1.contains("eve"));
 
     proxy.hold(true);
     a.serve.program.line_with("this node is alone");
@@ -311,7 +311,7 @@ fn store_outage_does_not_affect_clients() {
     }
     proxy.hold(false);
     a.serve.program.line_with("answers again");
-    eventually("both are ready", || a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n");
+    eventually("both nodes are ready", || a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n");
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
     eventually("the other node learns of all bans and never considers this node silent", || {
@@ -338,7 +338,7 @@ fn emptied_store_is_filled_again() {
         taken += u32::from(a.allocate(USER, PASSWORD).is_none());
         taken == 4
     });
-    eventually("the other node has learned of it", || {
+    eventually("the other node knows of the usage", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD) == Some(486)
     });
@@ -406,7 +406,7 @@ fn upgraded_node_keeps_its_identity() {
         let told = world.server.say(&format!("HVALS turnpike:{{turnpike}}:held:{number}"));
         told.lines().filter(|line| !line.starts_with(['*', '$'])).map(str::to_owned).collect::<BTreeSet<_>>()
     };
-    eventually("the store has its state", || held().contains("4"));
+    eventually("the store has the node's state", || held().contains("4"));
     let stun::Challenge { realm, nonce } = stun::Client::new(a.address()).challenge().2;
 
     for drains in [false, true] {
@@ -418,7 +418,11 @@ fn upgraded_node_keeps_its_identity() {
         ends(old);
         assert_eq!(ids(&a), allocations, "the allocations keep their IDs");
         a.waits_for(&[("a", if drains { "draining" } else { "serving" }), ("b", "serving")]);
-        assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number and all keys are the same");
+        assert_eq!(
+            of_a(&b.json(&["fleet", "status"])),
+            before,
+            "the node's number and all keys are the same"
+        );
         for node in [&a, &b] {
             let known = stun::Challenge { realm: realm.clone(), nonce: nonce.clone() };
             assert_eq!(
@@ -428,7 +432,7 @@ fn upgraded_node_keeps_its_identity() {
             );
         }
         assert!(a.ask("GET", "/v1/bans", "").1.contains("mallory"));
-        eventually("the store still has its state", || held().contains("4"));
+        eventually("the store still has the node's state", || held().contains("4"));
         for _ in 0..5 {
             assert_eq!(b.allocate(USER, PASSWORD), Some(486), "the quota is not exceeded");
             thread::sleep(Duration::from_millis(100));
@@ -438,7 +442,7 @@ fn upgraded_node_keeps_its_identity() {
     load.signal("INT");
     let result = load.wait(SOON).result();
     assert_eq!((&result["lost"], &result["reordered"]), (&Value::from(0), &Value::from(0)), "{result}");
-    eventually("the share of its clients is free", || {
+    eventually("the share of the node's clients is free", || {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD).is_none()
     });

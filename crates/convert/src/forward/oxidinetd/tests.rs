@@ -100,7 +100,7 @@ fn unknown_keys_and_useless_timeouts_are_warnings() {
         "verbos = true\n[[forwarding_rules]]\nbind_address = \"0.0.0.0\"\nbind_port = 1\nconnect_address = \"a\"\nconnect_port = 2\n\
          timeout = 5\nsource_addres = \"x\"\n",
     )
-    .expect("oxidinetd accepts it");
+    .expect("oxidinetd accepts the file");
     assert_eq!(
         file.warnings,
         [

@@ -394,7 +394,7 @@ fn returned_allocation_gets_its_flows_back() {
         worker.offload.as_mut().unwrap().release(relay.allocation, &mut worker.server);
         let sockets = worker.detach_sockets(relay.allocation);
         worker.server.surrender(now, relay.allocation);
-        let allocation = worker.server.take_back(now, moved).expect("its 5-tuple is free");
+        let allocation = worker.server.take_back(now, moved).expect("the 5-tuple is free");
         worker.attach_sockets(now, allocation, sockets);
         bench.end_tick();
         assert_eq!(bench.counts(), (0, 0), "no datagram has been sent since then");

@@ -275,7 +275,7 @@ mod tests {
         );
         let of = |ip: &str| salt(SocketAddr::new(ip.parse().unwrap(), 40_000));
         assert_ne!(of("2001:db8::1"), of("2001:db8::2"));
-        assert_eq!(of("2001:db8::1"), of("2001:db8:1::1"), "these differ in the MAC");
+        assert_eq!(of("2001:db8::1"), of("2001:db8:1::1"), "the nonces differ in the MAC");
     }
 
     #[test]

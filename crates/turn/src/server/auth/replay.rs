@@ -270,7 +270,7 @@ mod tests {
     fn ten_thousand_requests_per_second_pass_and_a_flood_admits_no_replay() {
         let granted = ReplayGuard::default();
         let refused = (0..10_000).filter(|n| granted.record(transaction(*n), 1000, 1000).is_none()).count();
-        // About 0.5 are expected; a table of 65,536 places without buckets would refuse 720.
+        // About 0.5 refusals are expected; a table of 65,536 places without buckets would refuse 720.
         assert!(refused < 20, "{refused}");
         for n in 10_000..300_000 {
             granted.record(transaction(n), 1000, 1000);

@@ -193,7 +193,7 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     assert_eq!(
         page.run("return document.querySelector('main button.danger').disabled"),
         true,
-        "a read-only token cannot end it"
+        "a read-only token cannot end the allocation"
     );
 
     page.run("document.getElementById('token-open').focus()");

@@ -11,12 +11,12 @@ const START: Duration = Duration::from_secs(60);
 /// `version NAMES`, then a line per [`Sample`].
 pub(super) struct Client {
     pub(super) name: &'static str,
-    /// Below `target/interop`.
+    /// Path below `target/interop`.
     program: &'static str,
-    /// Below `tests/interop`.
+    /// Path below `tests/interop`.
     script: Option<&'static str>,
     arguments: &'static [&'static str],
-    /// Working directory, below `target/interop`.
+    /// Working directory, as a path below `target/interop`.
     directory: &'static str,
     pub(super) transports: &'static [(&'static str, Outcome)],
 }
@@ -140,10 +140,10 @@ impl Call {
         Ok(Self { client: client.name, transport, expected, user, ends })
     }
 
-    /// Transports of its allocations according to the server.
+    /// Transports of the client's allocations, according to the server.
     pub(super) fn spoken(&self, server: &Server) -> BTreeSet<String> {
         let (_, allocations) =
-            fetch(server.serve.admin(), "/v1/allocations?limit=1000").expect("it responds");
+            fetch(server.serve.admin(), "/v1/allocations?limit=1000").expect("the server responds");
         let allocations: Value = serde_json::from_str(&allocations).expect("JSON");
         let text = |allocation: &Value, name: &str| allocation[name].as_str().unwrap_or_default().to_owned();
         let allocations = allocations["allocations"].as_array().into_iter().flatten();

@@ -113,7 +113,7 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     println!("REPORT: requests with a nonce that had expired: {stale}");
     assert!(faults.is_empty(), "{faults:#?}");
     let relayed = metrics.sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"");
-    assert!(relayed >= received, "all of it went through the server: {}", metrics.text());
+    assert!(relayed >= received, "all data went through the server: {}", metrics.text());
     calls.into_iter().for_each(Call::close);
 }
 

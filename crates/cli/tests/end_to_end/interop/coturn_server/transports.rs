@@ -43,7 +43,7 @@ impl Turnserver {
         Ok(Self { plain, secure, certificate, _program: program, dir })
     }
 
-    /// Its log file; turnserver adds a date to the name.
+    /// Contents of turnserver's log file, to whose name it adds a date.
     fn log(&self) -> String {
         let files = fs::read_dir(self.dir.path()).expect("the directory is readable").flatten();
         let logs = files.filter(|file| file.file_name().to_string_lossy().starts_with("log"));

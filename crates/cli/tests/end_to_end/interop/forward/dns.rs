@@ -59,7 +59,7 @@ impl Dnsmasq {
             for asker in 0..ASKERS {
                 let (names, wanted) = (&names, &wanted);
                 scope.spawn(move || {
-                    // dig sets SO_REUSEPORT: two of them on one address may get the same port at the same time, and one would get
+                    // dig sets SO_REUSEPORT: two digs on one address could get the same port at the same time, and one would get
                     // the other's answer.
                     let own = format!("127.0.0.{}", 10 + asker);
                     let ended = run(dig(through).args(["-b", &own, "+notcp", "-f"]).arg(names));

@@ -77,7 +77,7 @@ impl Nginx {
         let sent = dir.path().join("sent");
         fs::write(&sent, noise(BODY / 2)).expect("the test's own directory");
         run(curl().arg("--upload-file").arg(&sent).arg(format!("http://{through}/stored")));
-        let stored = fs::read(self.workshop.path("www/stored")).expect("nginx has stored it");
+        let stored = fs::read(self.workshop.path("www/stored")).expect("nginx has stored the file");
         assert!(stored == noise(BODY / 2), "{} bytes were stored, not the ones sent", stored.len());
     }
 
@@ -117,7 +117,7 @@ impl Nginx {
         let path = dir.path().join("got");
         run(command.arg("--output").arg(&path));
         let served = fs::read(self.workshop.path("www/large")).expect("the file is readable");
-        let got = fs::read(&path).expect("curl has written it");
+        let got = fs::read(&path).expect("curl has written the file");
         assert!(got == served, "{} bytes arrived, not the {} that are served", got.len(), served.len());
     }
 }

@@ -66,7 +66,7 @@ impl Postgres {
             let path = dir.path().join(name);
             let query = format!("\\copy (select * from {table} order by number) to '{}'", path.display());
             assert_eq!(self.sql(at, &query), format!("COPY {ROWS}"));
-            fs::read(path).expect("psql has written it")
+            fs::read(path).expect("psql has written the file")
         };
         let (forwarded, direct) = (copy(through, "forwarded"), copy(self.address, "direct"));
         assert!(forwarded == direct, "{} bytes, {} without a forwarder", forwarded.len(), direct.len());
@@ -116,7 +116,7 @@ impl Postgres {
     }
 }
 
-/// SIGINT is its fast shutdown; a kill would leave shared memory behind.
+/// SIGINT is PostgreSQL's fast shutdown; SIGKILL would leave shared memory behind.
 impl Drop for Postgres {
     fn drop(&mut self) {
         if self.program.has_ended() {

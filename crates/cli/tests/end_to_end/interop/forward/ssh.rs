@@ -34,7 +34,8 @@ impl Sshd {
             run(Command::new("ssh-keygen").args(keygen).current_dir(dir.path()));
         }
         let address = free_address();
-        let host_key = fs::read_to_string(dir.path().join("host.pub")).expect("ssh-keygen has written it");
+        let host_key =
+            fs::read_to_string(dir.path().join("host.pub")).expect("ssh-keygen has written the key");
         // A fixed name, because behind a forwarder the address and port are not the host's.
         dir.file("known_hosts", format!("the-host {host_key}"));
         let here = dir.path().display();

@@ -147,7 +147,7 @@ fn a_rule_for_one_of_the_servers_addresses_opens_it_except_listeners() {
     {
         assert!(!permitted(&named, listener), "{listener}");
     }
-    // There is no listener on this port.
+    // There is no listener on port 50000 of loopback.
     assert!(permitted(&ours(&["127.0.0.1"]), "127.0.0.1:50000"));
     // A rule within loopback is meant for this machine; a wider one is not.
     assert!(permitted(&ours(&["127.0.0.0/8"]), "127.0.0.1:22") && permitted(&ours(&["::1"]), "[::1]:22"));
