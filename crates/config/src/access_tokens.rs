@@ -52,7 +52,7 @@ pub fn make(
     }
 }
 
-/// Makes a token for `server_name`, valid for `ttl` seconds from now, as lines for people and scripts. `kid`
+/// Makes a token for `server_name`, valid for `ttl` seconds from now, as `name: value` lines. `kid`
 /// is the name of `key` in the server's `oauth.key`.
 pub fn access_token(
     key: &Secret,

@@ -133,7 +133,7 @@ impl Firewall {
             Bind::Name(name) => {
                 return self
                     .notes
-                    .push(format!("{what} listens on the host name {name}: open its address yourself"));
+                    .push(format!("{what} listens on the host name {name}: open its ports yourself"));
             }
             Bind::Unix(name) => return self.notes.push(format!("unix:{name}: nothing to open ({what})")),
         };

@@ -1,4 +1,4 @@
-//! Loads the compiled programs with maps of the configured sizes, and splits them into their parts.
+//! Loads the compiled object with maps of the configured sizes, and takes programs and maps out of it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -52,7 +52,7 @@ pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> 
         .load(OBJECT)
         .map_err(OffloadError::load)?;
     for (name, passed) in MAPS.iter().zip(passed.iter().flatten()) {
-        let what = "descriptors of maps (dup3)";
+        let what = "replaceable map descriptors (dup3)";
         let kernel = |source| OffloadError::Kernel { what, source };
         links::stand_for(descriptor(&object, name)?, passed).map_err(kernel)?;
     }
@@ -104,7 +104,7 @@ pub(crate) fn data(map: Map) -> Result<MapData, OffloadError> {
 pub(crate) fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<MappedArray, OffloadError> {
     let data = data(take(object, name)?)?;
     MappedArray::map(data.fd().as_fd(), len)
-        .map_err(|source| OffloadError::Kernel { what: "maps in memory (BPF_F_MMAPABLE)", source })
+        .map_err(|source| OffloadError::Kernel { what: "memory-mapped maps (BPF_F_MMAPABLE)", source })
 }
 
 pub(crate) fn map_error(error: MapError) -> OffloadError {

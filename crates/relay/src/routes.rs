@@ -51,7 +51,7 @@ pub fn relay_address_remedy(address: &RelayAddress) -> String {
             format!("write LOCAL=PUBLIC with an address of this machine, here {local}={public}")
         }
         (None, Some(local)) => format!(
-            "behind a NAT write LOCAL=PUBLIC, here {local}={bind}; otherwise name an address of this machine"
+            "behind a NAT write LOCAL=PUBLIC, here {local}={bind}; otherwise choose an address of this machine"
         ),
         (_, None) => "name an address of this machine in relay.addresses (--relay-ip)".to_owned(),
     }

@@ -115,7 +115,7 @@ fn paired(own: &[IpAddr], outer: &[IpAddr]) -> Vec<String> {
 }
 
 fn zone(text: &str) -> Option<String> {
-    // Google prefixes the project: projects/123/zones/europe-west1-b.
+    // Google prefixes the zone with the project: projects/123/zones/europe-west1-b.
     let name = text.trim().rsplit('/').next().unwrap_or_default();
     name.parse::<turnpike_fleet::NodeName>().ok().map(String::from)
 }

@@ -12,7 +12,7 @@ pub(super) struct Opening {
     pub(super) patience: u64,
     /// Offset of the listener's port in the rule's range.
     pub(super) offset: u16,
-    /// Number of rules of this process through which the client has come.
+    /// Number of this process's rules through which the connection has come.
     pub(super) hops: u8,
     pub(super) tried: Vec<Slot>,
     pub(super) queued: Option<Slot>,

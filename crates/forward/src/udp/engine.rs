@@ -88,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// Handles an event with a token of [`TOKENS`]. Datagrams to send wait for [`Engine::flush`].
+    /// Handles an event whose token has the bit [`TOKENS`]. Datagrams to send wait for [`Engine::flush`].
     pub fn on_event(&mut self, event: &Event, tick: &mut Tick<'_>) {
         if !self.rx.has_room() {
             self.flush();
@@ -351,8 +351,8 @@ impl Engine {
     }
 
     /// True if an ICMP port unreachable (RFC 792) or ICMPv6 port unreachable (RFC 4443 section 3.1) is
-    /// queued. Other errors may be temporary, such as a router that reboots, or may concern only one datagram
-    /// that is too big.
+    /// queued. Other errors may be temporary, for example while a router reboots, or may concern only one
+    /// oversized datagram.
     fn is_refused(&self, socket: SocketId) -> bool {
         let Some(socket) = self.sockets.get(socket) else { return false };
         let mut refused = false;
@@ -565,8 +565,8 @@ impl Engine {
             self.rules.remove(rule as usize);
         }
         let outward = session.outward.socket();
-        // If an event with one of its tokens is still pending in this wake-up, it finds no session, or a new
-        // one without data.
+        // If an event of the ended session is still pending in this wake-up, its token leads to no session, or to
+        // a new one without data.
         self.leaving.extend(outward.into_iter().chain(session.inward.own_socket()));
         if self.is_leaving_full() {
             self.send_queued();

@@ -100,7 +100,7 @@ pub(crate) struct CounterReading {
     spaces: BTreeMap<String, Network>,
     cpus: Vec<(usize, CpuTime)>,
     network_threads: f64,
-    /// CPU that each device's thread used last, and its CPU time in seconds.
+    /// CPU on which each device's thread last ran, and its CPU time in seconds.
     receivers: BTreeMap<String, (u32, f64)>,
     others: f64,
     subject: GroupUse,

@@ -86,7 +86,7 @@ pub(super) struct Node {
     /// True during a handover, when no quotas are exchanged.
     rests: AtomicBool,
     pub(super) exchanging: tokio::sync::Mutex<()>,
-    /// Time before which no quotas are sent, in milliseconds of [`Node::now_ms`].
+    /// Time before which no quotas are sent, in milliseconds on the clock of [`Node::now_ms`].
     quiet_until: AtomicU64,
     cordoned: AtomicBool,
     /// True if the server is shutting down and accepts no new clients.
@@ -111,7 +111,7 @@ pub(super) struct Sight {
     pub(super) view: FleetView,
     pub(super) charges: Charges,
     pub(super) own: u16,
-    /// Time at which the fleet was last polled, in milliseconds of [`Node::now_ms`].
+    /// Time at which the fleet was last polled, in milliseconds on the clock of [`Node::now_ms`].
     pub(super) at_ms: u64,
 }
 

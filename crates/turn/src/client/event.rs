@@ -139,7 +139,7 @@ pub enum Incoming<'a> {
         /// Part of the datagram passed in.
         payload: &'a [u8],
     },
-    /// A response or a state indication; see [`super::Client::poll_event`].
+    /// A response, or an indication without data; see [`super::Client::poll_event`].
     Control,
     Ignored(Ignored),
 }

@@ -1,5 +1,5 @@
 //! Four traits for decisions that the embedding program makes: [`Users`], [`Quotas`], [`Restrictions`] and
-//! [`Redirects`]. Only requests call them, never packets, and no call may block. `relay` and `serve`
+//! [`Redirects`]. They are called only for requests, never for packets, and no call may block. `relay` and `serve`
 //! implement them; rules that need no embedding program are in this folder.
 
 pub(crate) mod alternate;
