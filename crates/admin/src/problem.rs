@@ -61,7 +61,11 @@ pub(crate) const CODES: [Code; 56] = [
     },
     Code { name: "failed", statuses: &[500], meaning: "The change failed; see the log for the reason." },
     Code { name: "fleet_store_unavailable", statuses: &[503], meaning: "The fleet's store does not answer." },
-    Code { name: "foreign_origin", statuses: &[403], meaning: "A page of another origin sent the request." },
+    Code {
+        name: "foreign_origin",
+        statuses: &[403],
+        meaning: "The request came from a page with a different origin.",
+    },
     Code {
         name: "head_too_large",
         statuses: &[431],

@@ -14,9 +14,9 @@ const MAC_KEY_LEN: usize = 32;
 /// Reason why text is not a key. The messages never quote the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenKeyError {
-    #[error("a key is base64 of 16 bytes (A128GCM) or 32 (A256GCM); this is not base64")]
+    #[error("a key is base64 of 16 bytes (A128GCM) or 32 bytes (A256GCM); this is not base64")]
     Encoding,
-    #[error("a key is base64 of 16 bytes (A128GCM) or 32 (A256GCM); this is base64 of {0}")]
+    #[error("a key is base64 of 16 bytes (A128GCM) or 32 bytes (A256GCM); this decodes to {0} bytes")]
     Length(usize),
 }
 
@@ -52,8 +52,8 @@ pub fn make(
     }
 }
 
-/// Makes a token for `server_name`, valid for `ttl` seconds from now, as `name: value` lines. `kid`
-/// is the name of `key` in the server's `oauth.key`.
+/// Makes a token for `server_name`, valid for `ttl` seconds from now, and formats it as `name: value`
+/// lines. `kid` is the name of `key` in the server's `oauth.key`.
 pub fn access_token(
     key: &Secret,
     kid: &str,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 pub(super) const DOCUMENT: &str = "docs/dev/fleet-faults.md";
 
 pub(super) const HEAD: &str = "\
-| `cargo xtask faults` | fault | allocations lost | datagrams lost by others; longest gap | new allocation after: p50, p99 | peak allocations of the quota user | \
+| `cargo xtask faults` | fault | allocations lost | datagrams lost by others; longest gap | time to a new allocation: p50, p99 | peak allocations of the quota user | \
 peak grants per second on one node; load shares; new users per node | notes, limits, recovery |\n\
 | --- | --- | --- | --- | --- | --- | --- | --- |\n";
 
@@ -53,7 +53,7 @@ impl Figures {
 
     pub(super) fn lines(&self, clients: u64) -> Vec<(&'static str, String)> {
         let lost = match self.allocations_of_the_broken {
-            Some(most) => format!("{} of the node's {most}; {clients} clients", self.allocations_lost),
+            Some(most) => format!("{} of the node's {most} ({clients} in total)", self.allocations_lost),
             None => format!("{} of {clients}", self.allocations_lost),
         };
         let others = format!("{} of {}; {:.2} s", self.lost_of_others, self.sent, self.longest_silence);
@@ -106,7 +106,7 @@ mod tests {
         let row = figures(false).row("killed", "SIGKILL", 1000, &["known".to_owned(), String::new()]);
         assert_eq!(
             row,
-            "| `killed` | SIGKILL | 300 of the node's 310; 1000 clients | 0 of 5000; 2.25 s | 280 udp: 1.50 s, 2.12 s; \
+            "| `killed` | SIGKILL | 300 of the node's 310 (1000 in total) | 0 of 5000; 2.25 s | 280 udp: 1.50 s, 2.12 s; \
              20 tcp: 1.60 s, 2.00 s | 303 of 300 (+1.0 %) | 160; 10, 45, 45 %; 180, 11, 9 | known; recovered after 3.2 s |\n"
         );
         let cells = |line: &str| line.matches(" | ").count();

@@ -87,7 +87,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_proxy_protocol::proxy_protocol",
         max_len: 400,
         about: &["crates/wire/src/proxy_protocol.rs"],
-        holds: "PROXY headers: any split gives the same result, they round-trip and are bounded",
+        holds: "PROXY headers: any split gives the same result; headers round-trip and are bounded in length",
     },
     Target {
         name: "client_hello",
@@ -128,7 +128,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/turn/src/server/mobility/pending_moves.rs",
             "crates/turn/src/server/mobility/moved.rs",
         ],
-        holds: "mobility tickets at three workers, altered, old or another user's: valid for their user only; one owner, counted once",
+        holds: "mobility tickets (also altered, old or another user's) at three workers: valid only for their user; an allocation has one owner and is counted once",
     },
     Target {
         name: "server",
@@ -155,7 +155,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/config/src/tables.rs",
             "crates/convert/src/wrong_format.rs",
         ],
-        holds: "configurations of `serve`: errors are bounded and located, no secret is printed, the printed form parses to the same configuration",
+        holds: "configurations of `serve`: the number of errors is limited, each error has a position, no secret is printed, the printed form parses to the same configuration",
     },
     Target {
         name: "forward_config",

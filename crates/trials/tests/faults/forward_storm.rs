@@ -226,7 +226,7 @@ fn thousands_reconnect_to_a_forwarder() {
         "forward: SIGKILL and restart; 2,000 TCP and 2,000 UDP clients return within 1 s",
     );
     row.note(format!(
-        "{clients} connections served {:.1} s after the first, as many sessions after {:.1} s; {} connects failed; {} stream pieces \
+        "{clients} connections served within {:.1} s of the first, and as many sessions within {:.1} s; {} connects failed; {} stream pieces \
          correct, none wrong",
         took[0],
         took[1],

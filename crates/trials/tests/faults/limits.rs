@@ -67,7 +67,7 @@ fn no_descriptor_is_left() {
         thread::sleep(Duration::from_secs(1));
         let spent = cpu_ms(server.pid()) - spent;
         row.note(format!(
-            "with {} connections open and no descriptor, {spent} ms CPU per second",
+            "with {} connections open and no descriptor left, {spent} ms of CPU time per second",
             opened.len()
         ));
         // The server retries accepting, but with a pause.

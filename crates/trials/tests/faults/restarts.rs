@@ -157,7 +157,7 @@ fn reloaded_again_and_again() {
                 let user = format!("{USER}:{PASSWORD}");
                 let found =
                     allocations_under(server, &user, no_more_reloads, |_, on| storms.store(on, Relaxed));
-                found.tell(row, "all", "during reloads");
+                found.tell(row, "all users", "during reloads");
             });
         },
     );

@@ -1,8 +1,8 @@
 //! Model test of the server: `reference.rs` and its siblings specify its behaviour with sets and deadlines.
-//! Random scenarios of requests, data, time, reloads, moves between workers and upgrades run against both,
-//! over a network that loses, duplicates and reorders datagrams (`network.rs`). After each step the test
-//! compares everything: delivered bytes, permissions, counters, quotas, relay sockets and connections; at the
-//! end nothing may be left.
+//! Random scenarios of requests, data, time, reloads, moves between workers and upgrades run against both the
+//! server and this model, over a network that loses, duplicates and reorders datagrams (`network.rs`). After
+//! each step the test compares everything: delivered bytes, permissions, counters, quotas, relay sockets and
+//! connections; at the end nothing may be left.
 //!
 //! `cargo test` runs a fixed set. For longer runs with other seeds:
 //!

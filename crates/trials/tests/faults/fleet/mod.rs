@@ -354,7 +354,7 @@ fn the_store_is_killed_and_comes_back_empty() {
             );
             let now = world.books();
             row.note(format!(
-                "{} keys before the restart, none after it; the nodes then wrote {} keys: all nodes, the same key ring, and {} allocations, {} of them for one user",
+                "{} keys before the restart, none after it; the nodes then wrote {} keys, which cover all nodes, the same key ring and {} allocations, {} of them for one user",
                 before.keys, now.keys, now.sums[0], now.sums[2]
             ));
             mended
