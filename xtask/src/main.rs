@@ -57,11 +57,11 @@ enum Chore {
     Attack(attack::Options),
     /// Send random sequences to turnpike, coturn and pion, and compare the responses
     Differential(differential::Options),
-    /// Boot kernels of several ages, relay on each data path, and print a table (needs root or QEMU)
+    /// Boot old and new kernels, relay on each data path, and print a table (needs root or QEMU)
     Kernels(kernels::Options),
     /// Check links between documents, and mentions of documents in code
     Links,
-    /// Run the parts with `unsafe` that make no system calls under Miri (needs a nightly toolchain with Miri)
+    /// Run under Miri the code that uses `unsafe` but no system calls (needs a nightly toolchain with Miri)
     Miri,
     /// Break one function at a time in wire, turn and fleet, and print changes that no test notices (takes hours)
     Mutants(mutants::Options),

@@ -28,7 +28,7 @@ pub fn own() -> RuntimeDirectory {
     all().swap_remove(0)
 }
 
-/// Directories where a program of this user or of the system may have its sockets, the most likely one
+/// Directories where a turnpike process of this user or of the system may keep its sockets, most likely
 /// first.
 pub fn all() -> Vec<RuntimeDirectory> {
     of_environment(env::var_os("RUNTIME_DIRECTORY"), env::var_os("XDG_RUNTIME_DIR"))

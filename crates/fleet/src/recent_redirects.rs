@@ -1,5 +1,5 @@
-//! Clients that were redirected recently. A client that ignores a 300 retries here and is then served. The
-//! table has a fixed size and stores hashes; a client whose entry was overwritten is redirected once more.
+//! Clients that were redirected recently. A client that ignores a 300 response retries here and is then
+//! served. The table has a fixed size and stores hashes; a client whose entry was overwritten is redirected once more.
 
 /// Seconds for which a redirect is remembered.
 const REMEMBERED_S: u32 = 60;

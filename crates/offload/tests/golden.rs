@@ -217,7 +217,7 @@ fn without_bpf_check_mtu_the_mtu_of_the_route_applies() {
     with_program(|program| {
         let golden = &GOLDEN[0];
         let narrow = Tables { routes: vec![route_by(LOOPBACK, 30)], ..tables(golden) };
-        let mut without = Program::load(false).expect("every kernel accepts the frame");
+        let mut without = Program::load(false).expect("every kernel loads the program");
         for place in places() {
             let goes_up = |program: &mut Program, tables: &Tables| {
                 program.fill(tables);
@@ -249,7 +249,7 @@ fn the_programs_produce_the_golden_frames() {
     });
 }
 
-/// The kernel's test cannot create this state; `kernel_path::checksums` of the end-to-end tests covers it on
+/// BPF_PROG_TEST_RUN cannot create this state; the end-to-end test `kernel_path::checksums` covers it on
 /// links.
 #[test]
 fn a_partial_checksum_stays_partial() {
