@@ -1,5 +1,5 @@
-//! Frames written by hand and by an independent program, with their expected results, for the programs and
-//! their mirror.
+//! Frames written by hand and by an independent program, and the results expected from the BPF programs and
+//! from their mirror.
 
 use crate::prelude::*;
 

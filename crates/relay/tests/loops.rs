@@ -1,6 +1,6 @@
 //! Nested allocations: clients whose address is one of our relayed transport addresses cannot create or move
 //! an allocation, even if the peer rules let them reach us. Runs in a network namespace where a route
-//! delivers an address to the listeners although no interface has it.
+//! delivers packets for an address to the listeners although no interface has that address.
 
 use crate::prelude::*;
 use crate::support::{in_network_namespace, run, start_with};

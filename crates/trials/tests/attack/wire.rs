@@ -1,4 +1,4 @@
-//! Transports of attackers that read responses (UDP, TCP, TLS, DTLS), and users with an allocation who send forbidden requests.
+//! Transports for attackers that read responses (UDP, TCP, TLS, DTLS), and requests that users with an allocation may not send.
 
 use std::{
     collections::VecDeque,
