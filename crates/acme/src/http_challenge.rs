@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{challenge::Proof, error::OrderError};
+use crate::{error::OrderError, proof::Proof};
 
 /// Maximum simultaneous connections: CAs validate from several networks at once, and anyone else
 /// may connect too.
