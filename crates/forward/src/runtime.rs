@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
-use turnpike_net::{Datapath, PassedSockets};
+use turnpike_net::{BindError, Datapath, PassedSockets};
 use turnpike_offload::{Hook, Kernel, OffloadError};
 use turnpike_worker::Workers;
 
@@ -60,8 +60,8 @@ pub struct Settings {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    #[error("rule {rule}: cannot listen on {address}: {source}; {remedy}")]
-    Listen { rule: String, address: Address, source: io::Error, remedy: &'static str },
+    #[error("rule {rule}: {error}")]
+    Listen { rule: String, error: BindError },
     /// The name in `listen` did not resolve to an address.
     #[error(
         "rule {rule}: cannot listen on {listener}: {error}; check the name, or set keep_going to start without this rule"
