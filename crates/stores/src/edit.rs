@@ -1,6 +1,6 @@
 //! Changes made by `turnpike user`, `secret`, `realm` and `key`.
 
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::{ApiKey, UserKeys};
 
@@ -17,16 +17,16 @@ pub enum Edit {
     },
     AddSecret {
         realm: String,
-        secret: Zeroizing<String>,
+        secret: Secret,
     },
     RemoveSecret {
         realm: String,
-        secret: Zeroizing<String>,
+        secret: Secret,
     },
     /// Makes `secret` the signing secret; the others expire at `until`.
     RotateSecret {
         realm: String,
-        secret: Zeroizing<String>,
+        secret: Secret,
         /// Current time in Unix seconds.
         since: u64,
         /// Last Unix second in which the other secrets are valid; [`crate::CUT_OFF`] invalidates all of

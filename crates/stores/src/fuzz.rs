@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 
 use tokio::runtime::{Builder, Runtime};
 use turnpike_testkit::fuzz::Input;
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::{
     ApiKey, Backend, Edit, RealmOptions, Rules, StoreError, StoreFault, StoredSecret, UserKeys,
@@ -123,7 +123,7 @@ pub(crate) async fn edits<B: Backend>(backend: &B, input: &mut Input<'_>, exact:
 fn draw(input: &mut Input<'_>) -> Edit {
     let number = |input: &mut Input<'_>| u64::from(input.u16());
     let realm = Word::Realm.name(input);
-    let secret = |input: &mut Input<'_>| Zeroizing::new(Word::Secret.name(input));
+    let secret = |input: &mut Input<'_>| Secret::new(Word::Secret.name(input));
     match input.below(9) {
         0 => {
             let name = Word::User.name(input);
@@ -242,8 +242,8 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
     Ok(())
 }
 
-fn has(secrets: &[StoredSecret], wanted: &str) -> bool {
-    secrets.iter().any(|secret| *secret.value == wanted)
+fn has(secrets: &[StoredSecret], wanted: &Secret) -> bool {
+    secrets.iter().any(|secret| secret.value == *wanted)
 }
 
 /// Reads the rules; `None` if any row cannot be read, even one of another realm.

@@ -280,18 +280,18 @@ impl Backend for Redis {
             Edit::RemoveUser { realm, name } => self.run(&[of("DEL", &[&user_key(realm, name)])]).await?,
             Edit::AddSecret { realm, secret } => {
                 let keys = [secrets_key(realm), marks_key(realm)];
-                self.script(ADD_SECRET, &keys.each_ref().map(String::as_str), &[secret, words_of_existing])
-                    .await?
+                let arguments = [secret.reveal(), words_of_existing];
+                self.script(ADD_SECRET, &keys.each_ref().map(String::as_str), &arguments).await?
             }
             Edit::RemoveSecret { realm, secret } => {
                 let keys = [secrets_key(realm), marks_key(realm)];
-                self.script(REMOVE_SECRET, &keys.each_ref().map(String::as_str), &[secret]).await?
+                self.script(REMOVE_SECRET, &keys.each_ref().map(String::as_str), &[secret.reveal()]).await?
             }
             Edit::RotateSecret { realm, secret, since, until } => {
                 let keys = [secrets_key(realm), marks_key(realm)];
                 let kept = latest_kept_end(*since, *until).to_string();
                 let (since, until) = (since.to_string(), until.to_string());
-                let arguments = [secret.as_str(), &since, &until, &kept];
+                let arguments = [secret.reveal(), &since, &until, &kept];
                 self.script(ROTATE, &keys.each_ref().map(String::as_str), &arguments).await?
             }
             Edit::PutApiKey(key) => {
@@ -451,7 +451,7 @@ pub(crate) fn client(address: &ServerAddress) -> Result<Client, (StoreFault, Str
         settings = settings.set_username(user);
     }
     if let Some(password) = &address.password {
-        settings = settings.set_password(password.as_str());
+        settings = settings.set_password(password.reveal());
     }
     let tls = |error: RedisError| (StoreFault::Tls, error.to_string());
     let info = place.into_connection_info().map_err(tls)?.set_redis_settings(settings);

@@ -8,6 +8,7 @@ use std::{
 
 use base64::{Engine as _, alphabet, engine};
 use turnpike_turn::{access_token::TokenKey, ip_range::IpRange, server::canonical_origin};
+use turnpike_wire::secret::Secret;
 use zeroize::Zeroizing;
 
 use crate::{
@@ -144,7 +145,7 @@ impl<'a> RulesReader<'a> {
         let secret = text(secret);
         if !secret.is_empty() {
             let held = self.secrets.entry(text(realm).into()).or_default();
-            held.push(StoredSecret::new(Zeroizing::new(secret.to_owned())));
+            held.push(StoredSecret::new(Secret::new(secret)));
         }
     }
 
@@ -157,7 +158,7 @@ impl<'a> RulesReader<'a> {
     ) -> Result<(), StoreError> {
         let (since, until) = read_mark(self.store, text(realm), since, until)?;
         let held = self.secrets.get_mut(text(realm)).into_iter().flatten();
-        for found in held.filter(|held| *held.value == *text(secret)) {
+        for found in held.filter(|held| held.value.reveal() == text(secret)) {
             (found.since, found.until) = (since, until);
         }
         Ok(())
@@ -232,7 +233,7 @@ impl<'a> RulesReader<'a> {
             .secrets
             .into_iter()
             .map(|(realm, mut secrets)| {
-                secrets.sort_unstable_by(|one, other| one.value.as_str().cmp(&other.value));
+                secrets.sort_unstable_by(|one, other| one.value.reveal().cmp(other.value.reveal()));
                 (realm, secrets.into())
             })
             .collect();

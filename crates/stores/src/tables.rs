@@ -291,16 +291,17 @@ impl<S: Sql> Backend for CoturnTables<S> {
                 }
             }
             Edit::AddSecret { realm, secret } => {
-                let mut statements = self.without_secret(realm, secret).await?;
-                statements.push((ADD_SECRET, vec![realm.as_str(), secret]));
-                self.put((SECRET, vec![realm.as_str(), secret]), statements, existing).await?
+                let row = vec![realm.as_str(), secret.reveal()];
+                let mut statements = self.without_secret(realm, secret.reveal()).await?;
+                statements.push((ADD_SECRET, row.clone()));
+                self.put((SECRET, row), statements, existing).await?
             }
             Edit::RemoveSecret { realm, secret } => {
-                let statements = self.without_secret(realm, secret).await?;
+                let statements = self.without_secret(realm, secret.reveal()).await?;
                 self.sql.change(statements.into()).await?
             }
             Edit::RotateSecret { realm, secret, since, until } => {
-                return self.rotate(realm, secret, *since, *until).await;
+                return self.rotate(realm, secret.reveal(), *since, *until).await;
             }
             Edit::PutApiKey(key) => self.put_api_key(key, existing).await?,
             Edit::RemoveApiKey { name } => {

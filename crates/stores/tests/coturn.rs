@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Command};
 use turnpike_stores::{Backend as _, Edit, RealmOptions, UserKeys};
 use turnpike_testkit::{alone::skip, databases::installed};
 use turnpike_wire::integrity::KeyAlgorithm;
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::support::*;
 
@@ -65,7 +65,7 @@ fn changes_by_turnadmin_are_read() {
             UserKeys::new("gorst", REALM, "hero").get(KeyAlgorithm::Md5)
         );
         let secrets = world.wait(database.secrets(REALM)).expect("an answer");
-        assert_eq!(secrets.iter().map(|secret| secret.value.as_str()).collect::<Vec<_>>(), ["logen"]);
+        assert_eq!(secrets.iter().map(|secret| secret.value.reveal()).collect::<Vec<_>>(), ["logen"]);
         let rules = world.wait(database.rules()).expect("an answer");
         let realm = &rules.realms[REALM];
         assert_eq!(
@@ -86,7 +86,7 @@ fn turnadmin_reads_turnpikes_changes() {
         let realm = REALM.to_owned();
         let keys = UserKeys::new("whirrun", REALM, "sword");
         world.edit(&Edit::PutUser { realm: realm.clone(), name: "whirrun".to_owned(), keys });
-        world.edit(&Edit::AddSecret { realm: realm.clone(), secret: Zeroizing::new("bloody9".to_owned()) });
+        world.edit(&Edit::AddSecret { realm: realm.clone(), secret: Secret::new("bloody9") });
         let options = RealmOptions { total_quota: 9, max_bps: 250_000, ..RealmOptions::default() };
         world.edit(&Edit::PutRealm { realm, options });
         let users = turnadmin(world, &["-l", "-r", REALM]);
@@ -94,12 +94,11 @@ fn turnadmin_reads_turnpikes_changes() {
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(secrets.contains("bloody9"), "{secrets}");
         // During a rotation, coturn accepts both secrets; afterwards the row is gone.
-        let secret = |text: &str| Zeroizing::new(text.to_owned());
-        let (realm, new) = (REALM.to_owned(), secret("shivers"));
+        let (realm, new) = (REALM.to_owned(), Secret::new("shivers"));
         world.edit(&Edit::RotateSecret { realm, secret: new, since: 1000, until: 2000 });
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(secrets.contains("bloody9") && secrets.contains("shivers"), "{secrets}");
-        world.edit(&Edit::RemoveSecret { realm: REALM.to_owned(), secret: secret("bloody9") });
+        world.edit(&Edit::RemoveSecret { realm: REALM.to_owned(), secret: Secret::new("bloody9") });
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(!secrets.contains("bloody9") && secrets.contains("shivers"), "{secrets}");
         let options = turnadmin(world, &["-G", "-r", REALM]);

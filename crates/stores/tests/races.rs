@@ -7,7 +7,7 @@ use turnpike_stores::{
     ApiKey, Backend as _, Database, DirectoryLimits, Edit, Existing, RealmOptions, SqliteUse, StoreAddress,
     UserKeys, signing,
 };
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::support::*;
 
@@ -75,7 +75,7 @@ fn exactly_one_of_concurrent_writers_adds_a_name() {
             assert_one_was_first(&found, world);
 
             let name = format!("secret-{round}");
-            let secret = |_| Edit::AddSecret { realm: "a".to_owned(), secret: Zeroizing::new(name.clone()) };
+            let secret = |_| Edit::AddSecret { realm: "a".to_owned(), secret: Secret::new(name.clone()) };
             assert_one_was_first(&race(world, &writers, Existing::Keep, secret), world);
 
             let name = format!("realm-{round}");
@@ -132,7 +132,7 @@ fn concurrent_rotations_leave_one_secret_without_an_expiry() {
         for round in 0..rounds() {
             let (since, until) = (1000 + round as u64, 2_000_000_000 + round as u64);
             let rotation = |writer: u8| {
-                let secret = Zeroizing::new(format!("secret-{round}-{writer}"));
+                let secret = Secret::new(format!("secret-{round}-{writer}"));
                 Edit::RotateSecret { realm: "a".to_owned(), secret, since, until }
             };
             let found = race(world, &writers, Existing::Replace, rotation);
@@ -140,7 +140,7 @@ fn concurrent_rotations_leave_one_secret_without_an_expiry() {
             let secrets = world.wait(writers[0].secrets("a")).expect("an answer");
             let lasting: Vec<_> = secrets.iter().filter(|secret| secret.until.is_none()).collect();
             assert_eq!(lasting.len(), 1, "{:?}, round {round}: {secrets:?}", world.kind);
-            assert!(signing(&secrets).expect("one").value.starts_with(&format!("secret-{round}-")));
+            assert!(signing(&secrets).expect("one").value.reveal().starts_with(&format!("secret-{round}-")));
             // Earlier expiry times are unchanged.
             let soonest = secrets.iter().filter_map(|secret| secret.until).min();
             assert_eq!(soonest, Some(2_000_000_000));
