@@ -204,15 +204,17 @@ pub struct RuleSnapshot {
 }
 
 impl RuleSnapshot {
+    pub(crate) fn count_ends(&mut self, reason: EndReason, count: u64) {
+        match self.ended.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, total)) => *total += count,
+            None => self.ended.push((reason, count)),
+        }
+    }
+
     pub(crate) fn add(&mut self, other: &Self) {
         self.active += other.active;
         self.accepted += other.accepted;
-        for (reason, count) in &other.ended {
-            match self.ended.iter_mut().find(|(known, _)| known == reason) {
-                Some((_, total)) => *total += count,
-                None => self.ended.push((*reason, *count)),
-            }
-        }
+        other.ended.iter().for_each(|(reason, count)| self.count_ends(*reason, *count));
         self.to_target_bytes += other.to_target_bytes;
         self.to_client_bytes += other.to_client_bytes;
         self.to_target_datagrams += other.to_target_datagrams;
