@@ -18,8 +18,8 @@ use turnpike_config::{
     restapi_credentials::{fingerprint, new_secret},
 };
 use turnpike_stores::{
-    ApiKey, CUT_OFF, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret,
-    UserKeys, UserRow,
+    ApiKey, CUT_OFF, Database, Directory, Edit, Existing, PAGE, RealmRules, StoreError, StoredLimits,
+    StoredSecret, UserKeys, UserRow,
 };
 use turnpike_turn::server::Bandwidth;
 use turnpike_wire::{
@@ -301,11 +301,11 @@ impl Accounts {
         };
         let limit = |limit: Option<usize>| limit.map(|limit| limit as u64);
         let named = rules.realms.iter().filter(|(_, realm)| realm.named);
-        let row = named.map(|(name, realm)| StoredRealm {
+        let row = named.map(|(name, RealmRules { limits, .. })| StoredRealm {
             name: name.to_string(),
-            max_allocations: limit(realm.total_quota),
-            max_allocations_per_user: limit(realm.user_quota),
-            bits_per_second_per_allocation: realm.max_bps.map(Bandwidth::from_bytes),
+            max_allocations: limit(limits.total_quota),
+            max_allocations_per_user: limit(limits.user_quota),
+            bits_per_second_per_allocation: limits.max_bps.map(Bandwidth::from_bytes),
             origins: origins(name),
         });
         Ok(row.collect())
@@ -343,15 +343,15 @@ impl Accounts {
             );
             return Err(Problem::bad_request(detail));
         }
-        let limit = |limit: Option<u64>| limit.unwrap_or_default();
-        let options = RealmOptions {
+        let limit = |limit: Option<u64>| limit.and_then(|limit| usize::try_from(limit).ok());
+        let limits = StoredLimits {
             total_quota: limit(max_allocations),
             user_quota: limit(max_allocations_per_user),
-            max_bps: limit(rate) / 8,
+            max_bps: rate.map(|rate| rate / 8),
         };
         let wanted = [max_allocations.is_some(), max_allocations_per_user.is_some(), rate.is_some()];
         self.check_limits(&name, wanted)?;
-        let edit = Edit::PutRealm { realm: name.clone(), options };
+        let edit = Edit::PutRealm { realm: name.clone(), limits };
         self.put(edit, REALM, existing(only_new), name.clone(), name).await
     }
 

@@ -299,9 +299,8 @@ impl Backend for Redis {
                 return Ok(self.run(&[of(put, &[API_KEYS, &key.name, &words(key)])]).await? == 0);
             }
             Edit::RemoveApiKey { name } => self.run(&[of("HDEL", &[API_KEYS, name])]).await?,
-            Edit::PutRealm { realm, options } => {
-                let [total, user, rate] =
-                    options.named().map(|(option, value)| (key(realm, option), value.to_string()));
+            Edit::PutRealm { realm, limits } => {
+                let [total, user, rate] = limits.written().map(|(option, value)| (key(realm, option), value));
                 let (keys, values) =
                     ([&*total.0, &user.0, &rate.0], [words_of_existing, &total.1, &user.1, &rate.1]);
                 self.script(PUT_REALM, &keys, &values).await?

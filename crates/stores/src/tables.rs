@@ -9,7 +9,7 @@ use std::{
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, Backend, Edit, Existing, RealmOptions, Rules, StoreError, StoreFault, StoredSecret, UserKeys,
+    ApiKey, Backend, Edit, Existing, Rules, StoreError, StoreFault, StoredLimits, StoredSecret, UserKeys,
     UserRow,
     api_keys::ApiKeyRow,
     backend::PAGE,
@@ -310,7 +310,7 @@ impl<S: Sql> Backend for CoturnTables<S> {
                 }
                 self.sql.change(vec![(REMOVE_API_KEY, vec![name.as_str()])].into()).await?
             }
-            Edit::PutRealm { realm, options } => return self.put_realm(realm, *options, existing).await,
+            Edit::PutRealm { realm, limits } => return self.put_realm(realm, *limits, existing).await,
             Edit::RemoveRealm { realm } => {
                 let tables = [REMOVE_OPTIONS, REMOVE_ORIGINS, REMOVE_ALLOWED, REMOVE_DENIED];
                 let statements = tables.map(|table| (table, vec![realm.as_str()])).to_vec();
@@ -424,12 +424,12 @@ impl<S: Sql> CoturnTables<S> {
     async fn put_realm(
         &self,
         realm: &str,
-        options: RealmOptions,
+        limits: StoredLimits,
         existing: Existing,
     ) -> Result<bool, StoreError> {
         // Writes a row for each limit, so that even a realm without limits exists; coturn treats 0 as no
         // limit.
-        let values = options.named().map(|(name, value)| (name, value.to_string()));
+        let values = limits.written();
         let remove = values.iter().map(|(name, _)| (REMOVE_OPTION, vec![realm, *name]));
         let add = values.iter().map(|(name, value)| (ADD_OPTION, vec![realm, *name, value.as_str()]));
         let find = (OPTIONS_OF, vec![realm]);

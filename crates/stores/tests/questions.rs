@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 use turnpike_stores::{
-    ApiKey, Backend as _, CUT_OFF, CachedUser, Directory, DirectoryLimits, Edit, RealmOptions, Rules,
+    ApiKey, Backend as _, CUT_OFF, CachedUser, Directory, DirectoryLimits, Edit, Rules, StoredLimits,
     StoredSecret, UserKeys, UserLookup, signing,
 };
 use turnpike_wire::integrity::KeyAlgorithm;
@@ -83,10 +83,9 @@ fn coturn_rows_are_read_in_place() {
 
         let rules = world.wait(database.rules()).expect("an answer");
         let north = &rules.realms[REALM];
-        assert_eq!(
-            (north.total_quota, north.user_quota, north.max_bps),
-            (Some(12_000), Some(10_000), Some(500_000))
-        );
+        let limits =
+            StoredLimits { total_quota: Some(12_000), user_quota: Some(10_000), max_bps: Some(500_000) };
+        assert_eq!(north.limits, limits);
         assert!(north.named && rules.realms["crinna.example"].named);
         assert_eq!(&*rules.origins["https://crinna.example:443"], "crinna.example");
         assert_eq!(texts(&rules.peers.allow), ["172.17.13.200"]);
@@ -134,19 +133,16 @@ fn written_items_are_read_and_removed_items_are_gone() {
         assert_eq!(values(&world.wait(database.secrets(REALM)).expect("an answer")), ["b"]);
 
         let rules = || -> Rules { world.wait(database.rules()).expect("an answer") };
-        let options = RealmOptions { total_quota: 7, user_quota: 0, max_bps: 125_000 };
-        let put = |options| Edit::PutRealm { realm: "new.example".to_owned(), options };
-        assert!(!world.edit(&put(options)));
+        let limits = StoredLimits { total_quota: Some(7), user_quota: None, max_bps: Some(125_000) };
+        let put = |limits| Edit::PutRealm { realm: "new.example".to_owned(), limits };
+        assert!(!world.edit(&put(limits)));
+        let new = rules().realms["new.example"].clone();
+        assert_eq!((new.named, new.limits), (true, limits));
+        assert!(world.edit(&put(StoredLimits::default())));
         let new = rules().realms["new.example"].clone();
         assert_eq!(
-            (new.named, new.total_quota, new.user_quota, new.max_bps),
-            (true, Some(7), None, Some(125_000))
-        );
-        assert!(world.edit(&put(RealmOptions::default())));
-        let new = rules().realms["new.example"].clone();
-        assert_eq!(
-            (new.named, new.total_quota, new.max_bps),
-            (true, None, None),
+            (new.named, new.limits),
+            (true, StoredLimits::default()),
             "the realm exists without a limit"
         );
         let remove = Edit::RemoveRealm { realm: "new.example".to_owned() };
@@ -389,7 +385,7 @@ fn changes_to_a_file_by_other_processes_are_noticed() {
             keys: UserKeys::new("whirrun", REALM, "sword"),
         });
         world.edit(&Edit::RemoveUser { realm: REALM.to_owned(), name: "gorst".to_owned() });
-        world.edit(&Edit::PutRealm { realm: "new.example".to_owned(), options: RealmOptions::default() });
+        world.edit(&Edit::PutRealm { realm: "new.example".to_owned(), limits: StoredLimits::default() });
         let directory = Arc::new(directory);
         world.wait(async {
             while !matches!(directory.cached(REALM, "gorst"), CachedUser::Unknown)

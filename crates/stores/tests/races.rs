@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use turnpike_stores::{
-    ApiKey, Backend as _, Database, DirectoryLimits, Edit, Existing, RealmOptions, SqliteUse, StoreAddress,
+    ApiKey, Backend as _, Database, DirectoryLimits, Edit, Existing, SqliteUse, StoreAddress, StoredLimits,
     UserKeys, signing,
 };
 use turnpike_wire::secret::Secret;
@@ -80,8 +80,8 @@ fn exactly_one_of_concurrent_writers_adds_a_name() {
 
             let name = format!("realm-{round}");
             let realm = |writer: u8| {
-                let options = RealmOptions { total_quota: writer.into(), ..RealmOptions::default() };
-                Edit::PutRealm { realm: name.clone(), options }
+                let limits = StoredLimits { total_quota: Some(writer.into()), ..StoredLimits::default() };
+                Edit::PutRealm { realm: name.clone(), limits }
             };
             assert_one_was_first(&race(world, &writers, Existing::Keep, realm), world);
         }
@@ -103,13 +103,14 @@ fn concurrent_replacements_leave_one_consistent_result() {
 
             let name = format!("realm-{round}");
             let realm = |writer: u8| {
-                let number = u64::from(writer) + 1;
-                let options = RealmOptions { total_quota: number, user_quota: number, max_bps: number };
-                Edit::PutRealm { realm: name.clone(), options }
+                let number = Some(usize::from(writer) + 1);
+                let max_bps = Some(u64::from(writer) + 1);
+                let limits = StoredLimits { total_quota: number, user_quota: number, max_bps };
+                Edit::PutRealm { realm: name.clone(), limits }
             };
             assert_one_was_first(&race(world, &writers, Existing::Replace, realm), world);
             let rules = world.wait(writers[0].rules()).expect("an answer");
-            let found = &rules.realms[name.as_str()];
+            let found = rules.realms[name.as_str()].limits;
             let limits = [
                 found.total_quota,
                 found.user_quota,
