@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use strum::IntoStaticStr;
+use strum::{IntoStaticStr, VariantArray};
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
@@ -347,7 +347,8 @@ pub enum RequestRefusal {
     Unanswered(DropReason),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum ClosedReason {
     Deleted,
     Expired,
