@@ -129,7 +129,7 @@ struct ServerFamilies<'e, 's>(MetricFamilies<'e, 's, WorkerSnapshot>);
 impl ServerFamilies<'_, '_> {
     fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
         let help = "Current allocations by realm; realms without allocations are omitted.";
-        let counts = realms.iter().map(|(realm, count)| (realm, *count as u64));
+        let counts = realms.iter().map(|(realm, count)| (realm, *count));
         gauges(&mut self.0.encoder, "realm_allocations", help, "realm", counts)
     }
 
@@ -243,7 +243,7 @@ impl ServerFamilies<'_, '_> {
 
     fn acme(&mut self, acme: &AcmeStatus) -> fmt::Result {
         let help = "Failed orders of a certificate since the last success, by name in tls.acme.";
-        let failures = acme.names().into_iter().map(|(name, status)| (name, f64::from(status.failures)));
+        let failures = acme.names().into_iter().map(|(name, status)| (name, status.failures));
         gauges(&mut self.0.encoder, "acme_failures", help, "name", failures)?;
         counts(
             &mut self.0.encoder,
@@ -257,8 +257,7 @@ impl ServerFamilies<'_, '_> {
     fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
         let is_up = u64::from(store.is_up);
         gauge(&mut self.0.encoder, "store_up", "1 while the store answers.", is_up)?;
-        let users = store.users as u64;
-        gauge(&mut self.0.encoder, "store_cached_users", "Store users cached in memory.", users)?;
+        gauge(&mut self.0.encoder, "store_cached_users", "Store users cached in memory.", store.users)?;
         counts(
             &mut self.0.encoder,
             "store_answers",
@@ -272,49 +271,39 @@ impl ServerFamilies<'_, '_> {
         histogram(&mut self.0.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
     }
 
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the format defines gauges as floats, and these are far below 2^53"
-    )]
     fn fleet(&mut self, fleet: &FleetCounts) -> fmt::Result {
-        gauge(
-            &mut self.0.encoder,
-            "bans",
-            "Bans in effect on users and client addresses.",
-            fleet.bans as f64,
-        )?;
+        gauge(&mut self.0.encoder, "bans", "Bans in effect on users and client addresses.", fleet.bans)?;
         let Some(node) = &fleet.node else { return Ok(()) };
-        let is = |true_or_not: bool| f64::from(u8::from(true_or_not));
         let quotas = &node.quotas;
         for (name, help, value) in [
             (
                 "fleet_up",
                 "1 while the fleet store answers and this node is a member, 0 while it is alone.",
-                is(node.is_up),
+                u64::from(node.is_up),
             ),
             (
                 "fleet_recovering",
                 "1 while the fleet store is recovering and grants no shared quota.",
-                is(node.is_recovering),
+                u64::from(node.is_recovering),
             ),
             (
                 "fleet_node_number",
                 "Number of this node in CONNECTION-IDs and mobility tickets; 0 if it has none.",
-                f64::from(node.number),
+                u64::from(node.number),
             ),
             (
                 "fleet_cordoned",
                 "1 while an administrator keeps new clients off this node.",
-                is(node.is_cordoned),
+                u64::from(node.is_cordoned),
             ),
-            ("fleet_key_ring_version", "Version of the keys shared by all nodes.", node.ring as f64),
+            ("fleet_key_ring_version", "Version of the keys shared by all nodes.", node.ring),
             (
                 "fleet_quota_buckets",
                 "Shared quotas in use on this node: users, realms and the total.",
-                quotas.buckets as f64,
+                quotas.buckets,
             ),
-            ("fleet_quota_held", "Shared quota held by this node, in allocations.", quotas.held as f64),
-            ("fleet_quota_waiting", "Shared quotas not yet reported to the store.", quotas.waiting as f64),
+            ("fleet_quota_held", "Shared quota held by this node, in allocations.", quotas.held),
+            ("fleet_quota_waiting", "Shared quotas not yet reported to the store.", quotas.waiting),
         ] {
             gauge(&mut self.0.encoder, name, help, value)?;
         }
