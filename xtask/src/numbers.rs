@@ -463,6 +463,15 @@ mod tests {
     }
 
     #[test]
+    fn files_of_this_repository_do_not_import_each_other() {
+        let root = repository().expect("xtask is in the repository");
+        let numbers = Numbers::of(&root.join("crates")).expect("sources can be parsed");
+        assert!(numbers.sources.iter().any(|source| !source.shape.imports.is_empty()));
+        let cycles = numbers.cycles();
+        assert!(cycles.is_empty(), "{cycles:?}");
+    }
+
+    #[test]
     fn a_type_name_in_two_crates_is_listed_with_both() {
         let sources = vec![source("net", &["a"], "struct A;"), source("relay", &[], "enum A {}")];
         let numbers = Numbers { sources, ..Numbers::default() };

@@ -1,37 +1,26 @@
 //! Proofs of control over a name (RFC 8555 section 8), presented to the CA until they are hidden or
 //! dropped.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use instant_acme::ChallengeType;
 use rcgen::{CertificateParams, CustomExtension, DistinguishedName, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
+use tokio::{sync::watch, time::sleep};
 use turnpike_config::{AcmeChallenge, CertificateName};
 use turnpike_relay::TlsContext;
 
-use crate::{error::OrderError, hook::Record, http_challenge::HttpChallenge, task::Wanted};
+use crate::{
+    error::OrderError,
+    hook::Record,
+    http_challenge::HttpChallenge,
+    proof::Proof,
+    shared::{SharedChallenge, changed, now},
+    wanted::Wanted,
+};
 
-/// Response to a challenge (RFC 8555 section 8.1).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Proof {
-    pub(crate) token: String,
-    /// Key authorization: the token and a digest of the account's key.
-    pub(crate) text: String,
-}
-
-impl Proof {
-    pub(crate) fn digest(&self) -> [u8; 32] {
-        Sha256::digest(&self.text).into()
-    }
-
-    /// Value of the TXT record for dns-01.
-    pub(crate) fn record(&self) -> String {
-        BASE64_URL_SAFE_NO_PAD.encode(self.digest())
-    }
-}
+/// Interval at which a server that receives no notification looks for challenges of other servers.
+const LOOK: Duration = Duration::from_secs(60);
 
 /// A proof that the CA can see. Dropping it withdraws TLS and HTTP proofs; only [`Shown::hide`] removes
 /// a DNS record.
@@ -102,6 +91,61 @@ impl ShownCertificate {
 impl Drop for ShownCertificate {
     fn drop(&mut self) {
         self.tls.hide_challenge(&self.server_name);
+    }
+}
+
+/// Presents challenges published by other servers, because the CA may connect to any server. Returns when the sender
+/// of `receiver` is dropped.
+pub(crate) async fn follow(mut receiver: watch::Receiver<Wanted>) {
+    let mut shown: Option<(SharedChallenge, Option<Shown>)> = None;
+    let mut changes = receiver.borrow().shared().map(|shared| shared.changes());
+    loop {
+        let wanted = receiver.borrow_and_update().clone();
+        let shared =
+            wanted.shared().filter(|_| !wanted.names.is_empty() && wanted.challenge != AcmeChallenge::Dns);
+        if let Some(changes) = &mut changes {
+            changes.mark_unchanged();
+        }
+        let found = match &shared {
+            Some(shared) => shared.challenge().await,
+            None => Ok(None),
+        };
+        // While the storage is down, a challenge stays in place until it expires.
+        let found = found.unwrap_or_else(|_| shown.as_ref().map(|(challenge, _)| challenge.clone()));
+        let found = found.filter(|challenge| now() < challenge.until);
+        if shown.as_ref().map(|(challenge, _)| challenge) != found.as_ref() {
+            // Dropped first, because the old challenge may occupy the port.
+            shown = None;
+            if let Some(challenge) = found {
+                let here = show(&wanted, &challenge).await;
+                shown = Some((challenge, here));
+            }
+        }
+        tokio::select! {
+            () = changed(&mut changes) => {}
+            () = sleep(LOOK) => {}
+            changed = receiver.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn show(wanted: &Wanted, challenge: &SharedChallenge) -> Option<Shown> {
+    let SharedChallenge { server, name, proof, .. } = challenge;
+    // Do not present challenges for names that this server does not serve, even though they were published with the
+    // right secret.
+    let name = name.parse().ok().filter(|name| wanted.names.contains(name))?;
+    match Shown::new(wanted, &name, proof).await {
+        Ok(shown) => Some(shown),
+        Err(error) => {
+            tracing::warn!(
+                "{server} is ordering a certificate for {name}, but this server cannot present its challenge to the authority: {error}"
+            );
+            None
+        }
     }
 }
 

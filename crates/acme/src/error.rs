@@ -1,8 +1,9 @@
 //! Reasons why an order failed, each with a remedy if there is one.
 
-use std::{error::Error as _, io, net::SocketAddr, path::PathBuf};
+use std::{error::Error as _, io, path::PathBuf};
 
 use instant_acme::{Error, Problem};
+use turnpike_net::BindError;
 
 /// Maximum length of text from a CA in an error message.
 const LONGEST: usize = 500;
@@ -21,10 +22,8 @@ pub(crate) enum OrderError {
     NotOffered(&'static str, String),
     #[error("the authority cannot validate the name with {challenge}: {why}")]
     Invalid { challenge: &'static str, why: String },
-    #[error(
-        "http-01 cannot listen on {0}: {1}; free the port, or set another acme.http_listen or acme.challenge"
-    )]
-    Listen(SocketAddr, io::Error),
+    #[error("http-01: {0}")]
+    Listen(BindError),
     #[error("tls-alpn-01 needs a TCP or TLS listener")]
     NoTls,
     #[error("acme.hook {}: {why}", hook.display())]

@@ -14,7 +14,7 @@ use std::{
 use tokio::{process::Command, time::timeout};
 use turnpike_config::CertificateName;
 
-use crate::{challenge::Proof, error::OrderError};
+use crate::{error::OrderError, proof::Proof};
 
 const DEADLINE: Duration = Duration::from_secs(180);
 /// Maximum bytes of the program's error output in a message.

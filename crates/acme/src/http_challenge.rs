@@ -14,8 +14,9 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
+use turnpike_net::BindError;
 
-use crate::{challenge::Proof, error::OrderError};
+use crate::{error::OrderError, proof::Proof};
 
 /// Maximum simultaneous connections: CAs validate from several networks at once, and anyone else
 /// may connect too.
@@ -38,7 +39,10 @@ impl HttpChallenge {
         for address in addresses {
             match listener(*address) {
                 Ok(listener) => _ = tasks.spawn(serve(listener, Arc::clone(&answer))),
-                Err(error) => refused = Some(OrderError::Listen(*address, error)),
+                Err(error) => {
+                    let error = BindError::ip(address, error, "with acme.http_listen");
+                    refused = Some(OrderError::Listen(error.or("set acme.challenge to another one")));
+                }
             }
         }
         match refused {
@@ -133,7 +137,7 @@ mod tests {
         assert!(!long.contains("200"), "{long}");
         assert!(matches!(
             HttpChallenge::listen(&[address], &proof).await,
-            Err(OrderError::Listen(at, _)) if at == address
+            Err(OrderError::Listen(error)) if error.place == address.to_string()
         ));
         drop(challenge);
         while std::net::TcpListener::bind(address).is_err() {

@@ -16,11 +16,14 @@ mod hook;
 mod http;
 mod http_challenge;
 mod order;
+mod proof;
 mod schedule;
 mod shared;
 mod status;
 mod task;
+mod wanted;
 
 pub use shared::{Later, SharedOrders, Text};
 pub use status::{AcmeStatus, NameStatus};
-pub use task::{Acme, Wanted};
+pub use task::Acme;
+pub use wanted::Wanted;

@@ -12,12 +12,13 @@ use turnpike_config::{AcmeChallenge, AcmeSettings, CertificateName};
 use zeroize::Zeroizing;
 
 use crate::{
-    challenge::{self, Proof, Shown},
+    challenge::{self, Shown},
     error::{self, OrderError},
     files::OrderFiles,
     http::{HttpError, Https},
+    proof::Proof,
     schedule::Validity,
-    task::Wanted,
+    wanted::Wanted,
 };
 
 /// Polling intervals and time limit while the CA validates a name, and again while it issues the certificate.

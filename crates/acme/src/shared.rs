@@ -6,20 +6,15 @@ use std::{
     future::{Future, pending},
     pin::Pin,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{sync::watch, time::sleep};
-use turnpike_config::{AcmeChallenge, CertificateName};
+use turnpike_config::CertificateName;
 use zeroize::Zeroizing;
 
-use crate::{
-    challenge::{Proof, Shown},
-    error::OrderError,
-    schedule::Validity,
-    task::{Wanted, now},
-};
+use crate::{error::OrderError, proof::Proof, schedule::Validity};
 
 /// JSON or PEM, zeroized on drop.
 pub type Text = Zeroizing<Vec<u8>>;
@@ -29,9 +24,8 @@ pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Duration of a reservation: longer than an order and the subsequent writes. If the server exits during an order, the
 /// others have to wait this long.
 const RESERVED: Duration = Duration::from_secs(700);
-/// Time until all servers present a challenge. A server that receives no notification checks every [`LOOK`].
+/// Time until all servers that receive notifications present a challenge.
 const SPREAD: Duration = Duration::from_secs(3);
-const LOOK: Duration = Duration::from_secs(60);
 
 /// Storage shared by servers that order the same certificates. Values are confidential, and only these servers can
 /// write them.
@@ -70,12 +64,12 @@ pub(crate) struct SharedFailure {
 
 /// Challenge of the order in progress; there is at most one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct SharedChallenge {
-    server: String,
-    name: String,
-    proof: Proof,
+pub(crate) struct SharedChallenge {
+    pub(crate) server: String,
+    pub(crate) name: String,
+    pub(crate) proof: Proof,
     /// Unix second from which the challenge is ignored, in case its server exits before removing it.
-    until: u64,
+    pub(crate) until: u64,
 }
 
 /// The storage, as used for orders from one CA.
@@ -170,7 +164,7 @@ impl Shared {
     }
 
     /// Challenge published by another server, if still valid.
-    async fn challenge(&self) -> Result<Option<SharedChallenge>, String> {
+    pub(crate) async fn challenge(&self) -> Result<Option<SharedChallenge>, String> {
         let found = self.read(self.field("challenge", "")).await?;
         let challenge = parsed::<SharedChallenge>(found.as_ref());
         Ok(challenge.filter(|challenge| challenge.server != self.server() && now() < challenge.until))
@@ -193,45 +187,6 @@ fn parsed<T: DeserializeOwned>(value: Option<&Text>) -> Option<T> {
     serde_json::from_slice(value?).ok()
 }
 
-/// Presents challenges published by other servers, because the CA may connect to any server. Returns when the sender
-/// of `receiver` is dropped.
-pub(crate) async fn follow(mut receiver: watch::Receiver<Wanted>) {
-    let mut shown: Option<(SharedChallenge, Option<Shown>)> = None;
-    let mut changes = receiver.borrow().shared().map(|shared| shared.changes());
-    loop {
-        let wanted = receiver.borrow_and_update().clone();
-        let shared =
-            wanted.shared().filter(|_| !wanted.names.is_empty() && wanted.challenge != AcmeChallenge::Dns);
-        if let Some(changes) = &mut changes {
-            changes.mark_unchanged();
-        }
-        let found = match &shared {
-            Some(shared) => shared.challenge().await,
-            None => Ok(None),
-        };
-        // While the storage is down, a challenge stays in place until it expires.
-        let found = found.unwrap_or_else(|_| shown.as_ref().map(|(challenge, _)| challenge.clone()));
-        let found = found.filter(|challenge| now() < challenge.until);
-        if shown.as_ref().map(|(challenge, _)| challenge) != found.as_ref() {
-            // Dropped first, because the old challenge may occupy the port.
-            shown = None;
-            if let Some(challenge) = found {
-                let here = show(&wanted, &challenge).await;
-                shown = Some((challenge, here));
-            }
-        }
-        tokio::select! {
-            () = changed(&mut changes) => {}
-            () = sleep(LOOK) => {}
-            changed = receiver.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-            }
-        }
-    }
-}
-
 /// Waits until another server has written; waits forever if there is no shared storage.
 pub(crate) async fn changed(changes: &mut Option<watch::Receiver<()>>) {
     let is_open = match changes {
@@ -243,20 +198,8 @@ pub(crate) async fn changed(changes: &mut Option<watch::Receiver<()>>) {
     }
 }
 
-async fn show(wanted: &Wanted, challenge: &SharedChallenge) -> Option<Shown> {
-    let SharedChallenge { server, name, proof, .. } = challenge;
-    // Do not present challenges for names that this server does not serve, even though they were published with the
-    // right secret.
-    let name = name.parse().ok().filter(|name| wanted.names.contains(name))?;
-    match Shown::new(wanted, &name, proof).await {
-        Ok(shown) => Some(shown),
-        Err(error) => {
-            tracing::warn!(
-                "{server} is ordering a certificate for {name}, but this server cannot present its challenge to the authority: {error}"
-            );
-            None
-        }
-    }
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]
@@ -269,11 +212,11 @@ mod tests {
         sync::Mutex,
     };
 
-    use turnpike_config::{Settings, StateDir};
+    use turnpike_config::{AcmeChallenge, Settings, StateDir};
     use turnpike_testkit::{Dir, certificates::Certificate};
 
     use super::*;
-    use crate::{AcmeStatus, files::OrderFiles, task::Acme};
+    use crate::{AcmeStatus, files::OrderFiles, task::Acme, wanted::Wanted};
 
     const NAME: &str = "turn.example.org";
 

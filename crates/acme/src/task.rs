@@ -1,33 +1,27 @@
 //! The task that orders certificates, one name after another, so that a server has only one challenge at
 //! a time.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use instant_acme::CertificateIdentifier;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
-use turnpike_config::{
-    AcmeChallenge, AcmeSettings, CertificateName, Settings, certificates::order_directory,
-};
+use turnpike_config::{AcmeSettings, CertificateName};
 use turnpike_measure::units::span;
-use turnpike_relay::TlsContext;
 
 use crate::{
     AcmeStatus, NameStatus,
     certificate_id::certificate_id,
+    challenge,
     error::OrderError,
     files::{OrderFiles, OrderLock, validity},
     http::Https,
     order,
     schedule::{Schedule, Step},
-    shared::{Shared, SharedFailure, SharedOrder, SharedOrders, changed, follow},
+    shared::{Shared, SharedFailure, SharedOrder, changed, now},
+    wanted::Wanted,
 };
 
 /// Maximum sleep in seconds, so that clock changes and removed files are noticed.
@@ -39,56 +33,6 @@ const ASK_AGAIN: Duration = Duration::from_secs(6 * 3600);
 
 /// Maximum length of a URL in the log.
 const LONGEST_URL: usize = 200;
-
-/// Names that need certificates, and the settings for ordering them.
-#[derive(Clone, Debug)]
-pub struct Wanted {
-    pub(crate) names: Vec<CertificateName>,
-    pub(crate) settings: AcmeSettings,
-    pub(crate) challenge: AcmeChallenge,
-    pub(crate) directory: Option<PathBuf>,
-    /// Presents challenges; `None` without TLS.
-    pub(crate) tls: Option<Arc<TlsContext>>,
-    /// Storage shared with other servers that order the same certificates; `None` if this server orders
-    /// alone.
-    storage: Option<Arc<dyn SharedOrders>>,
-}
-
-impl Wanted {
-    #[must_use]
-    pub fn new(
-        settings: &Settings,
-        tls: Option<Arc<TlsContext>>,
-        storage: Option<Arc<dyn SharedOrders>>,
-    ) -> Self {
-        let tcp = settings.listen.iter().filter(|_| settings.tcp);
-        let has_https_port = tcp.chain(&settings.tls.listen).any(|listener| listener.port() == 443);
-        let challenge = match settings.acme.challenge {
-            AcmeChallenge::Auto if has_https_port => AcmeChallenge::TlsAlpn,
-            AcmeChallenge::Auto => AcmeChallenge::Http,
-            chosen => chosen,
-        };
-        Self {
-            names: settings.tls.acme.clone(),
-            settings: settings.acme.clone(),
-            challenge,
-            directory: order_directory(settings),
-            tls,
-            storage,
-        }
-    }
-
-    pub(crate) fn shared(&self) -> Option<Shared> {
-        let storage = Arc::clone(self.storage.as_ref()?);
-        Some(Shared::new(storage, &self.settings.directory))
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        self.settings == other.settings
-            && self.challenge == other.challenge
-            && self.directory == other.directory
-    }
-}
 
 /// Handle of the ordering task, which runs until this is dropped.
 #[derive(Debug)]
@@ -103,7 +47,7 @@ impl Acme {
     pub fn start(wanted: Wanted) -> Self {
         let status = Arc::<AcmeStatus>::default();
         let (sender, receiver) = watch::channel(wanted);
-        tokio::spawn(follow(receiver.clone()));
+        tokio::spawn(challenge::follow(receiver.clone()));
         tokio::spawn(run(receiver, Arc::clone(&status)));
         Self { wanted: sender, status }
     }
@@ -378,7 +322,7 @@ impl OneName<'_> {
     async fn attempt(&mut self, id: Option<&CertificateIdentifier<'static>>) -> Option<SharedFailure> {
         let Self { wanted, files, name, schedule, status } = self;
         let AcmeSettings { directory, authority, .. } = &wanted.settings;
-        let (_, challenge) = crate::challenge::kind(wanted.challenge);
+        let (_, challenge) = challenge::kind(wanted.challenge);
         if schedule.failures() == 0 {
             tracing::info!("ordering a certificate for {name} from {directory} with {challenge}");
         }
@@ -417,10 +361,6 @@ impl OneName<'_> {
     }
 }
 
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
 #[cfg(test)]
 mod tests {
     use std::{convert::Infallible, net::Ipv4Addr};
@@ -440,7 +380,7 @@ mod tests {
     };
     use tokio::net::TcpListener;
     use tokio_rustls::TlsAcceptor;
-    use turnpike_config::StateDir;
+    use turnpike_config::{Settings, StateDir};
     use turnpike_testkit::{Dir, certificates::Certificate};
 
     use super::*;

@@ -18,8 +18,8 @@ use turnpike_config::{
     restapi_credentials::{fingerprint, new_secret},
 };
 use turnpike_stores::{
-    ApiKey, CUT_OFF, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret,
-    UserKeys, UserRow,
+    ApiKey, CUT_OFF, Database, Directory, Edit, Existing, PAGE, RealmRules, StoreError, StoredLimits,
+    StoredSecret, UserKeys, UserRow,
 };
 use turnpike_turn::server::Bandwidth;
 use turnpike_wire::{
@@ -48,8 +48,7 @@ const SKEW: u32 = 60;
 /// Secret that signs a realm's credentials: the one in the store or, if there is none, the first in the
 /// configuration.
 pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: &str) -> Option<Secret> {
-    let stored = store.and_then(|store| store.signing_secret(realm));
-    stored.map(|secret| Secret::new(secret.as_str())).or_else(|| {
+    store.and_then(|store| store.signing_secret(realm)).or_else(|| {
         let all = realms::all(settings);
         all.iter().find(|view| view.name == realm)?.secrets.first().cloned()
     })
@@ -195,8 +194,7 @@ impl Accounts {
         }
         // A secret that was invalidated is not accepted, and will be removed soon.
         for (realm, secret) in self.stored_secrets().into_iter().filter(|(_, secret)| !secret.was_cut_off()) {
-            let text = Secret::new(secret.value.as_str());
-            secrets.push(shared(&realm, &text, AccountOrigin::Store, secret.until));
+            secrets.push(shared(&realm, &secret.value, AccountOrigin::Store, secret.until));
         }
         secrets.retain(|secret| is_wanted(&secret.realm));
         secrets.sort_unstable();
@@ -207,16 +205,16 @@ impl Accounts {
         let secret = Secret::new(new.secret);
         check_secret(&secret)?;
         let realm = self.realm(new.realm.as_deref())?;
-        let text = Zeroizing::new(secret.reveal().to_owned());
-        let edit = Edit::AddSecret { realm: realm.clone(), secret: text };
-        self.put(edit, SECRET, existing(new.only_new), fingerprint(&secret), realm).await
+        let fingerprint = fingerprint(&secret);
+        let edit = Edit::AddSecret { realm: realm.clone(), secret };
+        self.put(edit, SECRET, existing(new.only_new), fingerprint, realm).await
     }
 
     pub async fn remove_secret(&self, realm: Option<&str>, wanted: &str) -> Result<Change, Problem> {
         let realm = self.realm(realm)?;
         self.read().await?;
         let is_it = |(of, secret): &(String, StoredSecret)| {
-            *of == realm && fingerprint(&Secret::new(secret.value.as_str())).eq_ignore_ascii_case(wanted)
+            *of == realm && fingerprint(&secret.value).eq_ignore_ascii_case(wanted)
         };
         let Some((_, secret)) = self.stored_secrets().into_iter().find(is_it) else {
             let missing = Err(missing(self.store()?, SECRET, wanted, &realm));
@@ -244,9 +242,9 @@ impl Accounts {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let end = since.saturating_add(overlap.into());
         let until = if overlap == 0 { CUT_OFF } else { end };
-        let text = Zeroizing::new(secret.reveal().to_owned());
-        let edit = Edit::RotateSecret { realm: realm.clone(), secret: text, since, until };
-        let change = self.put(edit, SECRET, Existing::Replace, fingerprint(&secret), realm).await?;
+        let fingerprint = fingerprint(&secret);
+        let edit = Edit::RotateSecret { realm: realm.clone(), secret, since, until };
+        let change = self.put(edit, SECRET, Existing::Replace, fingerprint, realm).await?;
         let Change { name: fingerprint, realm, store, existed, note } = change;
         let configured =
             realms::all(&self.settings).iter().any(|view| view.name == realm && !view.secrets.is_empty());
@@ -303,11 +301,11 @@ impl Accounts {
         };
         let limit = |limit: Option<usize>| limit.map(|limit| limit as u64);
         let named = rules.realms.iter().filter(|(_, realm)| realm.named);
-        let row = named.map(|(name, realm)| StoredRealm {
+        let row = named.map(|(name, RealmRules { limits, .. })| StoredRealm {
             name: name.to_string(),
-            max_allocations: limit(realm.total_quota),
-            max_allocations_per_user: limit(realm.user_quota),
-            bits_per_second_per_allocation: realm.max_bps.map(Bandwidth::from_bytes),
+            max_allocations: limit(limits.total_quota),
+            max_allocations_per_user: limit(limits.user_quota),
+            bits_per_second_per_allocation: limits.max_bps.map(Bandwidth::from_bytes),
             origins: origins(name),
         });
         Ok(row.collect())
@@ -345,15 +343,15 @@ impl Accounts {
             );
             return Err(Problem::bad_request(detail));
         }
-        let limit = |limit: Option<u64>| limit.unwrap_or_default();
-        let options = RealmOptions {
+        let limit = |limit: Option<u64>| limit.and_then(|limit| usize::try_from(limit).ok());
+        let limits = StoredLimits {
             total_quota: limit(max_allocations),
             user_quota: limit(max_allocations_per_user),
-            max_bps: limit(rate) / 8,
+            max_bps: rate.map(|rate| rate / 8),
         };
         let wanted = [max_allocations.is_some(), max_allocations_per_user.is_some(), rate.is_some()];
         self.check_limits(&name, wanted)?;
-        let edit = Edit::PutRealm { realm: name.clone(), options };
+        let edit = Edit::PutRealm { realm: name.clone(), limits };
         self.put(edit, REALM, existing(only_new), name.clone(), name).await
     }
 

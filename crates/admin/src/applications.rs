@@ -1,8 +1,9 @@
 //! Listeners for applications that request credentials.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_config::Settings;
+use turnpike_net::BindError;
 
 use crate::{
     application_access::ApplicationGate,
@@ -33,8 +34,11 @@ impl Applications {
             .map_err(ListenError::ApplicationsTls)?;
         let tls = tls.map(Arc::new);
         let bind = |address: &SocketAddr| {
-            let failed = |source: io::Error| ListenError::Applications { address: *address, source };
-            Bound::tcp(*address, tls.as_ref(), take_lent(&mut lent, address)).map_err(failed)
+            let bound = Bound::tcp(*address, tls.as_ref(), take_lent(&mut lent, address));
+            bound.map_err(|source| {
+                let place = format_args!("tcp {address}");
+                ListenError::Applications(BindError::ip(place, source, "in credentials.listen"))
+            })
         };
         let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { bound, tls })

@@ -21,7 +21,7 @@ use turnpike_config::{
     AdminAccess, AdminAddress, AdminSettings, Mistake, Settings,
     runtime_directory::{self, Origin, RuntimeDirectory},
 };
-use turnpike_net::{ListenOptions, SocketFile};
+use turnpike_net::{BindError, ListenOptions, SocketFile};
 use turnpike_wire::address::UnixName;
 
 use crate::{
@@ -37,23 +37,19 @@ use crate::{
 
 /// Accessible to this user and root.
 const MODE: u32 = 0o600;
+/// Names the setting in errors about an address.
+const SETTING: &str = "with --admin";
+/// Remedy while a draining process still has the address.
+const DRAINS: &str = "another turnpike is still draining here: wait until it exits, stop it, or choose another address with --admin";
 
 /// Reason why an explicitly configured interface is missing; each message includes the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    #[error(
-        "cannot serve the admin interface on {address}: {source}; choose another with --admin ADDRESS, or --admin off"
-    )]
-    Address { address: String, source: io::Error },
-    /// A draining process is still using the address.
-    #[error(
-        "cannot serve the admin interface on {address}: another turnpike is still draining here; wait until it exits, stop it, or choose another \
-         address with --admin ADDRESS"
-    )]
-    Draining { address: String },
-    #[error("cannot listen for applications on {address}: {source}; choose another in credentials.listen")]
-    Applications { address: SocketAddr, source: io::Error },
+    #[error("admin interface: {0}")]
+    Admin(BindError),
+    #[error("credentials for applications: {0}")]
+    Applications(BindError),
     #[error("cannot serve applications over TLS: {0}")]
     ApplicationsTls(TlsError),
     /// The directory for the socket cannot be used.
@@ -280,17 +276,17 @@ impl Bound {
         lent: Option<OwnedFd>,
     ) -> Result<Self, ListenError> {
         let configured = address.to_string();
-        let failed = |address: String, source: io::Error, drains: &dyn Fn() -> bool| {
-            let is_taken = source.kind() == io::ErrorKind::AddrInUse;
-            if is_taken && drains() {
-                ListenError::Draining { address }
-            } else {
-                ListenError::Address { address, source }
+        let failed = |mut error: BindError, drains: &dyn Fn() -> bool| {
+            if error.source.kind() == io::ErrorKind::AddrInUse && drains() {
+                error.remedy = DRAINS.to_owned();
             }
+            ListenError::Admin(error.or("set --admin off"))
         };
         let unix = |name: &UnixName, shown: String, lent: Option<OwnedFd>| {
             let bound = Self::unix(name, (configured.clone(), shown.clone()), lent);
-            bound.map_err(|source| failed(shown, source, &|| occupant::drains_at_unix(name)))
+            bound.map_err(|source| {
+                failed(BindError::unix(shown, source, SETTING), &|| occupant::drains_at_unix(name))
+            })
         };
         match address {
             AdminAddress::DefaultSocket => {
@@ -305,8 +301,10 @@ impl Bound {
                 unix(&name, shown, lent)
             }
             AdminAddress::Unix(name) => unix(name, configured.clone(), lent),
-            AdminAddress::Tcp(at) => Self::tcp(*at, tls, lent)
-                .map_err(|source| failed(format!("tcp {at}"), source, &|| occupant::drains_at(*at))),
+            AdminAddress::Tcp(at) => Self::tcp(*at, tls, lent).map_err(|source| {
+                let error = BindError::ip(format_args!("tcp {at}"), source, SETTING);
+                failed(error, &|| occupant::drains_at(*at))
+            }),
         }
     }
 

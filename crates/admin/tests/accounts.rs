@@ -6,7 +6,7 @@ use std::io;
 use turnpike_admin::Accounts;
 use turnpike_api::{NewKey, NewRealm, NewSecret, NewUser, Rotation};
 use turnpike_config::restapi_credentials::fingerprint;
-use turnpike_ctl::commands::{AccountBackend, GeneratedSecret};
+use turnpike_ctl::commands::{AccountBackend, GeneratedSecret, Output};
 use turnpike_stores::CachedUser;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -136,15 +136,20 @@ fn configured_items_cannot_be_changed_in_the_store() {
             assert!(text.contains("realm \"turnpike\"") && text.contains("(default)"), "{text}");
             text
         };
-        let text = refused(backend.add_user(user(), None, false, &mut Vec::new()).expect_err("configured"));
+        let text =
+            refused(backend.add_user(user(), Output::new(TEXT, &mut Vec::new())).expect_err("configured"));
         assert!(text.starts_with("user \"alice\"") && text.contains("auth.users"), "{text}");
-        refused(backend.remove_user("alice", None, false, &mut Vec::new()).expect_err("configured"));
-        refused(backend.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("configured"));
+        refused(
+            backend.remove_user("alice", None, Output::new(TEXT, &mut Vec::new())).expect_err("configured"),
+        );
+        refused(
+            backend.remove_secret(&mark, None, Output::new(TEXT, &mut Vec::new())).expect_err("configured"),
+        );
         // An item in both the store and the configuration is removed from the store, with a note that the
         // configuration still has it.
         let both = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
-        backend.add_secret(both, None, false, &mut Vec::new()).expect("one more");
-        let text = shown(|out| backend.remove_secret(&mark, None, false, out));
+        backend.add_secret(both, Output::new(TEXT, &mut Vec::new())).expect("one more");
+        let text = shown(TEXT, |to| backend.remove_secret(&mark, None, to));
         assert!(
             text.contains("note: secret") && text.contains("is still valid: it is in auth.secrets"),
             "{text}"
@@ -184,9 +189,20 @@ fn backends(running: &Running) -> [AccountBackend; 2] {
     [AccountBackend::Running(client), here.unwrap()]
 }
 
-fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
+const TEXT: OutputFormat = OutputFormat::Text(None);
+const JSON: OutputFormat = OutputFormat::Json;
+
+fn shown(format: OutputFormat, run: impl FnOnce(Output<'_>) -> Result<(), CommandError>) -> String {
+    shown_with(format, None, run)
+}
+
+fn shown_with(
+    format: OutputFormat,
+    generated: Option<GeneratedSecret<'_>>,
+    run: impl FnOnce(Output<'_>) -> Result<(), CommandError>,
+) -> String {
     let mut out = Vec::new();
-    run(&mut out).unwrap_or_else(|error| panic!("{error}"));
+    run(Output { format, out: &mut out, generated }).unwrap_or_else(|error| panic!("{error}"));
     String::from_utf8(out).unwrap()
 }
 
@@ -201,12 +217,12 @@ fn commands_give_the_same_output_with_and_without_a_server() {
             password: password.to_owned(),
             only_new: false,
         };
-        let list = |json| shown(|out| backend.list_users(None, json, out));
-        assert_eq!([list(OutputFormat::Text(None)), list(OutputFormat::Json)], ["no users\n", "[]\n"]);
+        let list = |format| shown(format, |to| backend.list_users(None, to));
+        assert_eq!([list(TEXT), list(JSON)], ["no users\n", "[]\n"]);
         let made_up = || GeneratedSecret { what: "password", text: "0123" };
-        let text = shown(|out| backend.add_user(user(None, "0123"), Some(made_up()), false, out));
+        let text = shown_with(TEXT, Some(made_up()), |to| backend.add_user(user(None, "0123"), to));
         assert_eq!(text, format!("added user alice in realm turnpike ({place})\npassword: 0123\n"));
-        let error = backend.add_user(user(Some("blue"), "pw"), None, false, &mut Vec::new());
+        let error = backend.add_user(user(Some("blue"), "pw"), Output::new(TEXT, &mut Vec::new()));
         let told = error.expect_err("not served").to_string();
         assert!(told.contains("not served") && told.contains("turnpike realm add blue"), "{told}");
         let blue = |max_allocations, rate| NewRealm {
@@ -216,14 +232,14 @@ fn commands_give_the_same_output_with_and_without_a_server() {
             bits_per_second_per_allocation: rate,
             only_new: false,
         };
-        let text = shown(|out| backend.add_realm(blue(Some(5), Some(64_000)), false, out));
+        let text = shown(TEXT, |to| backend.add_realm(blue(Some(5), Some(64_000)), to));
         assert_eq!(text, format!("added realm blue ({place})\n"));
-        let text = shown(|out| backend.add_user(user(Some("blue"), "pw"), Some(made_up()), true, out));
+        let text = shown_with(JSON, Some(made_up()), |to| backend.add_user(user(Some("blue"), "pw"), to));
         let told: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&told["password"], &told["existed"]), (&json!("0123"), &json!(false)));
-        let text = shown(|out| backend.add_user(user(None, "pw"), None, false, out));
+        let text = shown(TEXT, |to| backend.add_user(user(None, "pw"), to));
         assert_eq!(text, format!("changed user alice in realm turnpike ({place})\n"));
-        let table = list(OutputFormat::Text(None));
+        let table = list(TEXT);
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(
             lines,
@@ -233,23 +249,21 @@ fn commands_give_the_same_output_with_and_without_a_server() {
                 "alice  turnpike  MD5, SHA-256  store"
             ]
         );
-        let of_blue: Value = serde_json::from_str(&shown(|out| {
-            backend.list_users(Some("blue".to_owned()), OutputFormat::Json, out)
-        }))
-        .unwrap();
+        let of_blue = shown(JSON, |to| backend.list_users(Some("blue".to_owned()), to));
+        let of_blue: Value = serde_json::from_str(&of_blue).unwrap();
         assert_eq!(
             of_blue,
             json!([{ "name": "alice", "realm": "blue", "keys": "MD5, SHA-256", "from": "store" }])
         );
 
         let secret = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
-        let text = shown(|out| backend.add_secret(secret, None, false, out));
+        let text = shown(TEXT, |to| backend.add_secret(secret, to));
         assert_eq!(text, format!("added secret dc365e79d41cfae1 in realm turnpike ({place})\n"));
-        let text = shown(|out| backend.list_secrets(None, OutputFormat::Text(None), out));
+        let text = shown(TEXT, |to| backend.list_secrets(None, to));
         assert!(text.contains("dc365e79d41cfae1") && !text.contains("north"), "{text}");
-        let text = shown(|out| backend.remove_secret("DC365e79d41cfae1", None, false, out));
+        let text = shown(TEXT, |to| backend.remove_secret("DC365e79d41cfae1", None, to));
         assert!(text.starts_with("removed secret"), "{text}");
-        let error = backend.remove_secret("dc365e79d41cfae1", None, false, &mut Vec::new());
+        let error = backend.remove_secret("dc365e79d41cfae1", None, Output::new(TEXT, &mut Vec::new()));
         assert!(error.expect_err("already removed").to_string().starts_with("there is no secret"));
 
         let rotate = |secret: &str| Rotation {
@@ -259,15 +273,15 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         };
         let [one, two] = ["one", "two"].map(|secret| fingerprint(&Secret::new(secret)));
         let made_up = || GeneratedSecret { what: "secret", text: "one" };
-        let text = shown(|out| backend.rotate_secret(rotate("one"), Some(made_up()), false, out));
+        let text = shown_with(TEXT, Some(made_up()), |to| backend.rotate_secret(rotate("one"), to));
         let first = format!(
             "secret {one} signs new credentials in realm blue ({place})\nthere was no other secret\nsecret: one\n"
         );
         assert_eq!(text, first);
-        let text = shown(|out| backend.rotate_secret(rotate("two"), None, true, out));
+        let text = shown(JSON, |to| backend.rotate_secret(rotate("two"), to));
         let told: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&told["fingerprint"], told.get("secret")), (&json!(two), None));
-        let text = shown(|out| backend.list_secrets(Some("blue".to_owned()), OutputFormat::Json, out));
+        let text = shown(JSON, |to| backend.list_secrets(Some("blue".to_owned()), to));
         let listed: Value = serde_json::from_str(&text).unwrap();
         for secret in listed.as_array().unwrap() {
             let (signs, until) = if secret["fingerprint"] == json!(two) {
@@ -278,7 +292,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
             assert_eq!((&secret["signs"], &secret["until"]), (&json!(signs), until), "{listed}");
         }
         for secret in [&one, &two] {
-            shown(|out| backend.remove_secret(secret, Some("blue".to_owned()), false, out));
+            shown(TEXT, |to| backend.remove_secret(secret, Some("blue".to_owned()), to));
         }
 
         let key = || NewKey {
@@ -289,38 +303,40 @@ fn commands_give_the_same_output_with_and_without_a_server() {
             rate: None,
         };
         let made_up = GeneratedSecret { what: "key", text: "tpk_shop.x" };
-        let text = shown(|out| backend.add_key(key(), Some(made_up), false, out));
+        let text = shown_with(TEXT, Some(made_up), |to| backend.add_key(key(), to));
         assert_eq!(text, format!("added key shop ({place})\nkey: tpk_shop.x\n"));
-        let error = backend.add_key(key(), None, false, &mut Vec::new()).expect_err("in use");
+        let error = backend.add_key(key(), Output::new(TEXT, &mut Vec::new())).expect_err("in use");
         assert!(error.to_string().contains("choose another name") && !error.is_usage(), "{error}");
-        let text = shown(|out| backend.list_keys(OutputFormat::Text(None), out));
+        let text = shown(TEXT, |to| backend.list_keys(to));
         assert_eq!(text, "NAME  REALM  MAX TTL  RATE\nshop  all    600      -\n");
-        let text = shown(|out| backend.remove_key("shop", false, out));
+        let text = shown(TEXT, |to| backend.remove_key("shop", to));
         assert_eq!(text, format!("removed key shop ({place})\n"));
-        assert_eq!(shown(|out| backend.list_keys(OutputFormat::Text(None), out)), "no keys\n");
-        let error = backend.remove_key("shop", false, &mut Vec::new()).expect_err("already removed");
+        assert_eq!(shown(TEXT, |to| backend.list_keys(to)), "no keys\n");
+        let error =
+            backend.remove_key("shop", Output::new(TEXT, &mut Vec::new())).expect_err("already removed");
         assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
 
-        let text = shown(|out| backend.list_realms(OutputFormat::Text(None), out));
+        let text = shown(TEXT, |to| backend.list_realms(to));
         assert_eq!(
             text,
             "NAME  ALLOCATIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5            -         64000\n"
         );
-        let slow = backend.add_realm(blue(None, Some(999)), false, &mut Vec::new());
+        let slow = backend.add_realm(blue(None, Some(999)), Output::new(TEXT, &mut Vec::new()));
         assert!(slow.expect_err("no rate").is_usage());
-        let text = shown(|out| backend.remove_realm("blue", false, out));
+        let text = shown(TEXT, |to| backend.remove_realm("blue", to));
         assert_eq!(text, format!("removed realm blue ({place})\n"));
 
         for realm in [None, Some("blue".to_owned())] {
-            shown(|out| backend.remove_user("alice", realm.clone(), false, out));
-            let error =
-                backend.remove_user("alice", realm, false, &mut Vec::new()).expect_err("already removed");
+            shown(TEXT, |to| backend.remove_user("alice", realm.clone(), to));
+            let error = backend
+                .remove_user("alice", realm, Output::new(TEXT, &mut Vec::new()))
+                .expect_err("already removed");
             assert!(error.to_string().starts_with("there is no user \"alice\""), "{error}");
             assert!(!error.is_usage());
         }
         let wrong =
             NewUser { name: "a:b".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
-        assert!(backend.add_user(wrong, None, false, &mut Vec::new()).expect_err("no name").is_usage());
+        assert!(backend.add_user(wrong, Output::new(TEXT, &mut Vec::new())).expect_err("no name").is_usage());
     }
 }
 
@@ -369,8 +385,8 @@ fn users_command_lists_more_than_one_page() {
     let accounts = || Accounts::of_store(Arc::new(settings), store(&dir.path(STATE)));
     let backend = AccountBackend::here(|| Ok::<_, io::Error>(accounts())).unwrap();
     let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
-    backend.add_user(new, None, false, &mut Vec::new()).unwrap();
-    let text = shown(|out| backend.list_users(None, OutputFormat::Json, out));
+    backend.add_user(new, Output::new(TEXT, &mut Vec::new())).unwrap();
+    let text = shown(JSON, |to| backend.list_users(None, to));
     let users: Value = serde_json::from_str(&text).unwrap();
     let names: Vec<&str> =
         users.as_array().unwrap().iter().map(|user| user["name"].as_str().unwrap()).collect();

@@ -15,7 +15,7 @@ use turnpike_config::{
 };
 use turnpike_ctl::{
     client::{Client, Target},
-    commands::{AccountBackend, CommandError, GeneratedSecret, OutputFormat},
+    commands::{AccountBackend, CommandError, GeneratedSecret, Output, OutputFormat},
 };
 use turnpike_serve::ServeError;
 
@@ -204,19 +204,18 @@ impl UserCommand {
             Self::Add { name, password, password_file, store } => {
                 let given = first_line(password, password_file)?;
                 let password = given.clone().unwrap_or_else(made_up);
-                let (realm, json) = (store.realm.clone(), store.json);
-                let shown =
-                    given.is_none().then_some(GeneratedSecret { what: "password", text: password.reveal() });
+                let (realm, mut to) = store.output(out);
+                to.generated = shown_if(given.is_none(), "password", &password);
                 let new = NewUser { name, realm, password: password.reveal().to_owned(), only_new: false };
-                Ok(store.backend_of_realm()?.add_user(new, shown, json, out)?)
+                Ok(store.backend_of_realm()?.add_user(new, to)?)
             }
             Self::List { store } => {
-                let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.backend()?.list_users(realm, OutputFormat::of_stdout(json), out)?)
+                let (realm, to) = store.output(out);
+                Ok(store.backend()?.list_users(realm, to)?)
             }
             Self::Remove { name, store } => {
-                let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.backend_of_realm()?.remove_user(&name, realm, json, out)?)
+                let (realm, to) = store.output(out);
+                Ok(store.backend_of_realm()?.remove_user(&name, realm, to)?)
             }
         }
     }
@@ -228,32 +227,27 @@ impl SecretCommand {
             Self::Add { secret, secret_file, store } => {
                 let given = first_line(secret, secret_file)?;
                 let secret = given.clone().unwrap_or_else(made_up);
-                let (realm, json) = (store.realm.clone(), store.json);
-                let shown =
-                    given.is_none().then_some(GeneratedSecret { what: "secret", text: secret.reveal() });
+                let (realm, mut to) = store.output(out);
+                to.generated = shown_if(given.is_none(), "secret", &secret);
                 let new = NewSecret { secret: secret.reveal().to_owned(), realm, only_new: false };
-                Ok(store.backend_of_realm()?.add_secret(new, shown, json, out)?)
+                Ok(store.backend_of_realm()?.add_secret(new, to)?)
             }
             Self::List { store } => {
-                let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.backend()?.list_secrets(realm, OutputFormat::of_stdout(json), out)?)
+                let (realm, to) = store.output(out);
+                Ok(store.backend()?.list_secrets(realm, to)?)
             }
             Self::Rotate { name, overlap, secret_file, store } => {
                 let given = first_line(None, secret_file)?;
                 let secret = given.clone().unwrap_or_else(|| restapi_credentials::new_secret(rand::random()));
-                let json = store.json;
-                let shown =
-                    given.is_none().then_some(GeneratedSecret { what: "secret", text: secret.reveal() });
-                let rotation = Rotation {
-                    realm: Some(name),
-                    secret: Some(secret.reveal().to_owned()),
-                    overlap_s: overlap,
-                };
-                Ok(store.backend()?.rotate_secret(rotation, shown, json, out)?)
+                let (_, mut to) = store.output(out);
+                to.generated = shown_if(given.is_none(), "secret", &secret);
+                let secret = Some(secret.reveal().to_owned());
+                let rotation = Rotation { realm: Some(name), secret, overlap_s: overlap };
+                Ok(store.backend()?.rotate_secret(rotation, to)?)
             }
             Self::Remove { fingerprint, store } => {
-                let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.backend_of_realm()?.remove_secret(&fingerprint, realm, json, out)?)
+                let (realm, to) = store.output(out);
+                Ok(store.backend_of_realm()?.remove_secret(&fingerprint, realm, to)?)
             }
         }
     }
@@ -277,16 +271,16 @@ impl RealmCommand {
                     bits_per_second_per_allocation: rate,
                     only_new: false,
                 };
-                let json = store.json;
-                Ok(store.backend()?.add_realm(new, json, out)?)
+                let (_, to) = store.output(out);
+                Ok(store.backend()?.add_realm(new, to)?)
             }
             Self::List { store } => {
-                let json = store.json;
-                Ok(store.backend()?.list_realms(OutputFormat::of_stdout(json), out)?)
+                let (_, to) = store.output(out);
+                Ok(store.backend()?.list_realms(to)?)
             }
             Self::Remove { name, store } => {
-                let json = store.json;
-                Ok(store.backend()?.remove_realm(&name, json, out)?)
+                let (_, to) = store.output(out);
+                Ok(store.backend()?.remove_realm(&name, to)?)
             }
         }
     }
@@ -297,26 +291,31 @@ impl KeyCommand {
         match self {
             Self::Add { name, ttl_max, rate, store } => {
                 let key = api_keys::make(&name, rand::random());
-                let (realm, json) = (store.realm.clone(), store.json);
+                let (realm, mut to) = store.output(out);
                 // Only the hash leaves this process.
                 let sha256 = api_keys::hash_digits(&key);
+                to.generated = Some(GeneratedSecret { what: "key", text: key.reveal() });
                 let new = NewKey { name, sha256, realm, max_ttl: ttl_max, rate };
-                let shown = Some(GeneratedSecret { what: "key", text: key.reveal() });
-                Ok(store.backend()?.add_key(new, shown, json, out)?)
+                Ok(store.backend()?.add_key(new, to)?)
             }
             Self::List { store } => {
-                let json = store.json;
-                Ok(store.backend()?.list_keys(OutputFormat::of_stdout(json), out)?)
+                let (_, to) = store.output(out);
+                Ok(store.backend()?.list_keys(to)?)
             }
             Self::Remove { name, store } => {
-                let json = store.json;
-                Ok(store.backend()?.remove_key(&name, json, out)?)
+                let (_, to) = store.output(out);
+                Ok(store.backend()?.remove_key(&name, to)?)
             }
         }
     }
 }
 
 impl StoreArgs {
+    /// Realm of the command, and its output.
+    fn output<'a>(&self, out: &'a mut dyn Write) -> (Option<String>, Output<'a>) {
+        (self.realm.clone(), Output::new(OutputFormat::of_stdout(self.json), out))
+    }
+
     /// Backend for a change in one realm. Fails without --realm if the server that uses the store has another realm.
     fn backend_of_realm(self) -> Result<AccountBackend, ManageError> {
         let is_named = self.realm.is_some();
@@ -411,6 +410,10 @@ pub(crate) enum ManageError {
     Secret { path: PathBuf, why: String },
     #[error("cannot read {}: {source}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
+}
+
+fn shown_if<'a>(is_generated: bool, what: &'static str, secret: &'a Secret) -> Option<GeneratedSecret<'a>> {
+    is_generated.then_some(GeneratedSecret { what, text: secret.reveal() })
 }
 
 /// 128 random bits as hex digits.

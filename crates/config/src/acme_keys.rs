@@ -11,12 +11,12 @@ use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use turnpike_convert::toml_text::quoted;
 use turnpike_strict::Value;
 use turnpike_wire::names::server_name;
+use turnpike_wire::secret::MASK;
 use zeroize::Zeroizing;
 
 use crate::{
     Secret,
     key::{Kind, list_of, named, text},
-    secret::MASK,
 };
 
 /// Maximum number of names in `tls.acme`.

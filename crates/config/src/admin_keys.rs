@@ -10,12 +10,12 @@ use std::{
 use turnpike_convert::toml_text::{list, quoted, strings};
 use turnpike_strict::Value;
 use turnpike_wire::address::UnixName;
+use turnpike_wire::secret::MASK;
 
 use crate::{
     Mistake, Origin, Secret,
     key::{Kind, named},
     keys,
-    secret::MASK,
 };
 
 /// Minimum length in characters. Shorter tokens can be guessed even with rate limits.

@@ -519,11 +519,12 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     }
     for realm in realms::all(settings) {
         let padded = |text: &str| text.len().next_multiple_of(4);
-        let server_name = if realm.tokens { 4 + padded(&settings.oauth.server_name) } else { 0 };
+        let server_name = if realm.has_tokens() { 4 + padded(&settings.oauth.server_name) } else { 0 };
         let bytes = CHALLENGE + padded(realm.name) + server_name;
         if bytes > 4 * SMALL_REQUEST {
             let key = if realm.name == settings.realm { "server.realm" } else { "realm" };
-            let what = if realm.tokens { "the realm and oauth.server_name are" } else { "the realm is" };
+            let what =
+                if realm.has_tokens() { "the realm and oauth.server_name are" } else { "the realm is" };
             doubt(
                 key,
                 format!(

@@ -3,13 +3,13 @@
 use turnpike_convert::toml_text::{list, quoted};
 use turnpike_fleet::{Entrance, NodeName};
 use turnpike_strict::Value;
+use turnpike_wire::secret::MASK;
 
 use turnpike_wire::names::server_name;
 
 use super::{
     Secret,
     key::{Kind, list_of, named},
-    secret::MASK,
 };
 
 /// Minimum length in characters. Anyone who can read the store could brute-force a shorter secret.

@@ -8,13 +8,14 @@ use turnpike_strict::{Node, Value, find};
 use turnpike_turn::server::{AllowRule, Cidr, RelayAddress};
 use turnpike_wire::address::{AddressError, socket_address};
 use turnpike_wire::names::{is_realm, is_username};
+use turnpike_wire::secret::MASK;
 
 use super::{
     CertificateFiles, ConfiguredUser, DatapathChoice, StoredKey, UserSecret,
     key::{Kind, kind, list_of, text},
     read::ValueReader,
 };
-use crate::{RelayPlace, Secret, relay_keys, secret::MASK};
+use crate::{RelayPlace, Secret, relay_keys};
 
 pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
     list_of!("a list of \"ADDR:PORT\", such as [\"0.0.0.0:3478\", \"[::]:3478\"]", |text| {

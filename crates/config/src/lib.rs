@@ -34,7 +34,6 @@ mod renamed;
 pub mod restapi_credentials;
 pub mod runtime_directory;
 mod sandbox_keys;
-mod secret;
 pub mod secret_file;
 mod sections;
 mod settings;
@@ -59,7 +58,6 @@ pub use relay_doubts::relay_doubts;
 pub use relay_keys::RelayPlace;
 pub use renamed::rename_log_targets;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};
-pub use secret::Secret;
 pub use sections::{
     AuthSettings, CertificateFiles, ConfiguredUser, DtlsSettings, LogFormat, LogSettings, RateSettings,
     RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UserSecret,
@@ -72,4 +70,5 @@ pub use sources::{
 pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
 pub use tables::Place;
 pub use turnpike_strict::{Mistake, Mistakes, Origin};
+pub use turnpike_wire::secret::Secret;
 pub use world_readable::readable_by_all;

@@ -6,12 +6,13 @@ use turnpike_convert::toml_text::{list, quoted};
 use turnpike_strict::{Node, find};
 use turnpike_turn::access_token::TokenKey;
 use turnpike_wire::names::is_username;
+use turnpike_wire::secret::MASK;
 
 use super::{
     key::{Kind, text},
     read::ValueReader,
 };
-use crate::{Secret, access_tokens::token_key, secret::MASK};
+use crate::{Secret, access_tokens::token_key};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct OauthSettings {

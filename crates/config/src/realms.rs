@@ -1,12 +1,13 @@
 //! Realms of a configuration: the listeners that serve them, and their limits in the form that the TURN
 //! server expects.
 
-use std::{net::SocketAddr, ops::RangeInclusive};
+use std::net::SocketAddr;
 
 use turnpike_turn::server::{IssuerKey, Realm, RealmId, RealmLimits, ThirdParty};
 
 use crate::{
-    ConfiguredUser, OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, UserSecret,
+    ConfiguredUser, OauthSettings, RealmSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings,
+    UserSecret,
 };
 
 /// Maximum number of realms besides `server.realm`, including those in the store: [`RealmId`] has 16 bits.
@@ -17,49 +18,19 @@ pub struct RealmView<'a> {
     pub name: &'a str,
     pub users: &'a [ConfiguredUser],
     pub secrets: &'a [Secret],
-    listen: &'a [SocketAddr],
-    server_names: &'a [String],
-    max_allocations: Option<usize>,
-    max_allocations_per_user: Option<usize>,
-    relay_ports: Option<&'a RangeInclusive<u16>>,
-    /// True if the realm accepts RFC 7635 tokens.
-    pub(crate) tokens: bool,
-    /// True if the realm may have users in a store; their names are not known here.
-    has_store: bool,
-    /// True if a user in the store may lack a SHA-256 key.
-    stores_md5: bool,
+    /// The realm's own table; `None` for `server.realm`.
+    table: Option<&'a RealmSettings>,
+    settings: &'a Settings,
 }
 
 /// All realms in the order of their [`RealmId`]: `server.realm` with the users of `[auth]`, then each
 /// `[[realm]]`. If other realms exist and `server.realm` has no users, it is left out, because no client
 /// could answer its challenge.
 pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
-    let main = RealmView {
-        name: &settings.realm,
-        users: &settings.auth.users,
-        secrets: &settings.auth.secrets,
-        listen: &[],
-        server_names: &[],
-        max_allocations: settings.stored.allocations,
-        max_allocations_per_user: settings.stored.allocations_per_user,
-        relay_ports: None,
-        tokens: has_tokens(settings, &settings.realm),
-        has_store: has_store(settings),
-        stores_md5: stores_md5(settings, &settings.realm),
-    };
-    let tenants = settings.realms.iter().map(|realm| RealmView {
-        name: &realm.name,
-        users: &realm.users,
-        secrets: &realm.secrets,
-        listen: &realm.listen,
-        server_names: &realm.server_names,
-        max_allocations: realm.allocations,
-        max_allocations_per_user: realm.allocations_per_user,
-        relay_ports: realm.relay_ports.as_ref(),
-        tokens: has_tokens(settings, &realm.name),
-        has_store: has_store(settings),
-        stores_md5: stores_md5(settings, &realm.name),
-    });
+    let view = |name, users, secrets, table| RealmView { name, users, secrets, table, settings };
+    let main = view(&settings.realm, &settings.auth.users, &settings.auth.secrets, None);
+    let tenants = settings.realms.iter();
+    let tenants = tenants.map(|realm| view(&realm.name, &realm.users, &realm.secrets, Some(realm)));
     serves_main(settings).then_some(main).into_iter().chain(tenants).collect()
 }
 
@@ -82,14 +53,6 @@ fn has_store(settings: &Settings) -> bool {
 /// Returns true if the configuration names a store, even if it has not been read yet.
 pub(crate) fn names_store(settings: &Settings) -> bool {
     has_store(settings) || matches!(settings.store.state, StateDir::At(_))
-}
-
-/// Returns true if a user of the realm may lack a SHA-256 key. An embedded store knows this; for others,
-/// `store.sha256` decides.
-fn stores_md5(settings: &Settings, realm: &str) -> bool {
-    let unless_said = || !settings.store.sha256;
-    has_store(settings)
-        && settings.stored.md5_only.as_ref().map_or_else(unless_said, |realms| realms.contains(realm))
 }
 
 pub(crate) fn has_tokens(settings: &Settings, realm: &str) -> bool {
@@ -115,18 +78,19 @@ pub fn served_at(realms: &[RealmView<'_>], listener: SocketAddr, server_name: Op
     let ids = |wanted: &dyn Fn(&RealmView<'_>) -> bool| -> Vec<RealmId> {
         (0..).zip(realms).filter(|(_, realm)| wanted(realm)).map(|(index, _)| RealmId(index)).collect()
     };
-    let listens = |realm: &RealmView<'_>| realm.listen.contains(&listener);
+    let listens = |realm: &RealmView<'_>| realm.listen().contains(&listener);
     if let Some(name) = server_name {
         let is_it = |own: &String| own.eq_ignore_ascii_case(name);
-        let asked =
-            ids(&|realm| realm.server_names.iter().any(is_it) && (realm.listen.is_empty() || listens(realm)));
+        let asked = ids(&|realm| {
+            realm.server_names().iter().any(is_it) && (realm.listen().is_empty() || listens(realm))
+        });
         if !asked.is_empty() {
             return asked;
         }
     }
     let named = ids(&listens);
     if named.is_empty() {
-        ids(&|realm| realm.listen.is_empty() && realm.server_names.is_empty())
+        ids(&|realm| realm.listen().is_empty() && realm.server_names().is_empty())
     } else {
         named
     }
@@ -148,22 +112,45 @@ impl RealmView<'_> {
     /// Clients choose the strongest password algorithm, and the server offers its list before it knows the
     /// user, so every user must have a SHA-256 key.
     pub fn allows_sha256(&self, allow_md5: bool) -> bool {
-        !allow_md5 || !self.stores_md5 && self.users.iter().all(has_sha256)
+        !allow_md5 || !self.stores_md5() && self.users.iter().all(has_sha256)
     }
 
     /// Username anonymity: a client sends a hash of its name (RFC 8489 section 9.2). Time-limited names, kids
     /// and users in a store cannot be found by hash, so a realm with any of these must not offer it.
     pub fn has_anonymity(&self) -> bool {
-        self.secrets.is_empty() && !self.tokens && !self.has_store
+        self.secrets.is_empty() && !self.has_tokens() && !has_store(self.settings)
+    }
+
+    /// Returns true if the realm accepts RFC 7635 tokens.
+    pub(crate) fn has_tokens(&self) -> bool {
+        has_tokens(self.settings, self.name)
+    }
+
+    /// Returns true if a user of the realm may lack a SHA-256 key. An embedded store knows this; for others,
+    /// `store.sha256` decides.
+    fn stores_md5(&self) -> bool {
+        let md5_only = self.settings.stored.md5_only.as_ref();
+        has_store(self.settings)
+            && md5_only.map_or(!self.settings.store.sha256, |realms| realms.contains(self.name))
+    }
+
+    fn listen(&self) -> &[SocketAddr] {
+        self.table.map_or(&[], |table| &table.listen)
+    }
+
+    fn server_names(&self) -> &[String] {
+        self.table.map_or(&[], |table| &table.server_names)
     }
 }
 
 pub fn limits(settings: &Settings) -> Vec<RealmLimits> {
-    let limits = all(settings).into_iter().map(|realm| RealmLimits {
-        realm: realm.name.to_owned(),
-        allocations: realm.max_allocations,
-        allocations_per_user: realm.max_allocations_per_user,
-        relay_ports: realm.relay_ports.cloned(),
+    let limits = all(settings).into_iter().map(|realm| {
+        let (allocations, allocations_per_user) = match realm.table {
+            None => (settings.stored.allocations, settings.stored.allocations_per_user),
+            Some(table) => (table.allocations, table.allocations_per_user),
+        };
+        let relay_ports = realm.table.and_then(|table| table.relay_ports.clone());
+        RealmLimits { realm: realm.name.to_owned(), allocations, allocations_per_user, relay_ports }
     });
     limits
         .filter(|limits| *limits != RealmLimits { realm: limits.realm.clone(), ..RealmLimits::default() })
@@ -181,7 +168,7 @@ fn has_sha256(user: &ConfiguredUser) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AuthSettings, RealmSettings};
+    use crate::AuthSettings;
 
     fn realm(name: &str, listen: &[&str], server_names: &[&str]) -> RealmSettings {
         RealmSettings {

@@ -4,11 +4,11 @@ use std::{collections::BTreeSet, env, path::PathBuf};
 
 use turnpike_convert::toml_text::quoted;
 use turnpike_strict::Value;
+use turnpike_wire::secret::MASK;
 
 use super::{
     Secret,
     key::{Kind, named},
-    secret::MASK,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]

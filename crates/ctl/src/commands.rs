@@ -17,7 +17,7 @@ use turnpike_wire::escape;
 use turnpike_measure::units::{bytes, span};
 
 pub use crate::table::OutputFormat;
-pub use account_commands::{AccountBackend, GeneratedSecret};
+pub use account_commands::{AccountBackend, GeneratedSecret, Output};
 pub use fleet::{list_fleet_allocations, order_node, show_fleet};
 pub use health::{health, wait_for_end};
 

@@ -3,17 +3,22 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use turnpike_net::{Datapath, PassedSockets, SocketFile, TcpListener, TcpSocket, Transport, UnixListener};
+use turnpike_net::{
+    BindError, Datapath, PassedSockets, SocketFile, TcpListener, TcpSocket, Transport, UnixListener,
+};
 use turnpike_wire::address::UnixName;
 
 use crate::{
     Address, Bind, Protocol, Rule, StartError, handover,
     udp::{Listeners, listeners::tcp_options},
 };
+
+/// Names the setting in errors about an address.
+const IN_RULE: &str = "in this rule";
 
 /// Sockets of a rule for one worker.
 pub(crate) enum Bound {
@@ -161,8 +166,12 @@ pub(crate) fn bind(
         (Bind::Ip(ip), _) => *ip,
         (Bind::Unix(name), Kind::Tcp) => return bind_unix(rule, name, workers, held),
         (Bind::Unix(name), _) => {
-            let address = Address::Unix(name.clone());
-            return Err(listen_error(rule, address, io::ErrorKind::Unsupported.into()));
+            let error = BindError {
+                place: format!("unix:{name}"),
+                source: io::ErrorKind::Unsupported.into(),
+                remedy: "only rules from TCP to TCP can listen on a Unix socket".to_owned(),
+            };
+            return Err(listen_error(rule, error));
         }
         // Active rules have addresses instead of names.
         (Bind::Name(_), _) => return Err(io::Error::from(io::ErrorKind::InvalidInput).into()),
@@ -175,7 +184,7 @@ pub(crate) fn bind(
     for address in wanted {
         if !held.occupies(kind, address.port()) {
             probe(kind, rule, passed, address)
-                .map_err(|source| listen_error(rule, address.into(), source))?;
+                .map_err(|source| listen_error(rule, ip_error(rule, address, source)))?;
         }
     }
     let named = |(address, source): (SocketAddr, _)| bind_error(rule, passed, address, source);
@@ -197,7 +206,7 @@ fn bind_unix(rule: &Rule, name: &UnixName, workers: usize, held: &mut Held) -> R
         let bound = (0..workers).map(inherited).collect();
         return Ok((vec![address], None, bound));
     }
-    let named = |source| listen_error(rule, address.clone(), source);
+    let named = |source| listen_error(rule, BindError::unix(&address, source, IN_RULE));
     let bound = name.address().and_then(|at| UnixListener::bind(&at, rule.socket_mode));
     let (first, file) = bound.map_err(named)?;
     let one = |listener| Bound::Tcp(vec![(0, Tcp::Fresh(Acceptor::Unix(listener, name.clone())))]);
@@ -258,52 +267,26 @@ fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -
     }
 }
 
-/// Error with advice. If the service manager passed sockets for this address, the advice is about
-/// them.
+/// If the service manager passed sockets for this address, the remedy is about them.
 fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: io::Error) -> StartError {
-    match passed.remedy(Kind::of(rule.protocol).speaks(), address, source.kind()) {
-        Some(remedy) => {
-            StartError::Listen { rule: rule.id.0.clone(), address: address.into(), source, remedy }
-        }
-        None => listen_error(rule, address.into(), source),
-    }
+    let error = ip_error(rule, address, source);
+    listen_error(rule, passed.explain(Kind::of(rule.protocol).speaks(), address, error))
 }
 
-fn listen_error(rule: &Rule, address: Address, source: io::Error) -> StartError {
-    let remedy = match (&address, source.kind()) {
-        (Address::Unix(_), kind) => unix_remedy(kind),
-        (Address::Ip(_), io::ErrorKind::AddrInUse) if !rule.ipv6_only => {
-            "another program or rule uses this port over IPv4 or IPv6: stop it, choose another port, or set ipv6_only"
-        }
-        (Address::Ip(_), io::ErrorKind::AddrInUse) => {
-            "another program or rule uses this port: stop it, or choose another port"
-        }
-        (Address::Ip(_), io::ErrorKind::PermissionDenied) => {
-            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher port"
-        }
-        (Address::Ip(address), io::ErrorKind::AddrNotAvailable) => match address.ip() {
-            IpAddr::V4(_) => {
-                "choose an address of this machine (ip address) or 0.0.0.0 for all, or set keep_going or freebind if the address appears later"
-            }
-            IpAddr::V6(_) => {
-                "choose an address of this machine (ip address) or [::] for all, or set keep_going or freebind if the address appears later"
-            }
-        },
-        _ if turnpike_net::is_exhaustion(&source) => "raise the limit on open files (ulimit -n)",
-        _ => "choose another address",
-    };
-    StartError::Listen { rule: rule.id.0.clone(), address, source, remedy }
-}
-
-fn unix_remedy(kind: io::ErrorKind) -> &'static str {
+fn ip_error(rule: &Rule, address: SocketAddr, source: io::Error) -> BindError {
+    let kind = source.kind();
+    let error = BindError::ip(address, source, IN_RULE);
     match kind {
-        io::ErrorKind::AddrInUse => "another program or rule listens there: stop it, or choose another path",
-        io::ErrorKind::AlreadyExists => "choose another path, or remove the file yourself",
-        io::ErrorKind::NotFound => "create its directory first, or choose another path",
-        io::ErrorKind::PermissionDenied => {
-            "choose a directory that this user can write to, such as one from systemd's RuntimeDirectory="
+        io::ErrorKind::AddrInUse if address.is_ipv6() && !rule.ipv6_only => {
+            error.or("set ipv6_only to leave IPv4 to it")
         }
-        io::ErrorKind::Unsupported => "only rules from TCP to TCP can listen on a Unix socket",
-        _ => "choose another path",
+        io::ErrorKind::AddrNotAvailable => {
+            error.or("set keep_going or freebind if the address appears later")
+        }
+        _ => error,
     }
+}
+
+fn listen_error(rule: &Rule, error: BindError) -> StartError {
+    StartError::Listen { rule: rule.id.0.clone(), error }
 }

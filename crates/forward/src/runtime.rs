@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
-use turnpike_net::{Datapath, PassedSockets};
+use turnpike_net::{BindError, Datapath, PassedSockets};
 use turnpike_offload::{Hook, Kernel, OffloadError};
 use turnpike_worker::Workers;
 
@@ -60,8 +60,8 @@ pub struct Settings {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    #[error("rule {rule}: cannot listen on {address}: {source}; {remedy}")]
-    Listen { rule: String, address: Address, source: io::Error, remedy: &'static str },
+    #[error("rule {rule}: {error}")]
+    Listen { rule: String, error: BindError },
     /// The name in `listen` did not resolve to an address.
     #[error(
         "rule {rule}: cannot listen on {listener}: {error}; check the name, or set keep_going to start without this rule"
@@ -204,15 +204,17 @@ pub struct RuleSnapshot {
 }
 
 impl RuleSnapshot {
+    pub(crate) fn count_ends(&mut self, reason: EndReason, count: u64) {
+        match self.ended.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, total)) => *total += count,
+            None => self.ended.push((reason, count)),
+        }
+    }
+
     pub(crate) fn add(&mut self, other: &Self) {
         self.active += other.active;
         self.accepted += other.accepted;
-        for (reason, count) in &other.ended {
-            match self.ended.iter_mut().find(|(known, _)| known == reason) {
-                Some((_, total)) => *total += count,
-                None => self.ended.push((*reason, *count)),
-            }
-        }
+        other.ended.iter().for_each(|(reason, count)| self.count_ends(*reason, *count));
         self.to_target_bytes += other.to_target_bytes;
         self.to_client_bytes += other.to_client_bytes;
         self.to_target_datagrams += other.to_target_datagrams;

@@ -11,8 +11,8 @@ use std::{
 use turnpike_net::{ConnectOptions, Transport};
 
 use crate::{
-    Balance, EndReason, Rule, RuleSnapshot, circles::Circles, clients::Clients, gauge::Gauge, listen::Kind,
-    rate::Rates, targets::Targets,
+    Balance, EndReason, Rule, circles::Circles, clients::Clients, gauge::Gauge, listen::Kind, rate::Rates,
+    targets::Targets,
 };
 
 /// Initial and maximum interval in milliseconds between sessions that test whether any target responds. The
@@ -177,71 +177,5 @@ impl Drop for Place {
         }
         self.rule.active.leave();
         self.total.leave();
-    }
-}
-
-/// Counters of one worker for one rule, published every 100 ms.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) accepted: u64,
-    pub(crate) ended: [u64; REASONS.len()],
-    pub(crate) to_target_bytes: u64,
-    pub(crate) to_client_bytes: u64,
-    pub(crate) to_target_datagrams: u64,
-    pub(crate) to_client_datagrams: u64,
-    pub(crate) spliced_bytes: u64,
-    /// Bytes that the kernel forwarded between sockets, to the target and to the client.
-    pub(crate) kernel_bytes: [u64; 2],
-    pub(crate) dropped_datagrams: u64,
-    pub(crate) pauses: u64,
-}
-
-/// All reasons, in the order of [`Counters::ended`].
-const REASONS: [EndReason; 17] = [
-    EndReason::Finished,
-    EndReason::ClientReset,
-    EndReason::TargetReset,
-    EndReason::TargetDown,
-    EndReason::TargetGone,
-    EndReason::Idle,
-    EndReason::ConnectFailed,
-    EndReason::Denied,
-    EndReason::HalfClosed,
-    EndReason::Limit,
-    EndReason::Evicted,
-    EndReason::ClientLimit,
-    EndReason::ClientRate,
-    EndReason::BadProxyHeader,
-    EndReason::UntrustedProxy,
-    EndReason::Circle,
-    EndReason::Shutdown,
-];
-
-impl Counters {
-    pub(crate) fn count_end(&mut self, reason: EndReason) {
-        if let Some(index) = REASONS.iter().position(|other| *other == reason) {
-            self.ended[index] += 1;
-        }
-    }
-
-    pub(crate) fn add_to(&self, snapshot: &mut RuleSnapshot) {
-        snapshot.accepted += self.accepted;
-        for (reason, count) in REASONS.iter().zip(self.ended) {
-            if count == 0 {
-                continue;
-            }
-            match snapshot.ended.iter_mut().find(|(other, _)| other == reason) {
-                Some((_, total)) => *total += count,
-                None => snapshot.ended.push((*reason, count)),
-            }
-        }
-        snapshot.to_target_bytes += self.to_target_bytes;
-        snapshot.to_client_bytes += self.to_client_bytes;
-        snapshot.to_target_datagrams += self.to_target_datagrams;
-        snapshot.to_client_datagrams += self.to_client_datagrams;
-        snapshot.spliced_bytes += self.spliced_bytes;
-        snapshot.kernel.add([0; 2], self.kernel_bytes);
-        snapshot.dropped_datagrams += self.dropped_datagrams;
-        snapshot.pauses += self.pauses;
     }
 }

@@ -94,6 +94,6 @@ fn busy_ipv4_port_is_reported_with_a_remedy() {
                 .expect("the port is taken");
         let told = error.to_string();
         assert!(told.starts_with(&format!("rule r: cannot listen on [::]:{port}: ")), "{told}");
-        assert!(told.ends_with("stop it, choose another port, or set ipv6_only"), "{told}");
+        assert!(told.ends_with("or set ipv6_only to leave IPv4 to it"), "{told}");
     }
 }

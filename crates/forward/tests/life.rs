@@ -18,8 +18,8 @@ fn port_in_use_is_reported_with_its_rule_and_nothing_stays_open() {
     let rules = [at(rule("good", greeter("a")), free), at(rule("bad", greeter("b")), address)];
     let error = Forwarder::start(&settings(), &rules, Arc::new(Reports::default())).err().expect("an error");
     assert!(
-        matches!(&error, StartError::Listen { rule, source, .. }
-        if rule == "bad" && source.kind() == ErrorKind::AddrInUse),
+        matches!(&error, StartError::Listen { rule, error }
+        if rule == "bad" && error.source.kind() == ErrorKind::AddrInUse),
         "{error}"
     );
     assert!(TcpStream::connect(free).is_err());

@@ -107,7 +107,9 @@ fn only_a_stale_socket_file_is_replaced() {
     let told = start_error(&[listening_at(&path, greeter("b"))]);
     assert!(told.starts_with(&format!("rule r: cannot listen on unix:{}: ", path.display())), "{told}");
     assert!(
-        told.ends_with("another program or rule listens there: stop it, or choose another path"),
+        told.ends_with(
+            "another program or listener has this path: stop it, or choose another path in this rule"
+        ),
         "{told}"
     );
     assert_eq!(exactly(&mut connect(&path), 1), b"a", "the listener is unchanged");
@@ -118,7 +120,7 @@ fn only_a_stale_socket_file_is_replaced() {
     assert!(told.contains("a file that is not a socket is in the way; choose another path"), "{told}");
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     let told = start_error(&[listening_at(&directory.at("no/such"), greeter("b"))]);
-    assert!(told.ends_with("create its directory first, or choose another path"), "{told}");
+    assert!(told.ends_with("create its directory first, or choose another path in this rule"), "{told}");
 }
 
 #[test]
@@ -166,7 +168,7 @@ fn abstract_socket_needs_no_file() {
         bind: Bind::Unix(text.parse::<UnixName>().unwrap()),
         ..rule("r", greeter("b"))
     }]);
-    assert!(told.contains("another program or rule listens there"), "{told}");
+    assert!(told.contains("another program or listener has this path"), "{told}");
 }
 
 #[test]

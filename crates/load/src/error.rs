@@ -6,6 +6,7 @@ use std::{
 };
 
 use turnpike_client::{ClientTransport, InvalidSetting};
+use turnpike_net::BindError;
 use turnpike_offload::OffloadError;
 use turnpike_turn::client::{Failure, Request};
 use turnpike_wire::escape::name;
@@ -29,8 +30,8 @@ pub enum LoadError {
         "cannot send from {address} (--client-prefix): {source}; make the whole prefix local with: ip route add local CIDR dev lo"
     )]
     ClientAddress { address: IpAddr, source: io::Error },
-    #[error("cannot listen on {transport} {address}: {source}; {}", listen_hint(transport, source))]
-    Listen { transport: &'static str, address: SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Listen(#[from] BindError),
     #[error("--datapath kernel is not available: {0}")]
     Kernel(#[from] OffloadError),
     #[error(
@@ -156,23 +157,6 @@ impl LoadError {
             }
             failure => Self::Protocol { server, request, failure: Box::new(failure) },
         }
-    }
-}
-
-fn listen_hint(transport: &str, error: &io::Error) -> String {
-    let flag = if transport == "tcp" { "--tcp" } else { "--listen" };
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            format!("another program uses this port: stop it, or choose another port with {flag} ADDR:PORT")
-        }
-        io::ErrorKind::PermissionDenied => format!(
-            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher \
-             port with {flag}"
-        ),
-        io::ErrorKind::AddrNotAvailable => {
-            format!("choose an address of this machine (ip address) with {flag}")
-        }
-        _ => format!("choose another address with {flag} ADDR:PORT"),
     }
 }
 

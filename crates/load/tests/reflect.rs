@@ -108,7 +108,7 @@ fn a_port_in_use_is_named() {
     let address = taken.local_addr().unwrap();
     let config = ReflectConfig { listen: vec![address], workers: Some(1), ..ReflectConfig::default() };
     match Reflector::start(&config) {
-        Err(LoadError::Listen { address: named, .. }) => assert_eq!(named, address),
+        Err(LoadError::Listen(error)) => assert_eq!(error.place, format!("udp {address}")),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("bound a port in use"),
     }
@@ -121,5 +121,5 @@ fn a_second_reflector_on_a_port_fails() {
     let config =
         ReflectConfig { listen: first.listeners().to_vec(), workers: Some(1), ..ReflectConfig::default() };
     let error = Reflector::start(&config).err().unwrap().to_string();
-    assert!(error.contains("another program uses this port"), "{error}");
+    assert!(error.contains("another program or listener has this port"), "{error}");
 }

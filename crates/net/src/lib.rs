@@ -14,6 +14,7 @@
 //! This crate knows nothing about TURN, forwarding or threads. All `unsafe` kernel calls are here or in
 //! `offload`.
 
+mod bind_error;
 mod datapath;
 mod error_queue;
 mod passed;
@@ -29,6 +30,7 @@ mod tcp;
 mod tx;
 mod unix;
 
+pub use bind_error::BindError;
 pub use datapath::{Datapath, UnknownDatapath};
 pub use error_queue::IcmpError;
 pub use passed::{PassedError, PassedSocket, PassedSockets, Transport};

@@ -10,7 +10,7 @@ use std::{
 
 use socket2::{Domain, Protocol, SockRef, Type};
 
-use crate::{ListenOptions, TcpListener, UdpOptions, UdpSocket, sys};
+use crate::{BindError, ListenOptions, TcpListener, UdpOptions, UdpSocket, sys};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
@@ -133,9 +133,16 @@ impl PassedSockets {
         }
     }
 
-    /// Advice after [`PassedSockets::udp`] or [`PassedSockets::tcp`] has failed for a passed address.
+    /// Replaces the remedy if [`PassedSockets::udp`] or [`PassedSockets::tcp`] has failed for a passed address.
     #[must_use]
-    pub fn remedy(
+    pub fn explain(&self, transport: Transport, address: SocketAddr, error: BindError) -> BindError {
+        match self.remedy(transport, address, error.source.kind()) {
+            Some(remedy) => BindError { remedy: remedy.to_owned(), ..error },
+            None => error,
+        }
+    }
+
+    fn remedy(
         &self,
         transport: Transport,
         address: SocketAddr,

@@ -421,22 +421,31 @@ impl SocketId {
 
 #[derive(Default)]
 pub struct Sockets {
-    slots: slab::Slab<UdpSocket>,
+    slots: Vec<Option<UdpSocket>>,
+    /// Indices of empty slots.
+    free: Vec<u32>,
 }
 
 impl Sockets {
     pub fn insert(&mut self, socket: UdpSocket) -> SocketId {
+        if let Some(index) = self.free.pop() {
+            self.slots[index as usize] = Some(socket);
+            return SocketId(index);
+        }
+        self.slots.push(Some(socket));
         #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 2^31 descriptors")]
-        SocketId(self.slots.insert(socket) as u32)
+        SocketId(self.slots.len() as u32 - 1)
     }
 
     /// Removes a socket. Call [`crate::Tx::flush`] first, because queued datagrams of a removed socket are
     /// dropped.
     pub fn remove(&mut self, id: SocketId) -> Option<UdpSocket> {
-        self.slots.try_remove(id.index())
+        let socket = self.slots.get_mut(id.index())?.take();
+        self.free.extend(socket.is_some().then_some(id.0));
+        socket
     }
 
     pub fn get(&self, id: SocketId) -> Option<&UdpSocket> {
-        self.slots.get(id.index())
+        self.slots.get(id.index())?.as_ref()
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text},
+    encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet, text},
     metrics::MetricType,
     registry::Registry,
 };
@@ -55,18 +55,13 @@ pub struct MetricFamilies<'e, 's, S> {
 
 impl<S> MetricFamilies<'_, '_, S> {
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (of, snapshot) in self.snapshots {
-            metric.encode_family(&[(self.label, of.as_str())])?.encode_gauge(&value(snapshot))?;
-        }
-        Ok(())
+        let values = self.snapshots.iter().map(|(of, snapshot)| (of, value(snapshot)));
+        gauges(&mut self.encoder, name, help, self.label, values)
     }
 
     pub fn each(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
-        let mut metric = counter(&mut self.encoder, name, help)?;
-        self.snapshots
-            .iter()
-            .try_for_each(|(of, snapshot)| count(&mut metric, &[(self.label, of.as_str())], value(snapshot)))
+        let values = self.snapshots.iter().map(|(of, snapshot)| (of, value(snapshot)));
+        counts(&mut self.encoder, name, help, self.label, values)
     }
 
     /// Writes several counters per snapshot, distinguished by `label`.
@@ -118,14 +113,12 @@ impl Common {
         )?;
         let draining = f64::from(u8::from(self.draining));
         gauge(encoder, "draining", "1 while no new clients are accepted.", draining)?;
-        encoder
-            .encode_descriptor(
-                "log_lines_lost",
-                "Log lines lost because the log was too slow or could not be written (full disk).",
-                None,
-                MetricType::Counter,
-            )?
-            .encode_counter::<NoLabelSet, _, f64>(&self.log_lost, None)?;
+        total(
+            encoder,
+            "log_lines_lost",
+            "Log lines lost because the log was too slow or could not be written (full disk).",
+            self.log_lost,
+        )?;
         counts(
             encoder,
             "log_lines_suppressed",
@@ -145,14 +138,7 @@ impl Common {
     fn process(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let usage = &self.process;
         if let Some(seconds) = usage.cpu_seconds {
-            encoder
-                .encode_descriptor(
-                    "process_cpu_seconds",
-                    "User and system CPU time.",
-                    None,
-                    MetricType::Counter,
-                )?
-                .encode_counter::<NoLabelSet, _, f64>(&seconds, None)?;
+            total(encoder, "process_cpu_seconds", "User and system CPU time.", seconds)?;
         }
         let gauges = [
             (
@@ -192,17 +178,48 @@ where
     T::VARIANTS.iter().map(|one| ((*one).into(), count(*one))).collect()
 }
 
-pub fn counts<'v>(
+/// Writes counters that differ in one label.
+pub fn counts(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
     label: &str,
-    values: impl IntoIterator<Item = (&'v str, u64)>,
+    values: impl IntoIterator<Item = (impl AsRef<str>, u64)>,
 ) -> fmt::Result {
     let mut metric = counter(encoder, name, help)?;
-    values.into_iter().try_for_each(|(kind, value)| count(&mut metric, &[(label, kind)], value))
+    values.into_iter().try_for_each(|(kind, value)| count(&mut metric, &[(label, kind.as_ref())], value))
 }
 
-pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
+/// Writes a counter without labels.
+pub fn total(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: impl EncodeCounterValue,
+) -> fmt::Result {
+    counter(encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
+}
+
+/// Writes gauges that differ in one label.
+pub fn gauges(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    label: &str,
+    values: impl IntoIterator<Item = (impl AsRef<str>, impl EncodeGaugeValue)>,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    values
+        .into_iter()
+        .try_for_each(|(kind, value)| metric.encode_family(&[(label, kind.as_ref())])?.encode_gauge(&value))
+}
+
+/// Writes a gauge without labels.
+pub fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: impl EncodeGaugeValue,
+) -> fmt::Result {
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
 }

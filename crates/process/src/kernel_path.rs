@@ -2,15 +2,12 @@
 
 use std::fmt;
 
-use prometheus_client::{
-    encoding::{DescriptorEncoder, NoLabelSet},
-    metrics::MetricType,
-};
+use prometheus_client::encoding::DescriptorEncoder;
 use strum::VariantArray as _;
 use turnpike_net::Datapath;
 use turnpike_offload::{Attachment, Count, Hook, Kernel, Snapshot, layout::LEASE_NS};
 
-use crate::exposition::{counter, counts};
+use crate::exposition::{counts, gauge, total};
 
 /// Logs the attached interfaces; `datapath` handles everything that is left to user space.
 pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
@@ -74,20 +71,9 @@ pub fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &Snapshot) -> fmt::Re
     let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
     let help = "Datagrams dropped because the kernel refused to rewrite them (failed) or user space was overloaded (behind).";
     counts(encoder, "kernel_dropped", help, "reason", dropped)?;
-    let mut single = |name, help: &str, value: u64| {
-        counter(encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
-    };
-    single(
-        "kernel_flows_refused",
-        "Flows kept in user space because the kernel's flow table was full.",
-        kernel.refused,
-    )?;
-    for (name, help, value) in [
-        ("kernel_flows", "Flows in the kernel's flow table, each in one direction.", kernel.flows),
-        ("kernel_flows_limit", "Size of the kernel's flow table.", kernel.most_flows),
-    ] {
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        metric.encode_gauge(&value)?;
-    }
-    Ok(())
+    let help = "Flows kept in user space because the kernel's flow table was full.";
+    total(encoder, "kernel_flows_refused", help, kernel.refused)?;
+    let help = "Flows in the kernel's flow table, each in one direction.";
+    gauge(encoder, "kernel_flows", help, kernel.flows)?;
+    gauge(encoder, "kernel_flows_limit", "Size of the kernel's flow table.", kernel.most_flows)
 }

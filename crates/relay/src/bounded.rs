@@ -9,6 +9,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
+use turnpike_turn::server::ConnectionLimits;
 
 /// Milliseconds for which [`Bounded::is_crowded`] protects a member. Without this protection, if many clients
 /// arrived at once, each would evict its predecessor and none would finish. A handshake or allocation takes
@@ -37,19 +38,23 @@ impl Member {
     }
 }
 
+/// Limits in total and per network.
+pub(crate) type Limits = [usize; 2];
+
+/// A worker's limits on clients without an allocation.
+pub(crate) fn idle_limits(of: &ConnectionLimits, workers: usize) -> Limits {
+    [of.idle_connections, of.idle_connections_per_address].map(|limit| share(limit, workers))
+}
+
 impl Bounded {
-    pub(crate) fn new(most: usize, most_per_network: usize) -> Self {
-        Self {
-            most: most.max(1),
-            most_per_network: most_per_network.max(1),
-            members: BTreeMap::new(),
-            networks: HashMap::default(),
-            next: 0,
-        }
+    pub(crate) fn new(limits: Limits) -> Self {
+        let [most, most_per_network] = limits.map(|limit| limit.max(1));
+        let (members, networks) = (BTreeMap::new(), HashMap::default());
+        Self { most, most_per_network, members, networks, next: 0 }
     }
 
-    pub(crate) fn limit(&mut self, most: usize, most_per_network: usize) {
-        (self.most, self.most_per_network) = (most.max(1), most_per_network.max(1));
+    pub(crate) fn limit(&mut self, limits: Limits) {
+        [self.most, self.most_per_network] = limits.map(|limit| limit.max(1));
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -161,7 +166,7 @@ mod tests {
 
     #[test]
     fn oldest_member_of_all_or_of_its_network_is_evicted() {
-        let mut bounded = Bounded::new(4, 2);
+        let mut bounded = Bounded::new([4, 2]);
         let [a, neighbour, b, c] = ["192.0.2.1", "192.0.2.200", "2001:db8::1", "2001:db8:0:100::1"].map(of);
         bounded.enter(10, Some(b), 0);
         let second = bounded.enter(11, Some(a), 0);
@@ -178,7 +183,7 @@ mod tests {
 
     #[test]
     fn members_count_towards_their_network_once_it_is_known() {
-        let mut bounded = Bounded::new(4, 1);
+        let mut bounded = Bounded::new([4, 1]);
         let [a, same, other] = ["2001:db8::1", "2001:db8::2", "192.0.2.1"]
             .map(|address| PrefixLengths::HOST.of(address.parse().unwrap()));
         let first = bounded.enter(10, None, 0);
@@ -193,7 +198,7 @@ mod tests {
 
     #[test]
     fn new_members_wait_while_the_oldest_is_young() {
-        let mut bounded = Bounded::new(4, 2);
+        let mut bounded = Bounded::new([4, 2]);
         let [a, b] = ["192.0.2.1", "198.51.100.1"].map(of);
         bounded.enter(10, Some(a), 1000);
         assert!(!bounded.is_crowded(a, 1000), "there is room");
@@ -227,7 +232,7 @@ mod tests {
 
     #[test]
     fn networks_without_members_take_no_memory() {
-        let mut bounded = Bounded::new(4, 2);
+        let mut bounded = Bounded::new([4, 2]);
         for n in 0..1000 {
             let number = bounded.enter(0, Some(Ipv4Addr::from_bits(n << 8).into()), 0);
             bounded.leave(number);

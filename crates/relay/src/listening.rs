@@ -20,7 +20,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Datapath, TcpListener, UdpOptions, UdpSocket};
+use turnpike_net::{BindError, Datapath, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{NatDiscovery, Transport};
 
 use crate::{Config, Layout, StartError, layout::Placed, stream::listen_options};
@@ -624,7 +624,7 @@ fn udp_socket(
         ..UdpOptions::default()
     };
     let bound = config.passed.udp(worker, address, &options);
-    bound.map_err(|source| bind_error(config, protocol, address, source))
+    bound.map_err(|source| bind_error(config, protocol, address, source).into())
 }
 
 fn probe_pair(
@@ -637,7 +637,9 @@ fn probe_pair(
     loop {
         let udp = match probe(config, turnpike_net::Transport::Udp, address) {
             Ok(udp) => udp,
-            Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
+            Err(source) => {
+                return Err(BindError::ip(format_args!("udp {address}"), source, named_by).into());
+            }
         };
         if !also_tcp {
             return Ok((udp, None));
@@ -645,7 +647,7 @@ fn probe_pair(
         match probe(config, turnpike_net::Transport::Tcp, udp) {
             Ok(tcp) => return Ok((udp, Some(tcp))),
             Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
-            Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
+            Err(source) => return Err(BindError::ip(format_args!("tcp {udp}"), source, named_by).into()),
         }
     }
 }
@@ -660,9 +662,9 @@ fn probe(config: &Config, transport: turnpike_net::Transport, address: SocketAdd
 
 fn setting(protocol: &str) -> &'static str {
     match protocol {
-        "tls" => "--tls-listen",
-        "dtls" => "--dtls-listen",
-        _ => "--listen",
+        "tls" => "with --tls-listen",
+        "dtls" => "with --dtls-listen",
+        _ => "with --listen",
     }
 }
 
@@ -673,45 +675,19 @@ fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
         |of: &NatDiscovery| of.addresses.contains(&address.ip()) && of.ports.contains(&address.port());
     let is_discovery = config.server.nat_discovery.iter().any(of_discovery);
     if is_discovery && !config.streams.listen.contains(&address) {
-        "nat_discovery.addresses and nat_discovery.ports"
+        "with nat_discovery.addresses and nat_discovery.ports"
     } else {
         setting("udp")
     }
 }
 
-fn bind_error(config: &Config, protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
+fn bind_error(config: &Config, protocol: &'static str, address: SocketAddr, source: io::Error) -> BindError {
     let by_udp = matches!(protocol, "udp" | "dtls");
-    match config.passed.remedy(net_transport(by_udp), address, source.kind()) {
-        Some(remedy) => StartError::Listen { protocol, address, source, remedy: remedy.to_owned() },
-        None => listen_error(protocol, address, source),
-    }
+    config.passed.explain(net_transport(by_udp), address, listen_error(protocol, address, source))
 }
 
-fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
-    cannot_listen(protocol, setting(protocol), address, source)
-}
-
-/// `named_by` is the setting that configures the listener.
-fn cannot_listen(
-    protocol: &'static str,
-    named_by: &str,
-    address: SocketAddr,
-    source: io::Error,
-) -> StartError {
-    let remedy = match source.kind() {
-        io::ErrorKind::AddrInUse => {
-            format!("another program has this port: stop it, or choose another port with {named_by}")
-        }
-        io::ErrorKind::PermissionDenied => format!(
-            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a \
-             higher port with {named_by}"
-        ),
-        io::ErrorKind::AddrNotAvailable => {
-            format!("choose an address of this machine (ip address) with {named_by}")
-        }
-        _ => format!("choose another address with {named_by}"),
-    };
-    StartError::Listen { protocol, address, source, remedy }
+fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> BindError {
+    BindError::ip(format_args!("{protocol} {address}"), source, setting(protocol))
 }
 
 #[cfg(test)]

@@ -5,13 +5,14 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use turnpike_net::BindError;
 use turnpike_offload::OffloadError;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
-    Listen { protocol: &'static str, address: SocketAddr, source: io::Error, remedy: String },
+    #[error(transparent)]
+    Listen(#[from] BindError),
     #[error("cannot bind relay address {address}: {source}; {remedy}")]
     RelayAddress { address: IpAddr, source: io::Error, remedy: String },
     #[error("NAT discovery needs a UDP listener on {address}, or a wildcard listener on its port")]

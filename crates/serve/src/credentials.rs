@@ -277,13 +277,13 @@ impl RealmCredentials {
         expiry: u64,
         stored: &'a StoredSecrets,
     ) -> impl Iterator<Item = (Key, Option<u64>)> + 'a {
-        let configured = self.secrets.iter().map(move |secret| (secret.clone(), expiry));
+        let configured = self.secrets.iter().map(move |secret| (secret, expiry));
         let stored = stored.iter().map(move |secret| {
             let until = secret.until.filter(|_| !secret.counts(unix)).unwrap_or(u64::MAX);
-            (Secret::new(secret.value.as_str()), expiry.min(until))
+            (&secret.value, expiry.min(until))
         });
         configured.chain(stored).map(move |(secret, until)| {
-            let password = restapi_credentials::password(&secret, name);
+            let password = restapi_credentials::password(secret, name);
             (Key::long_term(algorithm, name, &self.name, password.reveal().as_bytes()), Some(until))
         })
     }
@@ -468,7 +468,7 @@ mod tests {
         let stored = |value: &str, since, until| StoredSecret {
             since,
             until,
-            ..StoredSecret::new(Zeroizing::new(value.to_owned()))
+            ..StoredSecret::new(Secret::new(value))
         };
         let held: Secrets = [
             stored("rotated", 0, Some(NOW + 10)),

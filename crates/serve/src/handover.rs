@@ -18,7 +18,7 @@ use turnpike_relay::{
 use turnpike_stores::StoredSecret;
 use turnpike_turn::server::NonceKey;
 use turnpike_worker::Channel;
-use zeroize::{ZeroizeOnDrop, Zeroizing};
+use zeroize::ZeroizeOnDrop;
 
 use crate::{
     fleet::{FleetHandover, FleetOffer},
@@ -86,7 +86,7 @@ impl HandoverState for ServeHandover {
         let ended_secrets = ended.iter().flat_map(|(realm, secrets)| {
             secrets.iter().map(|secret| OfferedSecret {
                 realm: realm.to_string(),
-                value: secret.value.to_string(),
+                value: secret.value.reveal().to_owned(),
                 since: secret.since,
                 until: secret.until,
             })
@@ -191,7 +191,7 @@ impl PreviousServer {
     pub(crate) fn remember_ended_secrets(&self, store: &Store) {
         let mut ended: HashMap<Box<str>, Vec<StoredSecret>> = HashMap::new();
         for OfferedSecret { realm, value, since, until } in &self.offer.ended_secrets {
-            let secret = StoredSecret { value: Zeroizing::new(value.clone()), since: *since, until: *until };
+            let secret = StoredSecret { value: Secret::new(value), since: *since, until: *until };
             ended.entry(realm.as_str().into()).or_default().push(secret);
         }
         store.remember_ended_secrets(ended.into_iter().map(|(realm, secrets)| (realm, secrets.into())));

@@ -12,7 +12,7 @@ use prometheus_client::{
 use turnpike_acme::AcmeStatus;
 use turnpike_process::{
     ControlStatus, MetricsPage,
-    exposition::{self, Common, MetricFamilies, by_name, count, counter, counts, gauge},
+    exposition::{self, Common, MetricFamilies, by_name, count, counter, counts, gauge, gauges, total},
     kernel_path,
     log_queue::LogCounts,
 };
@@ -43,24 +43,10 @@ pub(crate) fn page(
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let Snapshots { workers, realms, listeners, relays, kernel } = snapshots();
-            let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
-            let acme = Arc::clone(&acme);
+            let (certificates, acme) = (Arc::clone(&certificates), Arc::clone(&acme));
             let store = store::shared(&store).map(|store| store.counts());
-            let (ended, fleet) = (ended.get(), fleet());
-            Scrape {
-                workers,
-                realms,
-                listeners,
-                relays,
-                ended,
-                kernel,
-                certificates,
-                acme,
-                store,
-                fleet,
-                common,
-            }
+            let (snapshots, ended, fleet) = (snapshots(), ended.get(), fleet());
+            Scrape { snapshots, ended, certificates, acme, store, fleet, common }
         },
         status,
         log,
@@ -69,7 +55,8 @@ pub(crate) fn page(
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshots {
-    pub(crate) workers: Vec<WorkerSnapshot>,
+    /// Snapshots of the workers, each with its worker number.
+    pub(crate) workers: Vec<(String, WorkerSnapshot)>,
     pub(crate) realms: Vec<(Box<str>, usize)>,
     pub(crate) listeners: Vec<ListenerCount>,
     pub(crate) relays: Arc<[RelayState]>,
@@ -79,13 +66,8 @@ pub(crate) struct Snapshots {
 
 #[derive(Clone, Debug, Default)]
 struct Scrape {
-    /// Snapshots of the workers, each with its worker number.
-    workers: Vec<(String, WorkerSnapshot)>,
-    realms: Vec<(Box<str>, usize)>,
-    listeners: Vec<ListenerCount>,
-    relays: Arc<[RelayState]>,
+    snapshots: Snapshots,
     ended: Totals,
-    kernel: Option<KernelSnapshot>,
     certificates: Arc<CertificateState>,
     acme: Arc<AcmeStatus>,
     /// Counters of the store; `None` without a store.
@@ -96,12 +78,12 @@ struct Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let families = MetricFamilies { encoder, label: "worker", snapshots: &self.workers };
-        let mut page = ServerFamilies(families);
+        let Snapshots { workers, realms, listeners, relays, kernel } = &self.snapshots;
+        let mut page = ServerFamilies(MetricFamilies { encoder, label: "worker", snapshots: workers });
         page.0.gauge("allocations", "Current allocations.", |snapshot| snapshot.allocations)?;
-        page.realms(&self.realms)?;
-        page.listeners(&self.listeners)?;
-        page.relays(&self.relays)?;
+        page.realms(realms)?;
+        page.listeners(listeners)?;
+        page.relays(relays)?;
         page.ended_allocations(&self.ended)?;
         page.turn()?;
         page.allocation_times()?;
@@ -112,7 +94,7 @@ impl Collector for Scrape {
         page.peers()?;
         page.handed_on()?;
         page.dtls()?;
-        if let Some(kernel) = &self.kernel {
+        if let Some(kernel) = kernel {
             page.kernel(kernel)?;
         }
         page.certificates(&self.certificates)?;
@@ -132,39 +114,35 @@ macro_rules! each {
     };
 }
 
+/// Counters of each worker by the variants of an enumeration: name, help, label, enumeration, and method of a part of its
+/// snapshot.
+macro_rules! by_variant {
+    ($page:expr; $($name:literal $help:literal $label:literal $kind:ident $part:ident.$count:ident;)+) => {
+        $($page.0.by($name, $help, $label, |snapshot| {
+            by_name(|kind: $kind| snapshot.$part.$count(kind))
+        })?;)+
+    };
+}
+
 struct ServerFamilies<'e, 's>(MetricFamilies<'e, 's, WorkerSnapshot>);
 
 impl ServerFamilies<'_, '_> {
     fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
-        let mut metric = self.0.encoder.encode_descriptor(
-            "realm_allocations",
-            "Current allocations by realm; realms without allocations are omitted.",
-            None,
-            MetricType::Gauge,
-        )?;
-        for (realm, count) in realms {
-            metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
-        }
-        Ok(())
+        let help = "Current allocations by realm; realms without allocations are omitted.";
+        let counts = realms.iter().map(|(realm, count)| (realm, *count));
+        gauges(&mut self.0.encoder, "realm_allocations", help, "realm", counts)
     }
 
     fn relays(&mut self, relays: &[RelayState]) -> fmt::Result {
         let help = "1 while this machine has the relay address; 0 while it is absent and new allocations on it are refused.";
-        let mut metric =
-            self.0.encoder.encode_descriptor("relay_address_up", help, None, MetricType::Gauge)?;
-        for state in relays {
-            let address = state.address.bind.to_string();
-            metric.encode_family(&[("address", &*address)])?.encode_gauge(&u64::from(state.is_up))?;
-        }
+        let up = relays.iter().map(|state| (state.address.bind.to_string(), u64::from(state.is_up)));
+        gauges(&mut self.0.encoder, "relay_address_up", help, "address", up)?;
         let help = "Time of the last change of relay_address_up, in Unix seconds.";
-        let name = "relay_address_since_seconds";
-        let mut metric = self.0.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for state in relays {
-            let address = state.address.bind.to_string();
-            let since = state.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            metric.encode_family(&[("address", &*address)])?.encode_gauge(&since)?;
-        }
-        Ok(())
+        let since = relays.iter().map(|state| {
+            let since = state.since.duration_since(UNIX_EPOCH).unwrap_or_default();
+            (state.address.bind.to_string(), since.as_secs())
+        });
+        gauges(&mut self.0.encoder, "relay_address_since_seconds", help, "address", since)
     }
 
     /// Sums the counters by transport and port, over all addresses and server names.
@@ -249,17 +227,11 @@ impl ServerFamilies<'_, '_> {
     fn certificates(&mut self, told: &CertificateState) -> fmt::Result {
         let validities = told.expiry.validities();
         let starts = validities.iter().map(|(file, (first, _))| (file, *first));
+        let help = "Start of the validity of the certificates in use in Unix seconds, by file.";
+        gauges(&mut self.0.encoder, "certificate_not_before_seconds", help, "file", starts)?;
         let ends = validities.iter().map(|(file, (_, last))| (file, *last));
-        self.by_file(
-            "certificate_not_before_seconds",
-            "Start of the validity of the certificates in use in Unix seconds, by file.",
-            starts,
-        )?;
-        self.by_file(
-            "certificate_not_after_seconds",
-            "Expiry of the certificates in use in Unix seconds, by file.",
-            ends,
-        )?;
+        let help = "Expiry of the certificates in use in Unix seconds, by file.";
+        gauges(&mut self.0.encoder, "certificate_not_after_seconds", help, "file", ends)?;
         counts(
             &mut self.0.encoder,
             "certificate_reloads",
@@ -269,33 +241,10 @@ impl ServerFamilies<'_, '_> {
         )
     }
 
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the format defines gauges as floats, and no certificate outlives 2^53 s"
-    )]
-    fn by_file<'f>(
-        &mut self,
-        name: &str,
-        help: &str,
-        files: impl Iterator<Item = (&'f String, u64)>,
-    ) -> fmt::Result {
-        let mut metric = self.0.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (file, unix) in files {
-            metric.encode_family(&[("file", file.as_str())])?.encode_gauge(&(unix as f64))?;
-        }
-        Ok(())
-    }
-
     fn acme(&mut self, acme: &AcmeStatus) -> fmt::Result {
-        let mut metric = self.0.encoder.encode_descriptor(
-            "acme_failures",
-            "Failed orders of a certificate since the last success, by name in tls.acme.",
-            None,
-            MetricType::Gauge,
-        )?;
-        for (name, status) in acme.names() {
-            metric.encode_family(&[("name", name.as_str())])?.encode_gauge(&f64::from(status.failures))?;
-        }
+        let help = "Failed orders of a certificate since the last success, by name in tls.acme.";
+        let failures = acme.names().into_iter().map(|(name, status)| (name, status.failures));
+        gauges(&mut self.0.encoder, "acme_failures", help, "name", failures)?;
         counts(
             &mut self.0.encoder,
             "acme_orders",
@@ -306,13 +255,9 @@ impl ServerFamilies<'_, '_> {
     }
 
     fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
-        gauge(&mut self.0.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "the format defines gauges as floats, and 2^53 users do not fit into memory"
-        )]
-        let users = store.users as f64;
-        gauge(&mut self.0.encoder, "store_cached_users", "Store users cached in memory.", users)?;
+        let is_up = u64::from(store.is_up);
+        gauge(&mut self.0.encoder, "store_up", "1 while the store answers.", is_up)?;
+        gauge(&mut self.0.encoder, "store_cached_users", "Store users cached in memory.", store.users)?;
         counts(
             &mut self.0.encoder,
             "store_answers",
@@ -326,75 +271,59 @@ impl ServerFamilies<'_, '_> {
         histogram(&mut self.0.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
     }
 
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the format defines gauges as floats, and these are far below 2^53"
-    )]
     fn fleet(&mut self, fleet: &FleetCounts) -> fmt::Result {
-        gauge(
-            &mut self.0.encoder,
-            "bans",
-            "Bans in effect on users and client addresses.",
-            fleet.bans as f64,
-        )?;
+        gauge(&mut self.0.encoder, "bans", "Bans in effect on users and client addresses.", fleet.bans)?;
         let Some(node) = &fleet.node else { return Ok(()) };
-        let is = |true_or_not: bool| f64::from(u8::from(true_or_not));
         let quotas = &node.quotas;
         for (name, help, value) in [
             (
                 "fleet_up",
                 "1 while the fleet store answers and this node is a member, 0 while it is alone.",
-                is(node.is_up),
+                u64::from(node.is_up),
             ),
             (
                 "fleet_recovering",
                 "1 while the fleet store is recovering and grants no shared quota.",
-                is(node.is_recovering),
+                u64::from(node.is_recovering),
             ),
             (
                 "fleet_node_number",
                 "Number of this node in CONNECTION-IDs and mobility tickets; 0 if it has none.",
-                f64::from(node.number),
+                u64::from(node.number),
             ),
             (
                 "fleet_cordoned",
                 "1 while an administrator keeps new clients off this node.",
-                is(node.is_cordoned),
+                u64::from(node.is_cordoned),
             ),
-            ("fleet_key_ring_version", "Version of the keys shared by all nodes.", node.ring as f64),
+            ("fleet_key_ring_version", "Version of the keys shared by all nodes.", node.ring),
             (
                 "fleet_quota_buckets",
                 "Shared quotas in use on this node: users, realms and the total.",
-                quotas.buckets as f64,
+                quotas.buckets,
             ),
-            ("fleet_quota_held", "Shared quota held by this node, in allocations.", quotas.held as f64),
-            ("fleet_quota_waiting", "Shared quotas not yet reported to the store.", quotas.waiting as f64),
+            ("fleet_quota_held", "Shared quota held by this node, in allocations.", quotas.held),
+            ("fleet_quota_waiting", "Shared quotas not yet reported to the store.", quotas.waiting),
         ] {
             gauge(&mut self.0.encoder, name, help, value)?;
         }
         let help = "Known nodes of the fleet by state.";
-        let mut metric = self.0.encoder.encode_descriptor("fleet_nodes", help, None, MetricType::Gauge)?;
-        for (state, count) in node.nodes {
-            metric.encode_family(&[("state", state)])?.encode_gauge(&count)?;
-        }
+        gauges(&mut self.0.encoder, "fleet_nodes", help, "state", node.nodes)?;
         let refusals = ["user", "realm", "total"].into_iter().zip(quotas.refused);
         let help = "Allocations refused by limits of the whole fleet, by limit.";
         counts(&mut self.0.encoder, "fleet_refusals", help, "limit", refusals)?;
         let help = "Clients redirected to another node or to this node's own address, by reason.";
         counts(&mut self.0.encoder, "fleet_redirects", help, "reason", node.redirects)?;
         let help = "Clients that repeated their request after a redirect and were served here.";
-        counter(&mut self.0.encoder, "fleet_returns", help)?
-            .encode_counter::<NoLabelSet, _, u64>(&node.returned, None)?;
+        total(&mut self.0.encoder, "fleet_returns", help, node.returned)?;
         let help = "Quota exchanges with the store by result.";
         counts(&mut self.0.encoder, "fleet_exchanges", help, "result", node.exchanges)?;
         let help = "Total duration of quota exchanges with the store.";
-        counter(&mut self.0.encoder, "fleet_exchange_seconds", help)?
-            .encode_counter::<NoLabelSet, _, f64>(&node.exchange_seconds, None)?;
+        total(&mut self.0.encoder, "fleet_exchange_seconds", help, node.exchange_seconds)?;
         let help = "Messages and quota levels from other nodes, by kind; unreadable ones come from a node with a different fleet.secret or clock, and repeated ones are ignored.";
         counts(&mut self.0.encoder, "fleet_heard", help, "kind", node.heard)?;
         let help = "Allocation status lines lost because the store was unreachable or slow.";
-        counter(&mut self.0.encoder, "fleet_status_lines_lost", help)?
-            .encode_counter::<NoLabelSet, _, f64>(&node.lines_lost, None)
+        total(&mut self.0.encoder, "fleet_status_lines_lost", help, node.lines_lost)
     }
 
     /// Counters of the state machines, which define the families and labels. The format requires all
@@ -491,18 +420,15 @@ impl ServerFamilies<'_, '_> {
             "connections_adopted" "Connections taken over from another worker." streams.adopted;
             "connections_plain" "Connections without TLS." streams.plain;
         );
-        self.0.by("connections_closed", "Connections that ended, by reason.", "reason", |snapshot| {
-            by_name(|reason: CloseReason| snapshot.streams.closed(reason))
-        })?;
+        by_variant!(self;
+            "connections_closed" "Connections that ended, by reason." "reason" CloseReason streams.closed;
+        );
         self.0.by("tls_handshakes", "TLS handshakes finished, by kind.", "kind", |snapshot| {
             vec![("full", snapshot.streams.handshakes_full), ("resumed", snapshot.streams.handshakes_resumed)]
         })?;
-        self.0.by(
-            "tls_handshakes_failed",
-            "TLS handshakes that failed, by reason.",
-            "reason",
-            |snapshot| by_name(|why: HandshakeFailure| snapshot.streams.failed(why)),
-        )?;
+        by_variant!(self;
+            "tls_handshakes_failed" "TLS handshakes that failed, by reason." "reason" HandshakeFailure streams.failed;
+        );
         each!(self;
             "accept_pauses" "Pauses in accepting connections because file descriptors ran out." streams.accept_pauses;
             "stream_dropped" "Datagrams dropped because a client read too slowly." streams.queue_drops;
@@ -536,21 +462,11 @@ impl ServerFamilies<'_, '_> {
         self.0.by("dtls_handshakes", "DTLS handshakes finished, by version.", "version", |snapshot| {
             vec![("1.2", snapshot.dtls.handshakes_1_2), ("1.3", snapshot.dtls.handshakes_1_3)]
         })?;
-        self.0.by(
-            "dtls_handshakes_failed",
-            "DTLS handshakes that failed, by reason.",
-            "reason",
-            |snapshot| by_name(|why: DtlsFailure| snapshot.dtls.failed(why)),
-        )?;
-        self.0.by("dtls_ended", "DTLS associations that ended, by reason.", "reason", |snapshot| {
-            by_name(|why: DtlsEnd| snapshot.dtls.ended(why))
-        })?;
-        self.0.by(
-            "dtls_dropped",
-            "Datagrams dropped on DTLS listeners, by reason.",
-            "reason",
-            |snapshot| by_name(|why: DtlsDrop| snapshot.dtls.dropped(why)),
-        )?;
+        by_variant!(self;
+            "dtls_handshakes_failed" "DTLS handshakes that failed, by reason." "reason" DtlsFailure dtls.failed;
+            "dtls_ended" "DTLS associations that ended, by reason." "reason" DtlsEnd dtls.ended;
+            "dtls_dropped" "Datagrams dropped on DTLS listeners, by reason." "reason" DtlsDrop dtls.dropped;
+        );
         each!(self;
             "dtls_datagrams" "Datagrams received for DTLS." dtls.datagrams;
             "dtls_received" "Messages decrypted from DTLS clients." dtls.received;
@@ -578,15 +494,10 @@ impl ServerFamilies<'_, '_> {
         self.0.gauge("handed_on_open", "Current connections handed on to a web server.", |snapshot| {
             snapshot.handed_on.open
         })?;
-        self.0.by("handed_on", "Connections for a web server, by kind.", "kind", |snapshot| {
-            by_name(|by: HandedOnBy| snapshot.handed_on.taken(by))
-        })?;
-        self.0.by(
-            "handed_on_ended",
-            "Connections for a web server that ended, by reason.",
-            "reason",
-            |snapshot| by_name(|reason: HandOnEnd| snapshot.handed_on.ended(reason)),
-        )?;
+        by_variant!(self;
+            "handed_on" "Connections for a web server, by kind." "kind" HandedOnBy handed_on.taken;
+            "handed_on_ended" "Connections for a web server that ended, by reason." "reason" HandOnEnd handed_on.ended;
+        );
         self.0.by("handed_on_bytes", "Bytes of handed-on connections, by source.", "source", |snapshot| {
             vec![("client", snapshot.handed_on.from_clients), ("server", snapshot.handed_on.from_servers)]
         })?;
@@ -674,7 +585,7 @@ fn turn_help(family: &str) -> Option<&'static str> {
     })
 }
 
-fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
+pub(crate) fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
     workers.into_iter().enumerate().map(|(number, snapshot)| (number.to_string(), snapshot)).collect()
 }
 
@@ -713,22 +624,26 @@ mod tests {
             listener(Transport::Tls, None),
             listener(Transport::Tls, Some("a.example")),
         ];
-        Scrape {
+        let relay = RelayState {
+            address: RelayAddress { bind: [192, 0, 2, 1].into(), external: None },
+            is_up: true,
+            since: UNIX_EPOCH + Duration::from_secs(1_000),
+        };
+        let snapshots = Snapshots {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
             listeners,
-            relays: Arc::from([RelayState {
-                address: RelayAddress { bind: [192, 0, 2, 1].into(), external: None },
-                is_up: true,
-                since: UNIX_EPOCH + Duration::from_secs(1_000),
-            }]),
+            relays: Arc::from([relay]),
+            kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
+        };
+        Scrape {
+            snapshots,
             ended: Totals {
                 ended: [(("example.org".into(), "udp", 3478), 4)].into(),
                 bytes: [("example.org".into(), [500, 600])].into(),
                 lengths: [1, 0, 2, 0, 0, 0, 0, 0, 1],
                 lived_ms: 90_000_500,
             },
-            kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
             acme: Arc::default(),
             store: Some(turnpike_stores::Counts {

@@ -414,13 +414,8 @@ fn metrics_page(
 fn snapshots(relay: &Relay, relays: Arc<[RelayState]>) -> Snapshots {
     let workers = relay.snapshots();
     let listeners = relay.by_listener(&workers);
-    Snapshots {
-        workers,
-        realms: relay.realms(),
-        listeners,
-        relays,
-        kernel: relay.kernel().map(Kernel::snapshot),
-    }
+    let kernel = relay.kernel().map(Kernel::snapshot);
+    Snapshots { workers: metrics::numbered(workers), realms: relay.realms(), listeners, relays, kernel }
 }
 
 fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {

@@ -14,7 +14,7 @@ use turnpike_config::{
 };
 use turnpike_stores::{
     Database, Directory, DirectoryLimits, Edit, Existing, PeerRanges, Rules, SqliteUse, StoreAddress,
-    StoreError, UserKeys,
+    StoreError, StoredLimits, UserKeys,
 };
 use turnpike_turn::{
     ip_range,
@@ -291,25 +291,26 @@ impl Merged {
             rules.md5_only.as_ref().map(|realms| realms.iter().map(|realm| realm.to_string()).collect());
         let mut left_out = 0_usize;
         for (name, realm) in &rules.realms {
-            let rate = realm.max_bps.map(Bandwidth::from_bytes);
+            let StoredLimits { total_quota, user_quota, max_bps } = realm.limits;
+            let rate = max_bps.map(Bandwidth::from_bytes);
             if **name == *settings.realm {
-                settings.stored.allocations = realm.total_quota;
-                settings.stored.allocations_per_user = realm.user_quota;
+                settings.stored.allocations = total_quota;
+                settings.stored.allocations_per_user = user_quota;
                 settings.stored.rate_per_allocation = rate;
             } else if let Some(own) = settings.realms.iter_mut().find(|own| own.name == **name) {
                 let added =
                     own.limits().filter(|(_, is_set)| !is_set).map(|(key, _)| (own.name.clone(), key));
                 settings.stored.realm_limits.extend(added);
-                own.allocations = own.allocations.or(realm.total_quota);
-                own.allocations_per_user = own.allocations_per_user.or(realm.user_quota);
+                own.allocations = own.allocations.or(total_quota);
+                own.allocations_per_user = own.allocations_per_user.or(user_quota);
                 own.bits_per_second_per_allocation = own.bits_per_second_per_allocation.or(rate.map(Some));
             } else if realm.named && settings.realms.len() >= realms::MOST_REALMS {
                 left_out += 1;
             } else if realm.named {
                 settings.realms.push(RealmSettings {
                     name: name.to_string(),
-                    allocations: realm.total_quota,
-                    allocations_per_user: realm.user_quota,
+                    allocations: total_quota,
+                    allocations_per_user: user_quota,
                     bits_per_second_per_allocation: rate.map(Some),
                     ..RealmSettings::default()
                 });
@@ -409,13 +410,12 @@ mod tests {
     }
 
     fn limited(total: usize, user: usize) -> RealmRules {
-        RealmRules {
-            named: true,
+        let limits = StoredLimits {
             total_quota: Some(total),
             user_quota: Some(user),
             max_bps: Some(1000 * total as u64),
-            ..RealmRules::default()
-        }
+        };
+        RealmRules { named: true, limits, ..RealmRules::default() }
     }
 
     #[test]

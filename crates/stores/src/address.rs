@@ -3,8 +3,8 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use percent_encoding::percent_decode_str;
+use turnpike_wire::secret::Secret;
 use url::{ParseError, Url};
-use zeroize::Zeroizing;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreAddress {
@@ -25,7 +25,7 @@ pub struct ServerAddress {
     pub port: Option<u16>,
     pub user: Option<String>,
     /// Password, which is left out of all output.
-    pub password: Option<Zeroizing<String>>,
+    pub password: Option<Secret>,
     /// Database name; for Redis its number.
     pub database: Option<String>,
     pub tls: Tls,
@@ -194,7 +194,7 @@ fn from_url(text: &str) -> Result<StoreAddress, String> {
         server.user = Some(decoded(url.username())?);
     }
     if let Some(password) = url.password() {
-        server.password = Some(Zeroizing::new(decoded(password)?));
+        server.password = Some(Secret::new(decoded(password)?));
     }
     let path = decoded(url.path())?;
     if is_unix {
@@ -258,7 +258,7 @@ fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result
         (_, "dbname" | "db" | "database") => server.database = Some(value.to_owned()),
         (_, "user" | "uname" | "name" | "username") => server.user = Some(value.to_owned()),
         (_, "password" | "pwd" | "passwd" | "secret") => {
-            server.password = Some(Zeroizing::new(value.to_owned()));
+            server.password = Some(Secret::new(value));
         }
         (_, "port" | "p") => {
             let port = value.parse().ok().filter(|port| *port > 0);
@@ -451,7 +451,7 @@ mod tests {
             ["psql-userdb=dbname=d password=a://b user=u", "psql-userdb=\"dbname=d password='a://b' user=u\""]
         {
             let StoreAddress::Postgres(server) = read(text) else { panic!("{text}") };
-            let [password, user] = [server.password.as_deref().map(String::as_str), server.user.as_deref()];
+            let [password, user] = [server.password.as_ref().map(Secret::reveal), server.user.as_deref()];
             assert_eq!([password, user], [Some("a://b"), Some("u")], "{text}");
         }
     }
@@ -467,7 +467,7 @@ mod tests {
             let written = password.replace('\\', "\\\\").replace('\'', "\\'");
             let read = format!("psql-userdb=dbname=d password='{written}' user=u").parse::<StoreAddress>();
             let Ok(StoreAddress::Postgres(server)) = read else { panic!("{read:?}") };
-            prop_assert_eq!(server.password.as_deref().map(String::as_str), Some(&*password));
+            prop_assert_eq!(server.password.as_ref().map(Secret::reveal), Some(&*password));
             prop_assert_eq!(server.user.as_deref(), Some("u"));
         }
     }

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use turnpike_measure::units::span;
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::{
     ApiKey, ApiKeys, Backend, Edit, Existing, Rules, Secrets, StoreError, StoreFault, StoredSecret, UserKeys,
@@ -242,7 +242,7 @@ impl<B: Backend> Directory<B> {
 
     /// Secret that signs a realm's credentials; the same on all servers that have read the store.
     #[must_use]
-    pub fn signing_secret(&self, realm: &str) -> Option<Zeroizing<String>> {
+    pub fn signing_secret(&self, realm: &str) -> Option<Secret> {
         let secrets = read(&self.0.secrets).get(realm).cloned()?;
         signing(&secrets).map(|secret| secret.value.clone())
     }
@@ -544,7 +544,7 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    fn ended(&self) -> Vec<(String, Zeroizing<String>)> {
+    fn ended(&self) -> Vec<(String, Secret)> {
         let (secrets, unix) = (read(&self.secrets), unix());
         let ended = secrets.iter().flat_map(|(realm, secrets)| {
             let ended = secrets.iter().filter(|secret| !secret.counts(unix));

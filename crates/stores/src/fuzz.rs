@@ -4,10 +4,10 @@ use std::panic::AssertUnwindSafe;
 
 use tokio::runtime::{Builder, Runtime};
 use turnpike_testkit::fuzz::Input;
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::{
-    ApiKey, Backend, Edit, RealmOptions, Rules, StoreError, StoreFault, StoredSecret, UserKeys,
+    ApiKey, Backend, Edit, Rules, StoreError, StoreFault, StoredLimits, StoredSecret, UserKeys,
     secrets::latest_kept_end, signing,
 };
 
@@ -123,7 +123,7 @@ pub(crate) async fn edits<B: Backend>(backend: &B, input: &mut Input<'_>, exact:
 fn draw(input: &mut Input<'_>) -> Edit {
     let number = |input: &mut Input<'_>| u64::from(input.u16());
     let realm = Word::Realm.name(input);
-    let secret = |input: &mut Input<'_>| Zeroizing::new(Word::Secret.name(input));
+    let secret = |input: &mut Input<'_>| Secret::new(Word::Secret.name(input));
     match input.below(9) {
         0 => {
             let name = Word::User.name(input);
@@ -146,12 +146,10 @@ fn draw(input: &mut Input<'_>) -> Edit {
         }
         6 => Edit::RemoveApiKey { name: Word::ApiKey.name(input) },
         7 => {
-            let options = RealmOptions {
-                total_quota: number(input),
-                user_quota: number(input),
-                max_bps: number(input),
-            };
-            Edit::PutRealm { realm, options }
+            let count = |input: &mut Input<'_>| Some(usize::from(input.u16())).filter(|limit| *limit > 0);
+            let (total_quota, user_quota) = (count(input), count(input));
+            let max_bps = Some(number(input)).filter(|limit| *limit > 0);
+            Edit::PutRealm { realm, limits: StoredLimits { total_quota, user_quota, max_bps } }
         }
         _ => Edit::RemoveRealm { realm },
     }
@@ -219,16 +217,11 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
                 assert!(!rules.api_keys.contains_key(&**name));
             }
         }
-        Edit::PutRealm { realm, options } => {
+        Edit::PutRealm { realm, limits } => {
             backend.edit(edit).await?;
             if let Some(rules) = rules(backend).await?.filter(|_| exact) {
                 let found = &rules.realms[&**realm];
-                let limit = |limit: u64| usize::try_from(limit).ok().filter(|limit| *limit > 0);
-                assert!(found.named);
-                assert_eq!(
-                    (found.total_quota, found.user_quota, found.max_bps.unwrap_or_default()),
-                    (limit(options.total_quota), limit(options.user_quota), options.max_bps)
-                );
+                assert_eq!((found.named, &found.limits), (true, limits));
             }
         }
         Edit::RemoveRealm { realm } => {
@@ -242,8 +235,8 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
     Ok(())
 }
 
-fn has(secrets: &[StoredSecret], wanted: &str) -> bool {
-    secrets.iter().any(|secret| *secret.value == wanted)
+fn has(secrets: &[StoredSecret], wanted: &Secret) -> bool {
+    secrets.iter().any(|secret| secret.value == *wanted)
 }
 
 /// Reads the rules; `None` if any row cannot be read, even one of another realm.

@@ -280,18 +280,18 @@ impl Backend for Redis {
             Edit::RemoveUser { realm, name } => self.run(&[of("DEL", &[&user_key(realm, name)])]).await?,
             Edit::AddSecret { realm, secret } => {
                 let keys = [secrets_key(realm), marks_key(realm)];
-                self.script(ADD_SECRET, &keys.each_ref().map(String::as_str), &[secret, words_of_existing])
-                    .await?
+                let arguments = [secret.reveal(), words_of_existing];
+                self.script(ADD_SECRET, &keys.each_ref().map(String::as_str), &arguments).await?
             }
             Edit::RemoveSecret { realm, secret } => {
                 let keys = [secrets_key(realm), marks_key(realm)];
-                self.script(REMOVE_SECRET, &keys.each_ref().map(String::as_str), &[secret]).await?
+                self.script(REMOVE_SECRET, &keys.each_ref().map(String::as_str), &[secret.reveal()]).await?
             }
             Edit::RotateSecret { realm, secret, since, until } => {
                 let keys = [secrets_key(realm), marks_key(realm)];
                 let kept = latest_kept_end(*since, *until).to_string();
                 let (since, until) = (since.to_string(), until.to_string());
-                let arguments = [secret.as_str(), &since, &until, &kept];
+                let arguments = [secret.reveal(), &since, &until, &kept];
                 self.script(ROTATE, &keys.each_ref().map(String::as_str), &arguments).await?
             }
             Edit::PutApiKey(key) => {
@@ -299,9 +299,8 @@ impl Backend for Redis {
                 return Ok(self.run(&[of(put, &[API_KEYS, &key.name, &words(key)])]).await? == 0);
             }
             Edit::RemoveApiKey { name } => self.run(&[of("HDEL", &[API_KEYS, name])]).await?,
-            Edit::PutRealm { realm, options } => {
-                let [total, user, rate] =
-                    options.named().map(|(option, value)| (key(realm, option), value.to_string()));
+            Edit::PutRealm { realm, limits } => {
+                let [total, user, rate] = limits.written().map(|(option, value)| (key(realm, option), value));
                 let (keys, values) =
                     ([&*total.0, &user.0, &rate.0], [words_of_existing, &total.1, &user.1, &rate.1]);
                 self.script(PUT_REALM, &keys, &values).await?
@@ -451,7 +450,7 @@ pub(crate) fn client(address: &ServerAddress) -> Result<Client, (StoreFault, Str
         settings = settings.set_username(user);
     }
     if let Some(password) = &address.password {
-        settings = settings.set_password(password.as_str());
+        settings = settings.set_password(password.reveal());
     }
     let tls = |error: RedisError| (StoreFault::Tls, error.to_string());
     let info = place.into_connection_info().map_err(tls)?.set_redis_settings(settings);

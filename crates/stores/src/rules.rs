@@ -8,6 +8,7 @@ use std::{
 
 use base64::{Engine as _, alphabet, engine};
 use turnpike_turn::{access_token::TokenKey, ip_range::IpRange, server::canonical_origin};
+use turnpike_wire::secret::Secret;
 use zeroize::Zeroizing;
 
 use crate::{
@@ -44,11 +45,30 @@ impl fmt::Debug for Rules {
 pub struct RealmRules {
     /// True if the store defines the realm; otherwise, the realm only has peer rules or secrets.
     pub named: bool,
+    pub limits: StoredLimits,
+    pub peers: PeerRanges,
+}
+
+/// Limits of a realm, named as in coturn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredLimits {
     pub total_quota: Option<usize>,
     pub user_quota: Option<usize>,
-    /// Bytes per second of each allocation (coturn's `max-bps`).
+    /// Bytes per second of each allocation, in each direction.
     pub max_bps: Option<u64>,
-    pub peers: PeerRanges,
+}
+
+impl StoredLimits {
+    /// Options and their values in the store, where 0 means no limit.
+    pub(crate) fn written(self) -> [(&'static str, String); 3] {
+        let number = |limit: Option<u64>| limit.unwrap_or_default().to_string();
+        let count = |limit: Option<usize>| limit.unwrap_or_default().to_string();
+        [
+            ("total-quota", count(self.total_quota)),
+            ("user-quota", count(self.user_quota)),
+            ("max-bps", number(self.max_bps)),
+        ]
+    }
 }
 
 /// Peer ranges, as in coturn: allowed ranges override denied ones.
@@ -119,9 +139,9 @@ impl<'a> RulesReader<'a> {
         let rules = self.realm(text(realm));
         rules.named = true;
         match option {
-            "total-quota" => lower(&mut rules.total_quota, count),
-            "user-quota" => lower(&mut rules.user_quota, count),
-            "max-bps" => lower(&mut rules.max_bps, number),
+            "total-quota" => lower(&mut rules.limits.total_quota, count),
+            "user-quota" => lower(&mut rules.limits.user_quota, count),
+            "max-bps" => lower(&mut rules.limits.max_bps, number),
             _ => self.ignore(format!("unknown option {option:?} of realm {:?}", text(realm))),
         }
         Ok(())
@@ -144,7 +164,7 @@ impl<'a> RulesReader<'a> {
         let secret = text(secret);
         if !secret.is_empty() {
             let held = self.secrets.entry(text(realm).into()).or_default();
-            held.push(StoredSecret::new(Zeroizing::new(secret.to_owned())));
+            held.push(StoredSecret::new(Secret::new(secret)));
         }
     }
 
@@ -157,7 +177,7 @@ impl<'a> RulesReader<'a> {
     ) -> Result<(), StoreError> {
         let (since, until) = read_mark(self.store, text(realm), since, until)?;
         let held = self.secrets.get_mut(text(realm)).into_iter().flatten();
-        for found in held.filter(|held| *held.value == *text(secret)) {
+        for found in held.filter(|held| held.value.reveal() == text(secret)) {
             (found.since, found.until) = (since, until);
         }
         Ok(())
@@ -234,7 +254,7 @@ impl<'a> RulesReader<'a> {
             .secrets
             .into_iter()
             .map(|(realm, mut secrets)| {
-                secrets.sort_unstable_by(|one, other| one.value.as_str().cmp(&other.value));
+                secrets.sort_unstable_by(|one, other| one.value.reveal().cmp(other.value.reveal()));
                 (realm, secrets.into())
             })
             .collect();
@@ -382,10 +402,8 @@ mod tests {
         });
         let rules = rules.expect("rules");
         let a = &rules.realms["a"];
-        assert_eq!(
-            (a.total_quota, a.user_quota, a.max_bps, a.named),
-            (Some(12_000), None, Some(500_000), true)
-        );
+        let limits = StoredLimits { total_quota: Some(12_000), user_quota: None, max_bps: Some(500_000) };
+        assert_eq!((a.limits, a.named), (limits, true));
         assert!(rules.ignored[0].contains("\"colour\""));
         // SQLite allows empty and null primary keys.
         let rows = [(None, "700"), (Some(""), "300"), (Some(" "), "0"), (None, "500")];
@@ -393,7 +411,8 @@ mod tests {
             let rules = read(|reader| {
                 rows.iter().try_for_each(|(realm, bps)| reader.option(*realm, "max-bps", Some(bps)))
             });
-            assert_eq!(rules.expect("rules").realms[""].max_bps, Some(300), "the lower limit, in any order");
+            let lowest = rules.expect("rules").realms[""].limits.max_bps;
+            assert_eq!(lowest, Some(300), "the lower limit, in any order");
         }
         let error =
             read(|reader| reader.option(Some("a"), "user-quota", Some("many"))).expect_err("no number");

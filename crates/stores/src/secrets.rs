@@ -3,19 +3,18 @@
 //! creates.
 
 use std::{
-    fmt,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
-/// Secrets of a realm. They are overwritten in memory on drop.
+/// Secrets of a realm.
 pub type Secrets = Arc<[StoredSecret]>;
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredSecret {
-    pub value: Zeroizing<String>,
+    pub value: Secret,
     /// Unix second of the rotation that made this the signing secret; 0 if it was never rotated.
     pub since: u64,
     /// Last Unix second in which this secret is accepted, set by a rotation; [`CUT_OFF`] if it was invalidated
@@ -29,7 +28,7 @@ pub const CUT_OFF: u64 = 0;
 
 impl StoredSecret {
     #[must_use]
-    pub fn new(value: Zeroizing<String>) -> Self {
+    pub fn new(value: Secret) -> Self {
         Self { value, since: 0, until: None }
     }
 
@@ -43,14 +42,6 @@ impl StoredSecret {
     #[must_use]
     pub fn was_cut_off(&self) -> bool {
         self.until == Some(CUT_OFF)
-    }
-}
-
-/// Omits the secret.
-impl fmt::Debug for StoredSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { since, until, .. } = self;
-        write!(f, "StoredSecret {{ since: {since}, until: {until:?}, .. }}")
     }
 }
 
@@ -70,7 +61,7 @@ pub(crate) fn ended(held: &[StoredSecret], read: &[StoredSecret], unix: u64) -> 
     let has_ended = |secret: &&StoredSecret| !secret.counts(unix) && !secret.was_cut_off();
     let mut ended: Vec<_> = held.iter().filter(|it| !is_left(it) && has_ended(it)).cloned().collect();
     // Secrets of one rotation expire in the same second; sorting by value too makes duplicates adjacent.
-    ended.sort_by(|one, other| (other.until, &*one.value).cmp(&(one.until, &*other.value)));
+    ended.sort_by(|one, other| (other.until, one.value.reveal()).cmp(&(one.until, other.value.reveal())));
     ended.dedup_by(|one, other| one.value == other.value);
     ended.truncate(MOST_ENDED);
     ended
@@ -81,7 +72,7 @@ pub(crate) fn ended(held: &[StoredSecret], read: &[StoredSecret], unix: u64) -> 
 #[must_use]
 pub fn signing(secrets: &[StoredSecret]) -> Option<&StoredSecret> {
     let lasting = secrets.iter().filter(|secret| secret.until.is_none());
-    lasting.max_by(|one, other| (one.since, &*other.value).cmp(&(other.since, &*one.value)))
+    lasting.max_by(|one, other| (one.since, other.value.reveal()).cmp(&(other.since, one.value.reveal())))
 }
 
 pub(crate) fn unix() -> u64 {
@@ -93,11 +84,11 @@ mod tests {
     use super::*;
 
     fn secret(value: &str, since: u64, until: Option<u64>) -> StoredSecret {
-        StoredSecret { value: Zeroizing::new(value.to_owned()), since, until }
+        StoredSecret { value: Secret::new(value), since, until }
     }
 
     fn signs(secrets: &[StoredSecret]) -> Option<&str> {
-        signing(secrets).map(|secret| secret.value.as_str())
+        signing(secrets).map(|secret| secret.value.reveal())
     }
 
     #[test]
@@ -118,7 +109,7 @@ mod tests {
     fn expiring_secret_is_valid_through_its_last_second() {
         let ending = secret("a", 0, Some(100));
         assert_eq!([99, 100, 101].map(|unix| ending.counts(unix)), [true, true, false]);
-        assert!(StoredSecret::new(Zeroizing::new(String::new())).counts(u64::MAX));
+        assert!(StoredSecret::new(Secret::new("")).counts(u64::MAX));
     }
 
     #[test]
@@ -133,8 +124,9 @@ mod tests {
             signing.clone(),
         ];
         let read = [held[4].clone(), signing];
-        let names =
-            |unix| ended(&held, &read, unix).into_iter().map(|it| it.value.to_string()).collect::<Vec<_>>();
+        let names = |unix| {
+            ended(&held, &read, unix).into_iter().map(|it| it.value.reveal().to_owned()).collect::<Vec<_>>()
+        };
         let scheduled = "expired because of a rotation";
         assert_eq!(names(160), [scheduled], "valid in its last second");
         assert_eq!(names(161), ["rotated", scheduled]);

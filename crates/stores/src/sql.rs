@@ -256,7 +256,7 @@ fn postgres_options(address: &ServerAddress) -> PgConnectOptions {
         options = options.username(user);
     }
     if let Some(password) = &address.password {
-        options = options.password(password);
+        options = options.password(password.reveal());
     }
     if let Some(database) = &address.database {
         options = options.database(database);
@@ -286,7 +286,7 @@ fn mysql_options(address: &ServerAddress) -> MySqlConnectOptions {
         options = options.username(user);
     }
     if let Some(password) = &address.password {
-        options = options.password(password);
+        options = options.password(password.reveal());
     }
     if let Some(database) = &address.database {
         options = options.database(database);

@@ -9,7 +9,7 @@ use std::{
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, Backend, Edit, Existing, RealmOptions, Rules, StoreError, StoreFault, StoredSecret, UserKeys,
+    ApiKey, Backend, Edit, Existing, Rules, StoreError, StoreFault, StoredLimits, StoredSecret, UserKeys,
     UserRow,
     api_keys::ApiKeyRow,
     backend::PAGE,
@@ -291,16 +291,17 @@ impl<S: Sql> Backend for CoturnTables<S> {
                 }
             }
             Edit::AddSecret { realm, secret } => {
-                let mut statements = self.without_secret(realm, secret).await?;
-                statements.push((ADD_SECRET, vec![realm.as_str(), secret]));
-                self.put((SECRET, vec![realm.as_str(), secret]), statements, existing).await?
+                let row = vec![realm.as_str(), secret.reveal()];
+                let mut statements = self.without_secret(realm, secret.reveal()).await?;
+                statements.push((ADD_SECRET, row.clone()));
+                self.put((SECRET, row), statements, existing).await?
             }
             Edit::RemoveSecret { realm, secret } => {
-                let statements = self.without_secret(realm, secret).await?;
+                let statements = self.without_secret(realm, secret.reveal()).await?;
                 self.sql.change(statements.into()).await?
             }
             Edit::RotateSecret { realm, secret, since, until } => {
-                return self.rotate(realm, secret, *since, *until).await;
+                return self.rotate(realm, secret.reveal(), *since, *until).await;
             }
             Edit::PutApiKey(key) => self.put_api_key(key, existing).await?,
             Edit::RemoveApiKey { name } => {
@@ -309,7 +310,7 @@ impl<S: Sql> Backend for CoturnTables<S> {
                 }
                 self.sql.change(vec![(REMOVE_API_KEY, vec![name.as_str()])].into()).await?
             }
-            Edit::PutRealm { realm, options } => return self.put_realm(realm, *options, existing).await,
+            Edit::PutRealm { realm, limits } => return self.put_realm(realm, *limits, existing).await,
             Edit::RemoveRealm { realm } => {
                 let tables = [REMOVE_OPTIONS, REMOVE_ORIGINS, REMOVE_ALLOWED, REMOVE_DENIED];
                 let statements = tables.map(|table| (table, vec![realm.as_str()])).to_vec();
@@ -423,12 +424,12 @@ impl<S: Sql> CoturnTables<S> {
     async fn put_realm(
         &self,
         realm: &str,
-        options: RealmOptions,
+        limits: StoredLimits,
         existing: Existing,
     ) -> Result<bool, StoreError> {
         // Writes a row for each limit, so that even a realm without limits exists; coturn treats 0 as no
         // limit.
-        let values = options.named().map(|(name, value)| (name, value.to_string()));
+        let values = limits.written();
         let remove = values.iter().map(|(name, _)| (REMOVE_OPTION, vec![realm, *name]));
         let add = values.iter().map(|(name, value)| (ADD_OPTION, vec![realm, *name, value.as_str()]));
         let find = (OPTIONS_OF, vec![realm]);

@@ -2,10 +2,10 @@
 
 use std::{fs, path::Path, process::Command};
 
-use turnpike_stores::{Backend as _, Edit, RealmOptions, UserKeys};
+use turnpike_stores::{Backend as _, Edit, StoredLimits, UserKeys};
 use turnpike_testkit::{alone::skip, databases::installed};
 use turnpike_wire::integrity::KeyAlgorithm;
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::support::*;
 
@@ -65,15 +65,10 @@ fn changes_by_turnadmin_are_read() {
             UserKeys::new("gorst", REALM, "hero").get(KeyAlgorithm::Md5)
         );
         let secrets = world.wait(database.secrets(REALM)).expect("an answer");
-        assert_eq!(secrets.iter().map(|secret| secret.value.as_str()).collect::<Vec<_>>(), ["logen"]);
+        assert_eq!(secrets.iter().map(|secret| secret.value.reveal()).collect::<Vec<_>>(), ["logen"]);
         let rules = world.wait(database.rules()).expect("an answer");
-        let realm = &rules.realms[REALM];
-        assert_eq!(
-            (realm.total_quota, realm.user_quota, realm.max_bps),
-            (Some(12), Some(3), Some(500_000)),
-            "{:?}",
-            world.kind
-        );
+        let limits = StoredLimits { total_quota: Some(12), user_quota: Some(3), max_bps: Some(500_000) };
+        assert_eq!(rules.realms[REALM].limits, limits, "{:?}", world.kind);
         assert_eq!(&*rules.origins["https://bligh.edu:443"], REALM);
         turnadmin(world, &["-d", "-u", "gorst", "-r", REALM]);
         assert_eq!(world.wait(database.user(REALM, "gorst")).expect("an answer"), None);
@@ -86,20 +81,19 @@ fn turnadmin_reads_turnpikes_changes() {
         let realm = REALM.to_owned();
         let keys = UserKeys::new("whirrun", REALM, "sword");
         world.edit(&Edit::PutUser { realm: realm.clone(), name: "whirrun".to_owned(), keys });
-        world.edit(&Edit::AddSecret { realm: realm.clone(), secret: Zeroizing::new("bloody9".to_owned()) });
-        let options = RealmOptions { total_quota: 9, max_bps: 250_000, ..RealmOptions::default() };
-        world.edit(&Edit::PutRealm { realm, options });
+        world.edit(&Edit::AddSecret { realm: realm.clone(), secret: Secret::new("bloody9") });
+        let limits = StoredLimits { total_quota: Some(9), user_quota: None, max_bps: Some(250_000) };
+        world.edit(&Edit::PutRealm { realm, limits });
         let users = turnadmin(world, &["-l", "-r", REALM]);
         assert!(users.contains("whirrun"), "{:?}: {users}", world.kind);
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(secrets.contains("bloody9"), "{secrets}");
         // During a rotation, coturn accepts both secrets; afterwards the row is gone.
-        let secret = |text: &str| Zeroizing::new(text.to_owned());
-        let (realm, new) = (REALM.to_owned(), secret("shivers"));
+        let (realm, new) = (REALM.to_owned(), Secret::new("shivers"));
         world.edit(&Edit::RotateSecret { realm, secret: new, since: 1000, until: 2000 });
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(secrets.contains("bloody9") && secrets.contains("shivers"), "{secrets}");
-        world.edit(&Edit::RemoveSecret { realm: REALM.to_owned(), secret: secret("bloody9") });
+        world.edit(&Edit::RemoveSecret { realm: REALM.to_owned(), secret: Secret::new("bloody9") });
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(!secrets.contains("bloody9") && secrets.contains("shivers"), "{secrets}");
         let options = turnadmin(world, &["-G", "-r", REALM]);
@@ -226,7 +220,10 @@ fn coturn_schema_and_example_rows_are_read_unchanged() {
             let database = world.database();
             let rules = world.wait(database.rules()).expect("an answer");
             assert_eq!((rules.token_keys.len(), rules.origins.len()), (3, 2));
-            assert_eq!((rules.secrets[REALM].len(), rules.realms[REALM].total_quota), (2, Some(12_000)));
+            assert_eq!(
+                (rules.secrets[REALM].len(), rules.realms[REALM].limits.total_quota),
+                (2, Some(12_000))
+            );
             assert_eq!(rules.realms["crinna.org"].peers.deny.len(), 1);
             let gorst =
                 world.wait(database.user(REALM, "gorst")).expect("an answer").expect("the user exists");

@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 use turnpike_stores::{
-    ApiKey, Backend as _, CUT_OFF, CachedUser, Directory, DirectoryLimits, Edit, RealmOptions, Rules,
+    ApiKey, Backend as _, CUT_OFF, CachedUser, Directory, DirectoryLimits, Edit, Rules, StoredLimits,
     StoredSecret, UserKeys, UserLookup, signing,
 };
 use turnpike_wire::integrity::KeyAlgorithm;
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::support::*;
 
@@ -59,7 +59,7 @@ fn fill(world: &World) {
 }
 
 fn values(secrets: &[StoredSecret]) -> Vec<&str> {
-    let mut values: Vec<&str> = secrets.iter().map(|secret| secret.value.as_str()).collect();
+    let mut values: Vec<&str> = secrets.iter().map(|secret| secret.value.reveal()).collect();
     values.sort_unstable();
     values
 }
@@ -83,10 +83,9 @@ fn coturn_rows_are_read_in_place() {
 
         let rules = world.wait(database.rules()).expect("an answer");
         let north = &rules.realms[REALM];
-        assert_eq!(
-            (north.total_quota, north.user_quota, north.max_bps),
-            (Some(12_000), Some(10_000), Some(500_000))
-        );
+        let limits =
+            StoredLimits { total_quota: Some(12_000), user_quota: Some(10_000), max_bps: Some(500_000) };
+        assert_eq!(north.limits, limits);
         assert!(north.named && rules.realms["crinna.example"].named);
         assert_eq!(&*rules.origins["https://crinna.example:443"], "crinna.example");
         assert_eq!(texts(&rules.peers.allow), ["172.17.13.200"]);
@@ -123,31 +122,27 @@ fn written_items_are_read_and_removed_items_are_gone() {
         let remove = Edit::RemoveUser { realm: realm.clone(), name: name.clone() };
         assert!(world.edit(&remove) && found().is_none() && !world.edit(&remove));
 
-        let secret = |text: &str| Zeroizing::new(text.to_owned());
-        let add = |text: &str| Edit::AddSecret { realm: realm.clone(), secret: secret(text) };
+        let add = |text: &str| Edit::AddSecret { realm: realm.clone(), secret: Secret::new(text) };
         assert_eq!(
             [world.edit(&add("a")), world.edit(&add("b")), world.edit(&add("a"))],
             [false, false, true]
         );
         assert_eq!(world.wait(database.secrets(REALM)).expect("an answer").len(), 2);
-        let remove = Edit::RemoveSecret { realm: realm.clone(), secret: secret("a") };
+        let remove = Edit::RemoveSecret { realm: realm.clone(), secret: Secret::new("a") };
         assert!(world.edit(&remove) && !world.edit(&remove));
         assert_eq!(values(&world.wait(database.secrets(REALM)).expect("an answer")), ["b"]);
 
         let rules = || -> Rules { world.wait(database.rules()).expect("an answer") };
-        let options = RealmOptions { total_quota: 7, user_quota: 0, max_bps: 125_000 };
-        let put = |options| Edit::PutRealm { realm: "new.example".to_owned(), options };
-        assert!(!world.edit(&put(options)));
+        let limits = StoredLimits { total_quota: Some(7), user_quota: None, max_bps: Some(125_000) };
+        let put = |limits| Edit::PutRealm { realm: "new.example".to_owned(), limits };
+        assert!(!world.edit(&put(limits)));
+        let new = rules().realms["new.example"].clone();
+        assert_eq!((new.named, new.limits), (true, limits));
+        assert!(world.edit(&put(StoredLimits::default())));
         let new = rules().realms["new.example"].clone();
         assert_eq!(
-            (new.named, new.total_quota, new.user_quota, new.max_bps),
-            (true, Some(7), None, Some(125_000))
-        );
-        assert!(world.edit(&put(RealmOptions::default())));
-        let new = rules().realms["new.example"].clone();
-        assert_eq!(
-            (new.named, new.total_quota, new.max_bps),
-            (true, None, None),
+            (new.named, new.limits),
+            (true, StoredLimits::default()),
             "the realm exists without a limit"
         );
         let remove = Edit::RemoveRealm { realm: "new.example".to_owned() };
@@ -162,17 +157,19 @@ fn rotation_changes_the_signing_secret_and_lets_the_others_expire() {
         fill(world);
         let database = world.database();
         let secrets = || -> Vec<StoredSecret> { world.wait(database.secrets(REALM)).expect("an answer") };
-        let signs = || signing(&secrets()).map(|secret| secret.value.to_string());
+        let signs = || signing(&secrets()).map(|secret| secret.value.reveal().to_owned());
         assert_eq!(signs().as_deref(), Some("bloody9"));
         let rotate = |secret: &str, since, until| {
-            let (realm, secret) = (REALM.to_owned(), Zeroizing::new(secret.to_owned()));
+            let (realm, secret) = (REALM.to_owned(), Secret::new(secret));
             world.edit(&Edit::RotateSecret { realm, secret, since, until })
         };
         assert!(rotate("new", 1000, 2000), "{:?}: there were other secrets", world.kind);
         let rules = || -> Rules { world.wait(database.rules()).expect("an answer") };
         let times = |secrets: &[StoredSecret]| {
-            let mut times: Vec<_> =
-                secrets.iter().map(|secret| (secret.value.to_string(), secret.since, secret.until)).collect();
+            let mut times: Vec<_> = secrets
+                .iter()
+                .map(|secret| (secret.value.reveal().to_owned(), secret.since, secret.until))
+                .collect();
             times.sort_unstable();
             times
         };
@@ -215,18 +212,18 @@ fn rotation_changes_the_signing_secret_and_lets_the_others_expire() {
         ]);
         assert_eq!((times(&secrets()), signs().as_deref()), (fourth, Some("safe")), "{:?}", world.kind);
         for cut_off in ["leaked", "safe"] {
-            let (realm, secret) = (REALM.to_owned(), Zeroizing::new(cut_off.to_owned()));
+            let (realm, secret) = (REALM.to_owned(), Secret::new(cut_off));
             assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
         }
         // A removed secret leaves no mark that would affect a new one with the same value.
-        let of = |text: &str| (REALM.to_owned(), Zeroizing::new(text.to_owned()));
+        let of = |text: &str| (REALM.to_owned(), Secret::new(text));
         let ((realm, secret), (again, same)) = (of("logen"), of("logen"));
         assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
         assert_eq!(values(&secrets()), ["bloody9", "new", "newer", "newest"]);
         assert!(!world.edit(&Edit::AddSecret { realm: again, secret: same }));
         assert!(times(&secrets()).contains(&("logen".to_owned(), 0, None)), "{:?}", world.kind);
         // The first secret of a realm becomes the signing one.
-        let (realm, secret) = ("empty.example".to_owned(), Zeroizing::new("only".to_owned()));
+        let (realm, secret) = ("empty.example".to_owned(), Secret::new("only"));
         assert!(!world.edit(&Edit::RotateSecret { realm, secret, since: 1, until: 2 }));
         let only = world.wait(database.secrets("empty.example")).expect("an answer");
         assert_eq!(times(&only), expected(&[("only", 1, None)]));
@@ -388,7 +385,7 @@ fn changes_to_a_file_by_other_processes_are_noticed() {
             keys: UserKeys::new("whirrun", REALM, "sword"),
         });
         world.edit(&Edit::RemoveUser { realm: REALM.to_owned(), name: "gorst".to_owned() });
-        world.edit(&Edit::PutRealm { realm: "new.example".to_owned(), options: RealmOptions::default() });
+        world.edit(&Edit::PutRealm { realm: "new.example".to_owned(), limits: StoredLimits::default() });
         let directory = Arc::new(directory);
         world.wait(async {
             while !matches!(directory.cached(REALM, "gorst"), CachedUser::Unknown)
@@ -426,10 +423,10 @@ fn own_tables_match_the_documentation() {
                 rate: Some(u32::MAX),
             };
             assert!(!world.edit(&Edit::PutApiKey(key.clone())));
-            let (realm, secret) = (REALM.to_owned(), Zeroizing::new("z".repeat(256)));
+            let (realm, secret) = (REALM.to_owned(), Secret::new("z".repeat(256)));
             let (since, until) = (i64::MAX as u64, u64::MAX);
             assert!(!world.edit(&Edit::RotateSecret { realm: realm.clone(), secret, since, until }));
-            let secret = Zeroizing::new("next".to_owned());
+            let secret = Secret::new("next");
             assert!(world.edit(&Edit::RotateSecret { realm, secret, since, until }));
             let rules = world.wait(world.database().rules()).expect("an answer");
             assert_eq!(rules.api_keys.values().collect::<Vec<_>>(), [&key]);

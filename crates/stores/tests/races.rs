@@ -4,10 +4,10 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use turnpike_stores::{
-    ApiKey, Backend as _, Database, DirectoryLimits, Edit, Existing, RealmOptions, SqliteUse, StoreAddress,
+    ApiKey, Backend as _, Database, DirectoryLimits, Edit, Existing, SqliteUse, StoreAddress, StoredLimits,
     UserKeys, signing,
 };
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::support::*;
 
@@ -76,13 +76,13 @@ fn exactly_one_of_concurrent_writers_adds_a_name() {
             assert_one_was_first(&found, world);
 
             let name = format!("secret-{round}");
-            let secret = |_| Edit::AddSecret { realm: "a".to_owned(), secret: Zeroizing::new(name.clone()) };
+            let secret = |_| Edit::AddSecret { realm: "a".to_owned(), secret: Secret::new(name.clone()) };
             assert_one_was_first(&race(world, &writers, Existing::Keep, secret), world);
 
             let name = format!("realm-{round}");
             let realm = |writer: u8| {
-                let options = RealmOptions { total_quota: writer.into(), ..RealmOptions::default() };
-                Edit::PutRealm { realm: name.clone(), options }
+                let limits = StoredLimits { total_quota: Some(writer.into()), ..StoredLimits::default() };
+                Edit::PutRealm { realm: name.clone(), limits }
             };
             assert_one_was_first(&race(world, &writers, Existing::Keep, realm), world);
         }
@@ -105,13 +105,14 @@ fn concurrent_replacements_leave_one_consistent_result() {
 
             let name = format!("realm-{round}");
             let realm = |writer: u8| {
-                let number = u64::from(writer) + 1;
-                let options = RealmOptions { total_quota: number, user_quota: number, max_bps: number };
-                Edit::PutRealm { realm: name.clone(), options }
+                let number = Some(usize::from(writer) + 1);
+                let max_bps = Some(u64::from(writer) + 1);
+                let limits = StoredLimits { total_quota: number, user_quota: number, max_bps };
+                Edit::PutRealm { realm: name.clone(), limits }
             };
             assert_one_was_first(&race(world, &writers, Existing::Replace, realm), world);
             let rules = world.wait(writers[0].rules()).expect("an answer");
-            let found = &rules.realms[name.as_str()];
+            let found = rules.realms[name.as_str()].limits;
             let limits = [
                 found.total_quota,
                 found.user_quota,
@@ -134,7 +135,7 @@ fn concurrent_rotations_leave_one_secret_without_an_expiry() {
         for round in 0..rounds() {
             let (since, until) = (1000 + round as u64, 2_000_000_000 + round as u64);
             let rotation = |writer: u8| {
-                let secret = Zeroizing::new(format!("secret-{round}-{writer}"));
+                let secret = Secret::new(format!("secret-{round}-{writer}"));
                 Edit::RotateSecret { realm: "a".to_owned(), secret, since, until }
             };
             let found = race(world, &writers, Existing::Replace, rotation);
@@ -142,7 +143,7 @@ fn concurrent_rotations_leave_one_secret_without_an_expiry() {
             let secrets = world.wait(writers[0].secrets("a")).expect("an answer");
             let lasting: Vec<_> = secrets.iter().filter(|secret| secret.until.is_none()).collect();
             assert_eq!(lasting.len(), 1, "{:?}, round {round}: {secrets:?}", world.kind);
-            assert!(signing(&secrets).expect("one").value.starts_with(&format!("secret-{round}-")));
+            assert!(signing(&secrets).expect("one").value.reveal().starts_with(&format!("secret-{round}-")));
             // Earlier expiry times are unchanged.
             let soonest = secrets.iter().filter_map(|secret| secret.until).min();
             assert_eq!(soonest, Some(2_000_000_000));

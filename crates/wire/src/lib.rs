@@ -14,4 +14,5 @@ pub mod names;
 pub mod pem;
 pub mod precis;
 pub mod proxy_protocol;
+pub mod secret;
 pub mod stun;

@@ -445,7 +445,9 @@ async fn contents(store: &Store) -> String {
     let mut secrets: Vec<String> = store
         .all_secrets()
         .iter()
-        .flat_map(|(realm, of)| of.iter().map(move |secret| format!("{realm} {} {secret:?}", *secret.value)))
+        .flat_map(|(realm, of)| {
+            of.iter().map(move |secret| format!("{realm} {} {secret:?}", secret.value.reveal()))
+        })
         .collect();
     secrets.sort_unstable();
     let realms = store.rules().map(|rules| format!("{:?}", rules.realms));

@@ -116,9 +116,7 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"secret\": \"...\"}").await?;
     let change = app.accounts()?.put_secret(new).await;
-    app.tell_of_rules(&change).await;
-    let change = change?;
-    Ok(put("secret", change))
+    Ok(put("secret", app.tell_of_rules(change).await?))
 }
 
 /// Removes a secret from the store. Credentials made with it are no longer accepted.
@@ -139,9 +137,7 @@ pub(super) async fn remove_secret(
     let RealmQuery { realm } = query(&uri)?;
     let fingerprint = path_part(fingerprint)?;
     let change = app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await;
-    app.tell_of_rules(&change).await;
-    let change = change?;
-    Ok(removed("secret", change))
+    Ok(removed("secret", app.tell_of_rules(change).await?))
 }
 
 /// Replaces the secrets for time-limited credentials. The new secret signs all new credentials. The others stay
@@ -158,8 +154,7 @@ pub(super) async fn remove_secret(
 pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let rotation: Rotation = body(request).await?.unwrap_or_default();
     let rotated = app.accounts()?.rotate_secret(rotation).await;
-    app.tell_of_rules(&rotated).await;
-    let rotated = rotated?;
+    let rotated = app.tell_of_rules(rotated).await?;
     let Rotated { realm, fingerprint, store, until, .. } = &rotated;
     let others =
         until.as_ref().map_or_else(String::new, |until| format!(", the others stay valid until {until}"));
@@ -195,9 +190,7 @@ pub(super) async fn keys(State(app): State<App>) -> Result<Json<KeyList>, Proble
 pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"shop\", \"sha256\": \"...\"}").await?;
     let change = app.accounts()?.put_key(new).await;
-    app.tell_of_rules(&change).await;
-    let change = change?;
-    Ok(put("key", change))
+    Ok(put("key", app.tell_of_rules(change).await?))
 }
 
 /// Removes a key. Credentials made with it stay valid until they expire.
@@ -213,9 +206,7 @@ pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<
 pub(super) async fn remove_key(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
     let name = path_part(name)?;
     let change = app.accounts()?.remove_key(&name).await;
-    app.tell_of_rules(&change).await;
-    let change = change?;
-    Ok(removed("key", change))
+    Ok(removed("key", app.tell_of_rules(change).await?))
 }
 
 /// Lists the realms in use and the realms in the store.
@@ -278,9 +269,7 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<RealmList>, Pr
 pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"blue.example\", \"max_allocations\": 1000}").await?;
     let change = app.accounts()?.put_realm(new).await;
-    app.tell_of_rules(&change).await;
-    let change = change?;
-    Ok(put("realm", change))
+    Ok(put("realm", app.tell_of_rules(change).await?))
 }
 
 /// Removes a realm from the store and ends its allocations. Its users and secrets stay in the store.
@@ -296,9 +285,7 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
 pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
     let name = path_part(name)?;
     let change = app.accounts()?.remove_realm(&name).await;
-    app.tell_of_rules(&change).await;
-    let change = change?;
-    Ok(removed("realm", change))
+    Ok(removed("realm", app.tell_of_rules(change).await?))
 }
 
 impl App {
@@ -319,12 +306,14 @@ impl App {
         }
     }
 
-    async fn tell_of_rules<T>(&self, change: &Result<T, Problem>) {
-        if may_be_done(change)
+    /// Makes the other nodes of a fleet read the rules again, unless the change was refused.
+    async fn tell_of_rules<T>(&self, change: Result<T, Problem>) -> Result<T, Problem> {
+        if may_be_done(&change)
             && let Ok(fleet) = self.fleet()
         {
             fleet.rules_changed().await;
         }
+        change
     }
 }
 

@@ -352,10 +352,10 @@ fn second_server_runs_without_the_default_socket() {
     first.line_with("listening on udp ");
     let arguments = ["serve", "--listen", "127.0.0.1:0", "--relay-ip", "127.0.0.1", "--user", "a:b"];
     let mut second = Program::start(&mut login.command(&arguments));
-    let line = second.line_with("cannot serve the admin interface on unix:");
+    let line = second.line_with("admin interface: cannot listen on unix:");
     assert!(line.contains("WARN") && line.contains("admin.sock"), "{line}");
     let mut third = Program::start(&mut login.command(&[&arguments[..], &["--admin", "unix"]].concat()));
-    let line = third.line_with("cannot serve the admin interface on unix:");
+    let line = third.line_with("admin interface: cannot listen on unix:");
     assert!(line.contains("choose another"), "{line}");
     assert_eq!(third.wait(SOON).code, Some(1));
     assert_eq!(login.run(&["allocations"]).code, Some(0), "the first server answers");

@@ -145,6 +145,6 @@ fn taken_udp_port_is_reported() {
         "--admin",
         "off",
     ]));
-    other.line_with("another program or rule uses this port");
+    other.line_with("another program or listener has this port");
     assert_eq!(other.wait(SOON).code, Some(1));
 }

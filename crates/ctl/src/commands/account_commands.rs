@@ -28,6 +28,14 @@ pub struct GeneratedSecret<'a> {
     pub text: &'a str,
 }
 
+/// Form and destination of a command's output.
+pub struct Output<'a> {
+    pub format: OutputFormat,
+    pub out: &'a mut dyn Write,
+    /// Shown only this once.
+    pub generated: Option<GeneratedSecret<'a>>,
+}
+
 impl AccountBackend {
     /// Opens a store with `open`, in a new runtime.
     pub fn here<E: From<io::Error>>(open: impl FnOnce() -> Result<Accounts, E>) -> Result<Self, E> {
@@ -39,92 +47,63 @@ impl AccountBackend {
     }
 
     /// Lists users of one realm or of all, page by page. JSON output is one array.
-    pub fn list_users(
-        &self,
-        realm: Option<String>,
-        format: OutputFormat,
-        out: &mut dyn Write,
-    ) -> Result<(), CommandError> {
-        let mut list = ListOutput::new(format, ["NAME", "REALM", "KEYS", "FROM"]);
+    pub fn list_users(&self, realm: Option<String>, to: Output<'_>) -> Result<(), CommandError> {
+        let mut list = ListOutput::new(to.format, ["NAME", "REALM", "KEYS", "FROM"]);
         let mut cursor = None;
         loop {
             let UserPage { users, next } = self.users(realm.clone(), cursor)?;
-            list.show(out, &users, row_of_user)?;
+            list.show(to.out, &users, row_of_user)?;
             if next.is_none() {
                 break;
             }
             cursor = next;
         }
-        Ok(list.end(out, "no users")?)
+        Ok(list.end(to.out, "no users")?)
     }
 
     /// Adds a user, or changes the password of an existing one.
-    pub fn add_user(
-        &self,
-        new: NewUser,
-        shown: Option<GeneratedSecret<'_>>,
-        json: bool,
-        out: &mut dyn Write,
-    ) -> Result<(), CommandError> {
+    pub fn add_user(&self, new: NewUser, to: Output<'_>) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.post("/v1/users", Some(&new))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.put_user(new))?,
         };
-        Ok(show_change("user", &change, None, shown, json, out)?)
+        show_change("user", &change, None, to)
     }
 
-    pub fn remove_user(
-        &self,
-        name: &str,
-        realm: Option<String>,
-        json: bool,
-        out: &mut dyn Write,
-    ) -> Result<(), CommandError> {
+    pub fn remove_user(&self, name: &str, realm: Option<String>, to: Output<'_>) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.delete(&path("/v1/users", name, realm))?,
             Self::Here(runtime, accounts) => {
                 runtime.block_on(accounts.remove_user(realm.as_deref(), name))?
             }
         };
-        Ok(show_change("user", &change, Some("removed"), None, json, out)?)
+        show_change("user", &change, Some("removed"), to)
     }
 
     /// Lists secrets of one realm or of all, by their fingerprints.
-    pub fn list_secrets(
-        &self,
-        realm: Option<String>,
-        format: OutputFormat,
-        out: &mut dyn Write,
-    ) -> Result<(), CommandError> {
+    pub fn list_secrets(&self, realm: Option<String>, to: Output<'_>) -> Result<(), CommandError> {
         let SecretList { secrets } = match self {
             Self::Running(client) => client.get(&with_query("/v1/secrets", &RealmQuery { realm }))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.secrets(realm.as_deref()))?,
         };
-        let mut list = ListOutput::new(format, ["FINGERPRINT", "REALM", "FROM", "SIGNS", "UNTIL"]);
-        list.show(out, &secrets, row_of_secret)?;
-        Ok(list.end(out, "no secrets")?)
+        let mut list = ListOutput::new(to.format, ["FINGERPRINT", "REALM", "FROM", "SIGNS", "UNTIL"]);
+        list.show(to.out, &secrets, row_of_secret)?;
+        Ok(list.end(to.out, "no secrets")?)
     }
 
-    pub fn add_secret(
-        &self,
-        new: NewSecret,
-        shown: Option<GeneratedSecret<'_>>,
-        json: bool,
-        out: &mut dyn Write,
-    ) -> Result<(), CommandError> {
+    pub fn add_secret(&self, new: NewSecret, to: Output<'_>) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.post("/v1/secrets", Some(&new))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.put_secret(new))?,
         };
-        Ok(show_change("secret", &change, None, shown, json, out)?)
+        show_change("secret", &change, None, to)
     }
 
     pub fn remove_secret(
         &self,
         fingerprint: &str,
         realm: Option<String>,
-        json: bool,
-        out: &mut dyn Write,
+        to: Output<'_>,
     ) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.delete(&path("/v1/secrets", fingerprint, realm))?,
@@ -132,95 +111,79 @@ impl AccountBackend {
                 runtime.block_on(accounts.remove_secret(realm.as_deref(), fingerprint))?
             }
         };
-        Ok(show_change("secret", &change, Some("removed"), None, json, out)?)
+        show_change("secret", &change, Some("removed"), to)
     }
 
-    pub fn rotate_secret(
-        &self,
-        rotation: Rotation,
-        shown: Option<GeneratedSecret<'_>>,
-        json: bool,
-        out: &mut dyn Write,
-    ) -> Result<(), CommandError> {
+    pub fn rotate_secret(&self, rotation: Rotation, to: Output<'_>) -> Result<(), CommandError> {
         let rotated: Rotated = match self {
             Self::Running(client) => client.post("/v1/secrets/rotation", Some(&rotation))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.rotate_secret(rotation))?,
         };
-        if json {
-            return Ok(write_with(out, &rotated, shown)?);
+        if to.format.is_json() {
+            return to.json(&rotated);
         }
         let Rotated { realm, fingerprint, store, until, note } = &rotated;
-        writeln!(
-            out,
-            "secret {fingerprint} signs new credentials in realm {} ({store})",
-            escape::name(realm)
-        )?;
+        let realm = escape::name(realm);
+        writeln!(to.out, "secret {fingerprint} signs new credentials in realm {realm} ({store})")?;
         match until {
-            Some(until) => writeln!(out, "the others stay valid until {until}, and are then removed")?,
-            None => writeln!(out, "there was no other secret")?,
+            Some(until) => writeln!(to.out, "the others stay valid until {until}, and are then removed")?,
+            None => writeln!(to.out, "there was no other secret")?,
         }
-        show_made_up(out, shown)?;
-        note.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
-        Ok(())
+        to.secret_and_note(note.as_deref())
     }
 
-    pub fn list_keys(&self, format: OutputFormat, out: &mut dyn Write) -> Result<(), CommandError> {
+    pub fn list_keys(&self, to: Output<'_>) -> Result<(), CommandError> {
         let KeyList { keys } = match self {
             Self::Running(client) => client.get("/v1/keys")?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.keys())?,
         };
-        let mut list = ListOutput::new(format, ["NAME", "REALM", "MAX TTL", "RATE"]);
-        list.show(out, &keys, row_of_key)?;
-        Ok(list.end(out, "no keys")?)
+        let mut list = ListOutput::new(to.format, ["NAME", "REALM", "MAX TTL", "RATE"]);
+        list.show(to.out, &keys, row_of_key)?;
+        Ok(list.end(to.out, "no keys")?)
     }
 
-    pub fn add_key(
-        &self,
-        new: NewKey,
-        shown: Option<GeneratedSecret<'_>>,
-        json: bool,
-        out: &mut dyn Write,
-    ) -> Result<(), CommandError> {
+    pub fn add_key(&self, new: NewKey, to: Output<'_>) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.post("/v1/keys", Some(&new))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.put_key(new))?,
         };
-        Ok(show_change("key", &change, None, shown, json, out)?)
+        show_change("key", &change, None, to)
     }
 
-    pub fn remove_key(&self, name: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    pub fn remove_key(&self, name: &str, to: Output<'_>) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.delete(&path("/v1/keys", name, None))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.remove_key(name))?,
         };
-        Ok(show_change("key", &change, Some("removed"), None, json, out)?)
+        show_change("key", &change, Some("removed"), to)
     }
 
-    pub fn list_realms(&self, format: OutputFormat, out: &mut dyn Write) -> Result<(), CommandError> {
+    pub fn list_realms(&self, to: Output<'_>) -> Result<(), CommandError> {
         let realms = match self {
             Self::Running(client) => client.get::<RealmList>("/v1/realms")?.stored,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.realms())?,
         };
-        let mut list = ListOutput::new(format, ["NAME", "ALLOCATIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
-        list.show(out, &realms, row_of_realm)?;
-        Ok(list.end(out, "no realms in the store")?)
+        let mut list =
+            ListOutput::new(to.format, ["NAME", "ALLOCATIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
+        list.show(to.out, &realms, row_of_realm)?;
+        Ok(list.end(to.out, "no realms in the store")?)
     }
 
     /// Adds a realm, or changes the limits of an existing one.
-    pub fn add_realm(&self, new: NewRealm, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    pub fn add_realm(&self, new: NewRealm, to: Output<'_>) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.post("/v1/realms", Some(&new))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.put_realm(new))?,
         };
-        Ok(show_change("realm", &change, None, None, json, out)?)
+        show_change("realm", &change, None, to)
     }
 
-    pub fn remove_realm(&self, name: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    pub fn remove_realm(&self, name: &str, to: Output<'_>) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.delete(&path("/v1/realms", name, None))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.remove_realm(name))?,
         };
-        Ok(show_change("realm", &change, Some("removed"), None, json, out)?)
+        show_change("realm", &change, Some("removed"), to)
     }
 
     fn users(&self, realm: Option<String>, cursor: Option<String>) -> Result<UserPage, CommandError> {
@@ -281,16 +244,9 @@ fn place(from: AccountOrigin) -> &'static str {
     }
 }
 
-fn show_change(
-    what: &str,
-    change: &Change,
-    done: Option<&str>,
-    shown: Option<GeneratedSecret<'_>>,
-    json: bool,
-    out: &mut dyn Write,
-) -> io::Result<()> {
-    if json {
-        return write_with(out, change, shown);
+fn show_change(what: &str, change: &Change, done: Option<&str>, to: Output<'_>) -> Result<(), CommandError> {
+    if to.format.is_json() {
+        return to.json(change);
     }
     let Change { name, realm, store, existed, note } = change;
     let done = done.unwrap_or(if *existed { "changed" } else { "added" });
@@ -299,26 +255,33 @@ fn show_change(
     } else {
         format!(" in realm {}", escape::name(realm))
     };
-    writeln!(out, "{done} {what} {}{place} ({store})", escape::name(name))?;
-    show_made_up(out, shown)?;
-    note.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+    writeln!(to.out, "{done} {what} {}{place} ({store})", escape::name(name))?;
+    to.secret_and_note(note.as_deref())
 }
 
-fn show_made_up(out: &mut dyn Write, shown: Option<GeneratedSecret<'_>>) -> io::Result<()> {
-    shown.iter().try_for_each(|GeneratedSecret { what, text }| writeln!(out, "{what}: {text}"))
-}
-
-/// Writes JSON with the generated secret added.
-fn write_with(
-    out: &mut dyn Write,
-    value: &impl Serialize,
-    shown: Option<GeneratedSecret<'_>>,
-) -> io::Result<()> {
-    let mut object = serde_json::to_value(value)?;
-    if let Some(GeneratedSecret { what, text }) = shown {
-        object[what] = text.into();
+impl<'a> Output<'a> {
+    #[must_use]
+    pub fn new(format: OutputFormat, out: &'a mut dyn Write) -> Self {
+        Self { format, out, generated: None }
     }
-    write_json(out, &object)
+
+    fn json(self, value: &impl Serialize) -> Result<(), CommandError> {
+        let mut object = serde_json::to_value(value).map_err(io::Error::from)?;
+        if let Some(GeneratedSecret { what, text }) = self.generated {
+            object[what] = text.into();
+        }
+        Ok(write_json(self.out, &object)?)
+    }
+
+    fn secret_and_note(self, note: Option<&str>) -> Result<(), CommandError> {
+        if let Some(GeneratedSecret { what, text }) = self.generated {
+            writeln!(self.out, "{what}: {text}")?;
+        }
+        if let Some(note) = note {
+            writeln!(self.out, "note: {note}")?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use crate::{
     here::Here,
     listen::Acceptor,
     rate::Pace,
-    state::{Counters, Place, RuleState},
+    state::{Place, RuleState},
     tally::{Slot, Tallies},
     targets::Seat,
 };
@@ -49,7 +49,7 @@ const KEEPALIVE_AGE_MS: u64 = 10_000;
 
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
-    pub(super) counters: Counters,
+    pub(super) counters: RuleSnapshot,
     pub(super) tallies: Tallies,
     connections: usize,
     /// True if the listeners are closed; the entry is removed once its last connection ends.
@@ -186,7 +186,7 @@ impl Engine {
     ) -> io::Result<()> {
         let rule = self.rules.insert(LocalRule {
             state: Arc::clone(state),
-            counters: Counters::default(),
+            counters: RuleSnapshot::default(),
             tallies: Tallies::default(),
             connections: 0,
             removed: false,
@@ -361,10 +361,9 @@ impl Engine {
 
     pub(crate) fn snapshots(&self, mut each: impl FnMut(&RuleId, RuleSnapshot)) {
         for (_, rule) in &self.rules {
-            let mut snapshot = RuleSnapshot { active: rule.connections as u64, ..RuleSnapshot::default() };
-            rule.counters.add_to(&mut snapshot);
-            snapshot.targets = rule.state.targets.describe(&rule.tallies);
-            each(&rule.state.rule.id, snapshot);
+            let targets = rule.state.targets.describe(&rule.tallies);
+            let active = rule.connections as u64;
+            each(&rule.state.rule.id, RuleSnapshot { active, targets, ..rule.counters.clone() });
         }
     }
 
@@ -473,7 +472,7 @@ impl Engine {
     /// Refuses a client; the caller closes its socket.
     fn refuse(&mut self, rule: usize, client: Address, reason: EndReason) {
         let local = &mut self.rules[rule];
-        local.counters.count_end(reason);
+        local.counters.count_ends(reason, 1);
         if reason.is_quiet() {
             return;
         }
@@ -506,7 +505,7 @@ impl Engine {
         if let Some(seat) = connection.seat {
             local.stand_up(seat);
         }
-        local.counters.count_end(reason);
+        local.counters.count_ends(reason, 1);
         local.connections -= 1;
         self.any_counted = true;
         // Drop the slot before the report, whose reader may rely on the slot being free.

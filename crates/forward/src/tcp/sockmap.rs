@@ -269,7 +269,7 @@ impl Engine {
             flow.bytes += more;
             local.moved(connection.seat.as_ref(), side, more);
             local.counters.spliced_bytes += more;
-            local.counters.kernel_bytes[side.index()] += more;
+            local.counters.kernel.bytes[side.index()] += more;
             any |= more > 0;
         }
         if any {

@@ -385,7 +385,7 @@ impl Engine {
         let reply = Route { to: Some(key.client), from: key.local, ..connected(*socket) };
         let state = &mut self.rules[rule as usize];
         if !tick.worker.permits(state.key, key.client.ip()) {
-            state.count_end(EndReason::Denied);
+            state.counters.count_ends(EndReason::Denied, 1);
             return None;
         }
         let hops = tick.worker.hops(state.key, key.client);
@@ -396,7 +396,7 @@ impl Engine {
         let hops = match admitted {
             Ok(hops) => hops,
             Err(reason) => {
-                state.count_end(reason);
+                state.counters.count_ends(reason, 1);
                 return None;
             }
         };
@@ -409,7 +409,7 @@ impl Engine {
             let state = &mut self.rules[rule as usize];
             tick.worker.dismiss_client(state.key, key.client.ip());
             tick.worker.leave(state.key);
-            state.count_end(EndReason::ConnectFailed);
+            state.counters.count_ends(EndReason::ConnectFailed, 1);
             return None;
         };
         let inward = Inward::Datagrams { key, reply };
@@ -542,7 +542,7 @@ impl Engine {
             state.forwarded_across(&mut session, offload.release(*across));
         }
         state.counters.active -= 1;
-        state.count_end(reason);
+        state.counters.count_ends(reason, 1);
         let failed = !session.answered && matches!(reason, EndReason::ConnectFailed | EndReason::TargetReset);
         tick.worker.dismiss_client(state.key, session.client.ip());
         tick.worker.leave(state.key);

@@ -10,7 +10,7 @@ use super::{
     sessions::{Lists, Table},
     tokens::{LISTENER, OUTWARD, slot_of},
 };
-use crate::{EndReason, Failure, Protocol, Rule, RuleSnapshot, rate::Rates, tally::Tallies};
+use crate::{Failure, Protocol, Rule, RuleSnapshot, rate::Rates, tally::Tallies};
 
 pub(super) struct Listener {
     pub(super) rule: u32,
@@ -42,13 +42,6 @@ pub(super) struct RuleState {
 }
 
 impl RuleState {
-    pub(super) fn count_end(&mut self, reason: EndReason) {
-        match self.counters.ended.iter_mut().find(|(other, _)| *other == reason) {
-            Some((_, count)) => *count += 1,
-            None => self.counters.ended.push((reason, 1)),
-        }
-    }
-
     /// Counts a session at its target; for UDP it counts as connected.
     pub(super) fn took(&mut self, choice: Choice) {
         let tally = self.tallies.of(choice.target);

@@ -267,7 +267,7 @@ impl Engine {
 }
 
 fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &mut Tick<'_>) {
-    state.count_end(reason);
+    state.counters.count_ends(reason, 1);
     if reason.is_quiet() {
         return;
     }

@@ -247,7 +247,7 @@ fn per_worker<S>(
         probes.push(bind((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into(), false)?);
         match bind((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT).into(), false) {
             Ok(socket) => probes.push(socket),
-            Err(LoadError::Listen { source, .. }) if source.kind() != io::ErrorKind::AddrInUse => {}
+            Err(LoadError::Listen(error)) if error.source.kind() != io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(error),
         }
     }

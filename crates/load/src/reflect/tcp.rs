@@ -13,7 +13,7 @@ use std::{
 
 use slab::Slab;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
-use turnpike_net::{Event, Interest};
+use turnpike_net::{BindError, Event, Interest};
 use turnpike_worker::INBOX;
 
 use super::{
@@ -68,7 +68,7 @@ pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<ReflectListener,
         let address = socket.local_addr()?;
         Ok(ReflectListener { socket, address, paused: false })
     };
-    open().map_err(|source| LoadError::Listen { transport: "tcp", address, source })
+    open().map_err(|source| BindError::ip(format_args!("tcp {address}"), source, "with --tcp").into())
 }
 
 pub(super) struct TcpReflectWorker {

@@ -5,7 +5,7 @@
 
 use std::{io, net::SocketAddr, time::Instant};
 
-use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
+use turnpike_net::{BindError, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
 use turnpike_worker::INBOX;
 
 use super::{BUFFER, ReflectFrame, ReflectStats, ReflectWorker};
@@ -22,11 +22,8 @@ pub(super) fn bind(address: SocketAddr, step: Datapath, shared: bool) -> Result<
         packet_info: address.ip().is_unspecified(),
         ..UdpOptions::default()
     };
-    UdpSocket::bind(address, &options).map_err(|source| LoadError::Listen {
-        transport: "udp",
-        address,
-        source,
-    })
+    let failed = |source| BindError::ip(format_args!("udp {address}"), source, "with --listen").into();
+    UdpSocket::bind(address, &options).map_err(failed)
 }
 
 pub(super) struct UdpReflectWorker {

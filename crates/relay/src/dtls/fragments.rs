@@ -9,7 +9,7 @@ use slab::Slab;
 use turnpike_turn::server::{Client, PrefixLengths};
 
 use super::hello::{Fragment, MAX_HELLO};
-use crate::bounded::Bounded;
+use crate::bounded::{Bounded, Limits};
 
 pub(super) struct Fragments {
     parts: Slab<Part>,
@@ -27,16 +27,12 @@ struct Part {
 }
 
 impl Fragments {
-    pub(super) fn new(most: usize, most_per_network: usize) -> Self {
-        Self {
-            parts: Slab::new(),
-            by_client: HashMap::default(),
-            bounded: Bounded::new(most, most_per_network),
-        }
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { parts: Slab::new(), by_client: HashMap::default(), bounded: Bounded::new(limits) }
     }
 
-    pub(super) fn limit(&mut self, most: usize, most_per_network: usize) {
-        self.bounded.limit(most, most_per_network);
+    pub(super) fn limit(&mut self, limits: Limits) {
+        self.bounded.limit(limits);
     }
 
     /// Keeps a first fragment with a valid cookie for `wait_ms`. Returns false if the ClientHello is too long
@@ -128,7 +124,7 @@ mod tests {
     #[test]
     fn fragments_are_joined_in_order_and_duplicates_are_ignored() {
         let whole: Vec<u8> = (0..100).collect();
-        let mut fragments = Fragments::new(4, 4);
+        let mut fragments = Fragments::new([4, 4]);
         assert!(!fragments.append(&client(1), &piece(&whole, 40, 40), 0), "there is no first fragment");
         assert!(fragments.begin(&client(1), &piece(&whole, 0, 40), 0, 10));
         assert!(!fragments.append(&client(1), &piece(&whole, 50, 50), 0), "a gap");
@@ -147,7 +143,7 @@ mod tests {
     #[test]
     fn number_and_length_of_unfinished_hellos_are_bounded() {
         let whole = [7; 100];
-        let mut fragments = Fragments::new(3, 2);
+        let mut fragments = Fragments::new([3, 2]);
         for port in 1..=1000 {
             let now_ms = u64::from(port) * 400;
             assert!(fragments.begin(&client(port), &piece(&whole, 0, 40), now_ms, 10));

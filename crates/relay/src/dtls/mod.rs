@@ -33,7 +33,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{Route, Rx, SocketId, Span, Tx};
-use turnpike_turn::server::{Client, ClosedReason, Effect, NonceKeys, PrefixLengths, Source, Transport};
+use turnpike_turn::server::{Client, Effect, NonceKeys, PrefixLengths, Source, Transport};
 use turnpike_wire::address::canonical;
 
 pub use config::DtlsConfig;
@@ -42,7 +42,7 @@ pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 
 use crate::{
     Layout,
-    bounded::{Bounded, share},
+    bounded::{Bounded, Limits, idle_limits, share},
     layout::Listener,
     link::{Generations, Place},
     turned_away::{Noted, TurnedAway},
@@ -96,6 +96,11 @@ pub(crate) struct Associations {
     noted: Noted,
 }
 
+/// A worker's limits on handshakes.
+fn half_open_limits(config: &DtlsConfig, workers: usize) -> Limits {
+    [config.limits.half_open, config.limits.half_open_per_network].map(|limit| share(limit, workers))
+}
+
 impl Associations {
     /// Arena space needed for a receive call and its plaintext. A call reads up to 16 super-packets of 64
     /// KiB, or 32 datagrams without GRO, and plaintext is shorter than its records. Two cases exceed this and
@@ -109,7 +114,7 @@ impl Associations {
         workers: usize,
         started: Instant,
     ) -> Self {
-        let share = |limit| share(limit, workers);
+        let half_open = half_open_limits(&config, workers);
         Self {
             layout,
             workers,
@@ -121,18 +126,9 @@ impl Associations {
             by_client: HashMap::default(),
             last: None,
             generations: Generations::default(),
-            half_open: Bounded::new(
-                share(config.limits.half_open),
-                share(config.limits.half_open_per_network),
-            ),
-            fragments: Fragments::new(
-                share(config.limits.half_open),
-                share(config.limits.half_open_per_network),
-            ),
-            idle: Bounded::new(
-                share(config.limits.idle_connections),
-                share(config.limits.idle_connections_per_address),
-            ),
+            half_open: Bounded::new(half_open),
+            fragments: Fragments::new(half_open),
+            idle: Bounded::new(idle_limits(&config.limits, workers)),
             timers: BTreeSet::new(),
             admissions_left: ADMISSIONS,
             gone: Vec::new(),
@@ -171,11 +167,10 @@ impl Associations {
     }
 
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>, keys: NonceKeys) {
-        let share = |limit| share(limit, self.workers);
-        self.half_open.limit(share(config.limits.half_open), share(config.limits.half_open_per_network));
-        self.fragments.limit(share(config.limits.half_open), share(config.limits.half_open_per_network));
-        self.idle
-            .limit(share(config.limits.idle_connections), share(config.limits.idle_connections_per_address));
+        let half_open = half_open_limits(&config, self.workers);
+        self.half_open.limit(half_open);
+        self.fragments.limit(half_open);
+        self.idle.limit(idle_limits(&config.limits, self.workers));
         (self.layout, self.config, self.cookies) = (layout, config, CookieKeys::new(keys));
     }
 
@@ -337,21 +332,9 @@ impl Associations {
     }
 
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
-        match effect {
-            Effect::Opened { client, .. } => self.allocated(client),
-            // Another client may now have the address of a client that has moved away.
-            Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
-                self.released(now_ms, client, tx);
-            }
-            Effect::Moved { was, client, from, .. } => {
-                // A client that moved from another worker was already released there.
-                if let (Some(was), None) = (was, from) {
-                    self.released(now_ms, was, tx);
-                }
-                self.allocated(client);
-            }
-            _ => {}
-        }
+        let [released, allocated] = effect.clients();
+        released.iter().for_each(|client| self.released(now_ms, client, tx));
+        allocated.iter().for_each(|client| self.allocated(client));
     }
 
     pub(crate) fn serves(&self, place: Place) -> bool {

@@ -8,7 +8,7 @@ use turnpike_wire::{
     stun::COOKIE,
 };
 
-use super::{CloseReason, Streams, receive::is_stun};
+use super::{CloseReason, Streams};
 use crate::{
     handed_on::{HandedOnBy, Leaving},
     link::Place,
@@ -87,6 +87,11 @@ impl Streams {
         }
         None
     }
+}
+
+/// Recognises the start of a STUN message by its magic cookie (RFC 8489 section 5).
+pub(super) fn is_stun(bytes: &[u8]) -> bool {
+    bytes.len() >= STUN_PREFIX && may_be_stun(bytes)
 }
 
 /// Returns false once it is clear that the bytes do not start a STUN message. ChannelData, which may start with

@@ -37,11 +37,11 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{Event, Poller};
-use turnpike_turn::server::{Client, ClosedReason, Effect, PrefixLengths, Transport};
+use turnpike_turn::server::{Client, Effect, PrefixLengths, Transport};
 
 use crate::{
     Layout,
-    bounded::{Bounded, share},
+    bounded::{Bounded, idle_limits},
     link::{Generations, Place},
     turned_away::{Noted, TurnedAway},
 };
@@ -135,18 +135,12 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, workers: usize) -> Self {
-        let share = |limit| share(limit, workers);
+        let limits = idle_limits(&config.limits, workers);
         Self {
             layout,
             workers,
-            idle: Bounded::new(
-                share(config.limits.idle_connections),
-                share(config.limits.idle_connections_per_address),
-            ),
-            waiting: Bounded::new(
-                share(config.limits.idle_connections),
-                share(config.limits.idle_connections_per_address),
-            ),
+            idle: Bounded::new(limits),
+            waiting: Bounded::new(limits),
             config,
             listeners: Vec::new(),
             connections: Slab::new(),
@@ -171,13 +165,9 @@ impl Streams {
     }
 
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
-        let share = |limit| share(limit, self.workers);
-        for bounded in [&mut self.idle, &mut self.waiting] {
-            bounded.limit(
-                share(config.limits.idle_connections),
-                share(config.limits.idle_connections_per_address),
-            );
-        }
+        let limits = idle_limits(&config.limits, self.workers);
+        self.idle.limit(limits);
+        self.waiting.limit(limits);
         (self.layout, self.config) = (layout, config);
         self.set_tls_only();
     }
@@ -244,21 +234,9 @@ impl Streams {
     }
 
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
-        match effect {
-            Effect::Opened { client, .. } => self.allocated(client),
-            // Another client may now have the address of a client that has moved away.
-            Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
-                self.released(now_ms, client);
-            }
-            Effect::Moved { was, client, from, .. } => {
-                // A client that moved from another worker was already released there.
-                if let (Some(was), None) = (was, from) {
-                    self.released(now_ms, was);
-                }
-                self.allocated(client);
-            }
-            _ => {}
-        }
+        let [released, allocated] = effect.clients();
+        released.iter().for_each(|client| self.released(now_ms, client));
+        allocated.iter().for_each(|client| self.allocated(client));
     }
 
     pub(crate) fn serves(&self, place: Place) -> bool {

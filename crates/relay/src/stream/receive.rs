@@ -8,14 +8,13 @@ use turnpike_wire::{
     client_hello::HANDSHAKE as TLS_HANDSHAKE,
     frame::{self, Frame, FrameError},
     proxy_protocol::{self, MAX_HEADER, Parsed},
-    stun::COOKIE,
 };
 
 use super::{
     CloseReason, Connection, HandshakeFailure, OVERHEAD, Stage, Streams,
     channel::{self, Channel, Fed, is_nothing},
     connection::PORTION,
-    hand_on::Choice,
+    hand_on::{Choice, is_stun},
     tls,
 };
 
@@ -327,11 +326,6 @@ impl Streams {
             self.close(slot, CloseReason::Client);
         }
     }
-}
-
-/// Recognises the start of a STUN message by its magic cookie (RFC 8489 section 5).
-pub(super) fn is_stun(bytes: &[u8]) -> bool {
-    bytes.first().is_some_and(|first| first & 0xC0 == 0) && bytes.get(4..8) == Some(&COOKIE)
 }
 
 impl Connection {

@@ -4,7 +4,7 @@ use tokio::{
     sync::{Notify, oneshot},
     time::advance,
 };
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use super::*;
 use crate::{Edit, StoredSecret, UserRow};
@@ -120,7 +120,7 @@ impl Backend for Arc<Fake> {
 }
 
 fn secret(text: &str) -> StoredSecret {
-    StoredSecret::new(Zeroizing::new(text.to_owned()))
+    StoredSecret::new(Secret::new(text))
 }
 
 struct World {
@@ -450,7 +450,7 @@ async fn own_changes_take_effect_immediately() {
     assert_eq!([world.found("alice").await, world.found("bob").await], ["absent", "user"]);
     assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), 1, "users are not part of the rules");
 
-    let secret = Zeroizing::new("north".to_owned());
+    let secret = Secret::new("north");
     edit(Edit::AddSecret { realm: REALM.to_owned(), secret }).await;
     assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1));
     assert_eq!(world.directory.all_secrets().len(), 1);
@@ -478,7 +478,7 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     let new = StoredSecret { since: unix(), ..secret("new") };
     *lock(&world.fake.secrets) = vec![old, over, new];
     world.directory.read().await.expect("an answer");
-    let signs = || world.directory.signing_secret(REALM).map(|secret| secret.to_string());
+    let signs = || world.directory.signing_secret(REALM).map(|secret| secret.reveal().to_owned());
     assert_eq!(signs().as_deref(), Some("new"));
     let held = || world.directory.secrets(REALM).expect("secrets were read").len();
     assert_eq!(held(), 3);
@@ -488,7 +488,7 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     // Allocations created with the secret's credentials continue, even in another process.
     let ended = |directory: &Directory<Arc<Fake>>| {
         let ended = directory.ended_secrets(REALM);
-        ended.iter().map(|secret| secret.value.to_string()).collect::<BTreeSet<_>>()
+        ended.iter().map(|secret| secret.value.reveal().to_owned()).collect::<BTreeSet<_>>()
     };
     assert_eq!(ended(&world.directory), ["over".to_owned()].into());
     let another = World::new();
@@ -524,7 +524,7 @@ async fn change_with_a_lost_answer_takes_effect() {
     world.directory.read().await.expect("an answer");
     tokio::time::sleep(Duration::from_secs(5)).await;
     world.set(State::LosesAnswers);
-    let edit = Edit::AddSecret { realm: REALM.to_owned(), secret: Zeroizing::new("late".to_owned()) };
+    let edit = Edit::AddSecret { realm: REALM.to_owned(), secret: Secret::new("late") };
     world.directory.edit(&edit).await.expect_err("no answer");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(world.directory.secrets(REALM).expect("secrets were read").len(), 1);
@@ -534,7 +534,7 @@ async fn change_with_a_lost_answer_takes_effect() {
 async fn older_secrets_answer_does_not_replace_a_newer_one() {
     let world = World::new();
     let put = |text: &str| *lock(&world.fake.secrets) = vec![secret(text)];
-    let held = || world.directory.secrets(REALM).expect("secrets were read")[0].value.to_string();
+    let held = || world.directory.secrets(REALM).expect("secrets were read")[0].value.reveal().to_owned();
     let refreshed = || {
         let (sender, answer) = oneshot::channel();
         world.directory.refresh_secrets(REALM, move |_| _ = sender.send(()));

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use zeroize::Zeroizing;
+use turnpike_wire::secret::Secret;
 
 use crate::{ServerAddress, StoreAddress};
 
@@ -13,27 +13,16 @@ pub struct FleetAddress {
     pub(super) kind: Kind,
 }
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Alone,
     /// Sentinels that monitor the master with this name. They may need a separate password.
     Sentinels {
         master: String,
-        password: Option<Zeroizing<String>>,
+        password: Option<Secret>,
     },
     /// Some servers of a cluster.
     Cluster,
-}
-
-/// Omits the password.
-impl fmt::Debug for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Alone => f.write_str("Alone"),
-            Self::Sentinels { master, .. } => write!(f, "Sentinels({master:?}, ..)"),
-            Self::Cluster => f.write_str("Cluster"),
-        }
-    }
 }
 
 const FORMS: &str = "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST; \
@@ -71,7 +60,7 @@ impl FromStr for FleetAddress {
             .filter(|option| match option.strip_prefix("sentinel-password=") {
                 Some(of_sentinels) => {
                     let decoded = percent_encoding::percent_decode_str(of_sentinels).decode_utf8_lossy();
-                    password = Some(Zeroizing::new(decoded.into_owned()));
+                    password = Some(Secret::new(decoded));
                     false
                 }
                 None => !option.is_empty(),
@@ -135,12 +124,12 @@ mod tests {
         let sentinels =
             read("redis+sentinel://:hunter2@s1:26379,s2,s3:1/main/3?sentinel-password=s%40&tls-ca=/ca");
         let Kind::Sentinels { master, password } = &sentinels.kind else { panic!("{sentinels:?}") };
-        assert_eq!((master.as_str(), password.as_deref().map(String::as_str)), ("main", Some("s@")));
+        assert_eq!((master.as_str(), password.as_ref().map(Secret::reveal)), ("main", Some("s@")));
         let ports: Vec<_> = sentinels.servers.iter().map(|server| server.port).collect();
         assert_eq!(ports, [Some(26379), None, Some(1)]);
         assert!(sentinels.servers.iter().all(|server| {
             server.database.as_deref() == Some("3")
-                && server.password.as_deref().map(String::as_str) == Some("hunter2")
+                && server.password.as_ref().map(Secret::reveal) == Some("hunter2")
                 && server.tls.authority.as_deref() == Some("/ca".as_ref())
         }));
         let cluster = read("valkey+cluster://a,b:7001");

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use strum::IntoStaticStr;
+use strum::{IntoStaticStr, VariantArray};
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
@@ -298,6 +298,23 @@ pub enum Effect {
     },
 }
 
+impl Effect {
+    /// Clients that lose and gain an allocation, and still have their connection to this server.
+    #[must_use]
+    pub fn clients(&self) -> [Option<&Client>; 2] {
+        match self {
+            Self::Opened { client, .. } => [None, Some(client)],
+            // Another client may now have the address of a client that has moved away.
+            Self::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
+                [Some(client), None]
+            }
+            // A client that moved from another worker has already lost its allocation there.
+            Self::Moved { was, client, from, .. } => [was.as_ref().filter(|_| from.is_none()), Some(client)],
+            _ => [None, None],
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestRefusal {
     /// The error code has only one possible reason.
@@ -330,7 +347,8 @@ pub enum RequestRefusal {
     Unanswered(DropReason),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum ClosedReason {
     Deleted,
     Expired,

@@ -1,7 +1,5 @@
 //! Counters of one worker: plain integers, cheap enough for the packet path.
 
-use std::ops::{Deref, DerefMut};
-
 use strum::{IntoStaticStr, VariantArray};
 
 use super::{ClosedReason, CredentialRefusal, DropReason, Level, PeerDenial, QuotaRefusal, request::Method};
@@ -33,81 +31,105 @@ pub const ALLOCATION_MS: [u64; 9] = [1, 5, 10, 20, 50, 100, 500, 1000, 2000];
 
 pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
 
-/// Counters, never reset. Gauges such as the number of allocations are methods of [`super::Server`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    pub to_peer_datagrams: u64,
-    /// Payload only.
-    pub to_peer_bytes: u64,
-    pub to_client_datagrams: u64,
-    /// Payload only.
-    pub to_client_bytes: u64,
-    /// ICMP errors relayed as Data indications.
-    pub icmp_relayed: u64,
-    /// Indexed like [`Method::VARIANTS`], as are `successes`.
-    pub requests: [u64; Method::VARIANTS.len()],
-    pub successes: [u64; Method::VARIANTS.len()],
-    /// Indexed like [`ERROR_CODES`].
-    pub errors: [u64; ERROR_CODES.len()],
-    pub drops: Drops,
-    pub nonces: u64,
-    pub retransmits: u64,
-    /// Binding requests with CHANGE-REQUEST, with PADDING, and with RESPONSE-PORT.
-    pub nat_discovery: [u64; 3],
-    pub allocations_opened: u64,
-    /// One bucket per [`ALLOCATION_MS`] bound, and one for longer times.
-    pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
-    pub allocation_ms: u64,
-    /// Indexed like `CLOSED`.
-    pub allocations_closed: [u64; 9],
-    /// Indexed like `CREDENTIALS`.
-    pub credentials_refused: [u64; 7],
-    /// Indexed like [`PeerDenial::NAMES`].
-    pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// Refusals because of the user's quota, the total (server or fleet), and the client prefix's quota.
-    pub quota_refusals: [u64; 3],
-    pub permission_limit: u64,
-    pub channel_limit: u64,
-    pub shared_peer_limit: u64,
-    pub drain_refusals: u64,
-    pub loop_refusals: u64,
-    pub ban_refusals: u64,
-    /// Indexed like [`ConnectionEvent::VARIANTS`].
-    pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
-    /// Indexed like [`ConnectionRefusal::VARIANTS`].
-    pub connection_refusals: [u64; ConnectionRefusal::VARIANTS.len()],
-    /// Refusals because of the limit per allocation, in total, and per user.
-    pub connection_limit: [u64; 3],
-    /// Bytes copied to peers, and to clients.
-    pub connection_bytes: [u64; 2],
-    /// Indexed like [`MobilityEvent::VARIANTS`].
-    pub mobility: [u64; MobilityEvent::VARIANTS.len()],
-    /// Redirected new allocations, and redirected requests that belong to another node.
-    pub redirects: u64,
-    /// Indexed like [`Level::NAMES`].
-    pub bandwidth_pauses: [u64; Level::NAMES.len()],
+/// A counter, or several that are indexed by a reason.
+trait Counts {
+    const ZERO: Self;
+
+    fn add(&mut self, more: &Self);
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drops([u64; DropReason::VARIANTS.len()]);
+impl Counts for u64 {
+    const ZERO: Self = 0;
 
-impl Default for Drops {
-    fn default() -> Self {
-        Self([0; DropReason::VARIANTS.len()])
+    fn add(&mut self, more: &Self) {
+        *self += more;
     }
 }
 
-impl Deref for Drops {
-    type Target = [u64];
+impl<const N: usize> Counts for [u64; N] {
+    const ZERO: Self = [0; N];
 
-    fn deref(&self) -> &[u64] {
-        &self.0
+    fn add(&mut self, more: &Self) {
+        self.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
     }
 }
 
-impl DerefMut for Drops {
-    fn deref_mut(&mut self) -> &mut [u64] {
-        &mut self.0
+/// Defines counters that can be added up.
+macro_rules! counters {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name {
+            $($(#[$doc])* pub $field: $type,)+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: Counts::ZERO,)+ }
+            }
+        }
+
+        impl $name {
+            pub fn merge(&mut self, other: &Self) {
+                $(self.$field.add(&other.$field);)+
+            }
+        }
+    };
+}
+
+counters! {
+    /// Counters, never reset. Gauges such as the number of allocations are methods of [`super::Server`].
+    Stats {
+        to_peer_datagrams: u64,
+        /// Payload only.
+        to_peer_bytes: u64,
+        to_client_datagrams: u64,
+        /// Payload only.
+        to_client_bytes: u64,
+        /// ICMP errors relayed as Data indications.
+        icmp_relayed: u64,
+        /// Indexed like [`Method::VARIANTS`], as are `successes`.
+        requests: [u64; Method::VARIANTS.len()],
+        successes: [u64; Method::VARIANTS.len()],
+        /// Indexed like [`ERROR_CODES`].
+        errors: [u64; ERROR_CODES.len()],
+        drops: [u64; DropReason::VARIANTS.len()],
+        nonces: u64,
+        retransmits: u64,
+        /// Binding requests with CHANGE-REQUEST, with PADDING, and with RESPONSE-PORT.
+        nat_discovery: [u64; 3],
+        allocations_opened: u64,
+        /// One bucket per [`ALLOCATION_MS`] bound, and one for longer times.
+        allocation_times: [u64; ALLOCATION_MS.len() + 1],
+        allocation_ms: u64,
+        /// Indexed like [`ClosedReason::VARIANTS`].
+        allocations_closed: [u64; ClosedReason::VARIANTS.len()],
+        /// Indexed like `CREDENTIALS`.
+        credentials_refused: [u64; 7],
+        /// Indexed like [`PeerDenial::NAMES`].
+        peer_refusals: [u64; PeerDenial::NAMES.len()],
+        /// Refusals because of the user's quota, the total (server or fleet), and the client prefix's.
+        quota_refusals: [u64; 3],
+        permission_limit: u64,
+        channel_limit: u64,
+        shared_peer_limit: u64,
+        drain_refusals: u64,
+        loop_refusals: u64,
+        ban_refusals: u64,
+        /// Indexed like [`ConnectionEvent::VARIANTS`].
+        connection_events: [u64; ConnectionEvent::VARIANTS.len()],
+        /// Indexed like [`ConnectionRefusal::VARIANTS`].
+        connection_refusals: [u64; ConnectionRefusal::VARIANTS.len()],
+        /// Refusals because of the limit per allocation, in total, and per user.
+        connection_limit: [u64; 3],
+        /// Bytes copied to peers, and to clients.
+        connection_bytes: [u64; 2],
+        /// Indexed like [`MobilityEvent::VARIANTS`].
+        mobility: [u64; MobilityEvent::VARIANTS.len()],
+        /// Redirected new allocations, and redirected requests that belong to another node.
+        redirects: u64,
+        /// Indexed like [`Level::NAMES`].
+        bandwidth_pauses: [u64; Level::NAMES.len()],
     }
 }
 
@@ -156,18 +178,6 @@ pub enum MobilityEvent {
     /// A newer ticket has been issued.
     TicketReplayed,
 }
-
-const CLOSED: [(ClosedReason, &str); 9] = [
-    (ClosedReason::Deleted, "deleted"),
-    (ClosedReason::Expired, "expired"),
-    (ClosedReason::Shutdown, "shutdown"),
-    (ClosedReason::Administrator, "administrator"),
-    (ClosedReason::Disconnected, "disconnected"),
-    (ClosedReason::MaxAge, "max_age"),
-    (ClosedReason::Banned, "banned"),
-    (ClosedReason::Credential, "credential"),
-    (ClosedReason::AddressGone, "address_gone"),
-];
 
 const CREDENTIALS: [&str; 7] =
     ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user", "access_token", "too_far_ahead"];
@@ -239,7 +249,7 @@ impl Stats {
         let methods = || Method::VARIANTS.iter().map(Into::into);
         let codes = ERROR_CODES.iter().map(|(_, name)| *name);
         let drops = DropReason::VARIANTS.iter().map(Into::into);
-        let closed = CLOSED.iter().map(|(_, name)| *name);
+        let closed = ClosedReason::VARIANTS.iter().map(Into::into);
         let (discovery, credentials) = (DISCOVERY.iter().copied(), CREDENTIALS.iter().copied());
         let connections = ConnectionEvent::VARIANTS.iter().map(Into::into);
         let refusals = ConnectionRefusal::VARIANTS.iter().map(Into::into);
@@ -256,76 +266,6 @@ impl Stats {
             .chain(labelled("peer_connection_refusals", "reason", refusals, &self.connection_refusals))
             .chain(labelled("mobility", "event", mobility, &self.mobility))
             .chain(labelled("bandwidth_pauses", "limit", Level::NAMES.into_iter(), &self.bandwidth_pauses))
-    }
-
-    pub fn merge(&mut self, other: &Self) {
-        // Destructured without `..`, so that a new counter missing here fails to compile.
-        let Self {
-            to_peer_datagrams,
-            to_peer_bytes,
-            to_client_datagrams,
-            to_client_bytes,
-            icmp_relayed,
-            requests,
-            successes,
-            errors,
-            drops,
-            nonces,
-            retransmits,
-            nat_discovery,
-            allocations_opened,
-            allocation_times,
-            allocation_ms,
-            allocations_closed,
-            credentials_refused,
-            peer_refusals,
-            quota_refusals,
-            permission_limit,
-            channel_limit,
-            shared_peer_limit,
-            drain_refusals,
-            loop_refusals,
-            ban_refusals,
-            connection_events,
-            connection_refusals,
-            connection_limit,
-            connection_bytes,
-            mobility,
-            redirects,
-            bandwidth_pauses,
-        } = other;
-        self.to_peer_datagrams += to_peer_datagrams;
-        self.to_peer_bytes += to_peer_bytes;
-        self.to_client_datagrams += to_client_datagrams;
-        self.to_client_bytes += to_client_bytes;
-        self.icmp_relayed += icmp_relayed;
-        self.nonces += nonces;
-        self.retransmits += retransmits;
-        self.allocations_opened += allocations_opened;
-        self.allocation_ms += allocation_ms;
-        add(&mut self.allocation_times, allocation_times);
-        self.permission_limit += permission_limit;
-        self.channel_limit += channel_limit;
-        self.shared_peer_limit += shared_peer_limit;
-        self.drain_refusals += drain_refusals;
-        self.loop_refusals += loop_refusals;
-        self.ban_refusals += ban_refusals;
-        self.redirects += redirects;
-        add(&mut self.requests, requests);
-        add(&mut self.nat_discovery, nat_discovery);
-        add(&mut self.successes, successes);
-        add(&mut self.errors, errors);
-        add(&mut self.drops, drops);
-        add(&mut self.allocations_closed, allocations_closed);
-        add(&mut self.credentials_refused, credentials_refused);
-        add(&mut self.peer_refusals, peer_refusals);
-        add(&mut self.quota_refusals, quota_refusals);
-        add(&mut self.connection_events, connection_events);
-        add(&mut self.connection_refusals, connection_refusals);
-        add(&mut self.connection_limit, connection_limit);
-        add(&mut self.connection_bytes, connection_bytes);
-        add(&mut self.mobility, mobility);
-        add(&mut self.bandwidth_pauses, bandwidth_pauses);
     }
 
     pub(crate) fn connection(&mut self, event: ConnectionEvent) {
@@ -359,9 +299,7 @@ impl Stats {
     }
 
     pub(crate) fn closed(&mut self, reason: ClosedReason) {
-        if let Some(index) = CLOSED.iter().position(|(known, _)| *known == reason) {
-            self.allocations_closed[index] += 1;
-        }
+        self.allocations_closed[reason as usize] += 1;
     }
 
     pub(crate) fn refused(&mut self, why: CredentialRefusal) {
@@ -401,12 +339,6 @@ fn labelled<'a>(
     values: &'a [u64],
 ) -> impl Iterator<Item = Counter> + 'a {
     names.zip(values).map(move |(name, value)| (family, Some((label, name)), *value))
-}
-
-fn add(to: &mut [u64], from: &[u64]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += from;
-    }
 }
 
 #[cfg(test)]

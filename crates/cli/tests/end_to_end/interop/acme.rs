@@ -236,7 +236,7 @@ fn port_in_use_and_a_failing_validation_are_explained() {
     let mut first = serve(&authority.config(&dir, &[NAME], &more), &[]);
     let line = first.program.line_with("no new certificate for");
     assert!(
-        line.contains(&format!("http-01 cannot listen on {taken}")) && line.contains("free the port"),
+        line.contains(&format!("http-01: cannot listen on {taken}")) && line.contains("acme.http_listen"),
         "{line}"
     );
     // Nothing listens on the port to which the CA connects.

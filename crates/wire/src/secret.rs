@@ -5,7 +5,7 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-pub(crate) const MASK: &str = "***";
+pub const MASK: &str = "***";
 
 /// Text that `Debug` masks, and that has no `Display`. Compared in constant time and overwritten on
 /// drop.
@@ -13,10 +13,12 @@ pub(crate) const MASK: &str = "***";
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
+    #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(Zeroizing::new(text.into()))
     }
 
+    #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
