@@ -29,17 +29,10 @@ impl Wanted {
         tls: Option<Arc<TlsContext>>,
         storage: Option<Arc<dyn SharedOrders>>,
     ) -> Self {
-        let tcp = settings.listen.iter().filter(|_| settings.tcp);
-        let has_https_port = tcp.chain(&settings.tls.listen).any(|listener| listener.port() == 443);
-        let challenge = match settings.acme.challenge {
-            AcmeChallenge::Auto if has_https_port => AcmeChallenge::TlsAlpn,
-            AcmeChallenge::Auto => AcmeChallenge::Http,
-            chosen => chosen,
-        };
         Self {
             names: settings.tls.acme.clone(),
             settings: settings.acme.clone(),
-            challenge,
+            challenge: settings.acme_challenge(),
             directory: order_directory(settings),
             tls,
             storage,

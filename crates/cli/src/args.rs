@@ -1,6 +1,7 @@
 //! The command line: every subcommand with its flags.
 
 use clap::{Parser, Subcommand};
+use turnpike_ctl::setup::SetupArgs;
 
 use crate::{
     admin_args::{
@@ -31,6 +32,9 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Write the configuration of a server, start it and probe it
+    #[command(long_about = SETUP, after_help = SETUP_EXAMPLES)]
+    Setup(Box<SetupArgs>),
     /// Run a TURN/STUN server over UDP, TCP, TLS and DTLS (RFC 8656, RFC 8489)
     #[command(long_about = SERVE, after_help = SERVE_HINT, after_long_help = SERVE_EXAMPLES)]
     Serve(Box<ServeCommand>),
@@ -140,6 +144,26 @@ pub(crate) enum Command {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 success, 1 failure, 2 bad usage or configuration, 3 a requested limit (--max-loss, --max-p99, --fail-on) was exceeded.";
+
+const SETUP: &str = "\
+Write the configuration of a TURN server, start it and probe it (docs/first-hour.md).
+
+Asks five questions: the DNS name, the certificate, the users, port 443, and the public address. Each has a default and a flag; without a \
+terminal, the defaults apply. Checks the answers on this machine and the file with `check-config`, then writes it, and prints the firewall \
+rules and the settings for Nextcloud Talk, Synapse, Jitsi Meet and others. An edited file is only replaced with --force.
+
+With the Debian package, as root: adds the drop-ins that turnpike.service needs here, starts it after a yes or with --start, and probes it. \
+Otherwise a server with the new file runs for the probe only.";
+
+const SETUP_EXAMPLES: &str = "\
+Examples:
+  sudo turnpike setup
+  sudo turnpike setup --name turn.example.org --start
+  sudo turnpike setup --name turn.example.org --port-443 127.0.0.1:8443 --start      (shares port 443 with a web server)
+  sudo turnpike setup --name turn.example.org --start --helper admin@198.51.100.7    (also probes from that machine)
+  turnpike setup --certificate none --access user:alice --dry-run
+
+Exit codes: 0 no probe found anything bad, or the server was not started; 1 a probe or the start failed; 2 bad usage.";
 
 const SERVE: &str = "\
 Run a TURN/STUN server (RFC 8656, RFC 8489) for clients over UDP, TCP, TLS and DTLS. It relays UDP, and TCP for clients over TCP and TLS \
@@ -376,7 +400,8 @@ mod tests {
             }
         }
         for path in [
-            &["serve"][..],
+            &["setup"][..],
+            &["serve"],
             &["forward"],
             &["upgrade"],
             &["check-config"],

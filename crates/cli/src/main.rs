@@ -34,7 +34,10 @@ use clap::{CommandFactory as _, Parser};
 use serde_json::{Map, Value};
 use turnpike_admin::Problem;
 use turnpike_config::{Mistakes, Sources, forward::ForwardSources, readable_by_all};
-use turnpike_ctl::commands::CommandError;
+use turnpike_ctl::{
+    commands::CommandError,
+    setup::{self, SetupArgs, SetupContext, SetupError},
+};
 use turnpike_forwarder::ForwarderError;
 use turnpike_load::{
     LoadError, LoadReport, RunOutcome, StopHandle,
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Err(error) => return usage::show(error),
     };
     match cli.command {
+        Command::Setup(args) => set_up(&args),
         Command::Serve(args) => run_server(*args),
         Command::Forward(args) => run_forwarder(*args),
         Command::Upgrade(args) => upgrade(&args),
@@ -118,6 +122,21 @@ fn main() -> ExitCode {
             let remedy = "build turnpike with its default cargo feature `tools`";
             fail(BAD_USAGE, &format_args!("this build has no lab: {remedy}"))
         }
+    }
+}
+
+fn set_up(args: &SetupArgs) -> ExitCode {
+    let context = SetupContext {
+        cloud_address: public_address_args::of_cloud,
+        new_secret: rand::random(),
+        show: &|report| probe_text::show(report, false),
+        warn: &|warning| tell(format_args!("warning: {warning}")),
+    };
+    match setup::set_up(args, &context, &mut io::stdout()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(FAILED),
+        Err(SetupError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => fail(if error.is_usage() { BAD_USAGE } else { FAILED }, &error),
     }
 }
 

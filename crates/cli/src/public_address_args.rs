@@ -1,6 +1,6 @@
 //! Flags and output of `turnpike public-address`.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use clap::Args;
 use turnpike_serve::{AddressSource, PublicAddress, PublicAddressError};
@@ -30,6 +30,12 @@ impl PublicAddressArgs {
             Some(directory) => found.write(&directory).map(|()| None),
         }
     }
+}
+
+/// IPv4 address that the metadata service maps to this machine, if there is one.
+pub(crate) fn of_cloud() -> Option<IpAddr> {
+    let found = PublicAddress::find(&AddressSource::Metadata).ok()?;
+    found.relay.iter().find_map(|pair| pair.split_once('=')?.1.parse().ok())
 }
 
 pub(crate) const PUBLIC_ADDRESS: &str = "\

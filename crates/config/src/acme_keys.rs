@@ -15,7 +15,7 @@ use turnpike_wire::secret::MASK;
 use zeroize::Zeroizing;
 
 use crate::{
-    Secret,
+    Secret, Settings,
     key::{Kind, list_of, named, text},
 };
 
@@ -80,6 +80,26 @@ pub enum AcmeChallenge {
     TlsAlpn,
     Http,
     Dns,
+}
+
+impl Settings {
+    /// Challenge in use, with [`AcmeChallenge::Auto`] resolved.
+    #[must_use]
+    pub fn acme_challenge(&self) -> AcmeChallenge {
+        let tcp = self.listen.iter().filter(|_| self.tcp);
+        let has_https_port = tcp.chain(&self.tls.listen).any(|listener| listener.port() == 443);
+        match self.acme.challenge {
+            AcmeChallenge::Auto if has_https_port => AcmeChallenge::TlsAlpn,
+            AcmeChallenge::Auto => AcmeChallenge::Http,
+            chosen => chosen,
+        }
+    }
+
+    /// Listeners for http-01; none if it is not in use.
+    pub fn http_challenge_listeners(&self) -> &[SocketAddr] {
+        let is_used = !self.tls.acme.is_empty() && self.acme_challenge() == AcmeChallenge::Http;
+        if is_used { &self.acme.http_listen } else { &[] }
+    }
 }
 
 /// Subject of an ordered certificate.

@@ -77,6 +77,9 @@ impl Firewall {
         for at in &settings.credentials.listen {
             all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "applications, for credentials");
         }
+        for at in settings.http_challenge_listeners() {
+            all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "certificate authority");
+        }
         for address in &settings.discovery.addresses {
             for port in settings.discovery.ports {
                 all.open(Transport::Udp, address.bind, port..=port, "NAT behavior discovery");

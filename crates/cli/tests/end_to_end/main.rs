@@ -51,6 +51,7 @@ mod reload;
 mod sandbox;
 mod serve_default;
 mod service_manager;
+mod setup;
 mod stores;
 mod tenants;
 mod tls_certificates;

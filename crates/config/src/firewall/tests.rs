@@ -39,6 +39,19 @@ fn default_server_opens_its_port_and_the_relay_range() {
 }
 
 #[test]
+fn port_80_is_opened_only_for_http_challenges() {
+    let flags = |listen: &'static [&'static str]| {
+        of_server(&[("server.listen", listen), ("tls.acme", &["turn.example.org"]), ("store.state", &["/s"])])
+    };
+    let of_port_80 =
+        |firewall: Firewall| opened(&firewall).into_iter().filter(|line| line.contains("80 ")).collect();
+    let lines: Vec<String> = of_port_80(flags(&["0.0.0.0:3478"]));
+    assert_eq!(lines, ["tcp port 80 (certificate authority)"]);
+    let lines: Vec<String> = of_port_80(flags(&["0.0.0.0:3478", "0.0.0.0:443"]));
+    assert_eq!(lines, [] as [&str; 0]);
+}
+
+#[test]
 fn each_transport_is_opened_only_on_its_listeners() {
     let firewall = of_server(&[
         ("server.listen", &["203.0.113.5:3478", "0.0.0.0:443", "127.0.0.1:3478"]),
