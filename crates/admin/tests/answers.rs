@@ -371,14 +371,14 @@ fn reload_response_lists_changes_or_errors() {
 }
 
 #[test]
-fn drain_deadline_is_optional() {
+fn limits_of_a_drain_are_optional() {
     let running = Running::server(1);
     let drain = |body: Option<&str>| running.ask("POST", "/v1/drain", body);
     for (body, left) in [
         (None, 30.0),
         (Some("{}"), 30.0),
         (Some("{\"deadline_s\":5}"), 5.0),
-        (Some("{\"deadline_s\":0}"), 0.0),
+        (Some("{\"deadline_s\":0,\"until\":9}"), 0.0),
     ] {
         let answer = drain(body);
         assert_eq!(
@@ -387,12 +387,14 @@ fn drain_deadline_is_optional() {
             "{body:?}"
         );
     }
-    let asked = [None, None, Some(5), Some(0)].map(|seconds| seconds.map(Duration::from_secs));
+    let asked = [(None, None), (None, None), (Some(5), None), (Some(0), Some(9))];
+    let asked = asked.map(|(deadline_s, until)| Drain { deadline_s, until });
     assert_eq!(*running.program.drained.lock().unwrap(), asked);
     for bad in [
         "{\"deadline_s\":86401}",
         "{\"deadline_s\":-1}",
         "{\"deadline_s\":\"5\"}",
+        "{\"until\":-1}",
         "{\"deadline\":5}",
         "[5]",
         "5",

@@ -10,7 +10,7 @@ pub(crate) use std::{
     sync::Arc,
     time::Duration,
 };
-pub(crate) use turnpike_api::{NotReloaded, Reloaded};
+pub(crate) use turnpike_api::{Drain, NotReloaded, Reloaded};
 pub(crate) use turnpike_config::{
     AdminAccess, AdminAddress, ConfiguredUser, RealmSettings, Secret, Settings, TokenKeySettings, UserSecret,
 };

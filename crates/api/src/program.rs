@@ -11,9 +11,9 @@ use crate::{ClientRefusals, FleetAdmin, Later, RefusalFilter, RelayRange, RuleSt
 pub trait Process: Send + Sync {
     fn is_draining(&self) -> bool;
     fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>>;
-    /// Stops accepting new clients, and stops the program after `patience` at the latest; `None` uses the
-    /// configured deadline. Returns `None` if the program is already stopping.
-    fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>>;
+    /// Stops accepting new clients, and stops the program as `wanted`. Returns `None` if it is already
+    /// stopping.
+    fn drain(&self, wanted: Drain) -> Later<'_, Option<Draining>>;
     fn log_level(&self) -> String;
     /// Replaces the filter for log lines.
     ///
@@ -184,7 +184,7 @@ pub struct LogLevel {
     pub level: String,
 }
 
-/// Time limit for a drain.
+/// Limits of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "deadline_s": 300 }))]
@@ -194,6 +194,16 @@ pub struct Drain {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 86400)]
     pub deadline_s: Option<u32>,
+    /// Number of allocations or connections for which the program does not wait; default 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
+}
+
+impl Drain {
+    #[must_use]
+    pub fn patience(&self) -> Option<Duration> {
+        self.deadline_s.map(|seconds| Duration::from_secs(seconds.into()))
+    }
 }
 
 /// A drain in progress.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use turnpike_api::Drain;
 use turnpike_ctl::{
     client::{Client, Target},
     commands::{self, AllocationListFilter, CommandError, OutputFormat},
@@ -93,6 +94,10 @@ pub(crate) struct DrainArgs {
     /// Seconds until remaining allocations are ended, 0 to 86400 [default: the program's shutdown.deadline]
     #[arg(long, value_name = "S")]
     deadline: Option<u32>,
+
+    /// Do not wait for the last N allocations or connections [default: 0]
+    #[arg(long, value_name = "N")]
+    until: Option<u64>,
 
     /// Wait until the program has exited; for hooks, such as preStop, after which the program is killed
     #[arg(long)]
@@ -240,7 +245,8 @@ impl AllocationCommand {
 impl DrainArgs {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
         let client = self.admin.client()?;
-        commands::drain(&client, self.deadline, self.admin.json, out)?;
+        let wanted = Drain { deadline_s: self.deadline, until: self.until };
+        commands::drain(&client, wanted, self.admin.json, out)?;
         if self.wait {
             out.flush()?;
             commands::wait_for_end(&client)?;
@@ -309,6 +315,7 @@ Examples:
   turnpike drain
   turnpike drain --deadline 3600        (existing allocations get an hour; repeating the command restarts the hour)
   turnpike drain --deadline 0           (ends all allocations immediately)
+  turnpike drain --until 5              (stops once at most 5 allocations remain)
   turnpike drain --deadline 300 --wait  (a Kubernetes preStop hook)";
 
 pub(crate) const HEALTH_EXAMPLES: &str = "\

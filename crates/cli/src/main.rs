@@ -47,7 +47,7 @@ use turnpike_load::{
     turn, udp,
 };
 use turnpike_probe::ProbeError;
-use turnpike_process::wait_for_stop;
+use turnpike_process::{init, wait_for_stop};
 use turnpike_serve::ServeError;
 use turnpike_wire::escape;
 
@@ -144,6 +144,9 @@ fn run_server(ServeCommand { check, serve: args }: ServeCommand) -> ExitCode {
     if check {
         return check_server(&args.into_sources());
     }
+    if init::is_needed() {
+        return run_as_init();
+    }
     match turnpike_serve::serve(&args.into_sources(), &mut io::stdout()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(ServeError::Config(errors)) => fail(BAD_USAGE, &errors),
@@ -157,11 +160,19 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     if check_only {
         return check_forward(&sources);
     }
+    if init::is_needed() {
+        return run_as_init();
+    }
     match turnpike_forwarder::forward(&sources) {
         Ok(()) => ExitCode::SUCCESS,
         Err(ForwarderError::Config(errors)) => fail(BAD_USAGE, &errors),
         Err(error) => fail(FAILED, &error),
     }
+}
+
+fn run_as_init() -> ExitCode {
+    init::run()
+        .unwrap_or_else(|error| fail(FAILED, &format_args!("process 1 cannot run the service: {error}")))
 }
 
 /// Writes the translation to standard output or a file, and notes about options without a translation to

@@ -50,7 +50,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = LISTENERS)]
     tls_cert: Option<String>,
 
-    /// Private key of --tls-cert (PEM, not encrypted)
+    /// Private key of --tls-cert (PEM)
     #[arg(long, value_name = "FILE", help_heading = LISTENERS)]
     tls_key: Option<String>,
 

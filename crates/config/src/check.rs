@@ -404,6 +404,13 @@ impl Judge<'_> {
             let problem = "it is false, but realms with users are configured";
             self.refuse("auth.required", problem, "true, or no [[realm]]");
         }
+        if settings.auth.binding && !settings.auth.required {
+            self.refuse("auth.binding", "auth.required is false, so no request needs credentials", "false");
+        }
+        if settings.auth.binding && !settings.discovery.addresses.is_empty() {
+            let problem = "NAT discovery answers Binding requests without credentials";
+            self.refuse("auth.binding", problem, "false, or no nat_discovery.addresses");
+        }
         if !settings.auth.allow_md5
             && let Some(user) = settings.auth.users.iter().find(|user| user.secret.is_md5_only())
         {

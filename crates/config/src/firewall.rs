@@ -86,6 +86,7 @@ impl Firewall {
             }
         }
         let relay: Vec<Place> = match &settings.relay.addresses[..] {
+            _ if settings.stun_only => Vec::new(),
             [] => vec![Place::All],
             places => places
                 .iter()

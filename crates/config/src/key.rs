@@ -48,20 +48,21 @@ impl<S> KeySpec<S> {
         self.path.split_once('.').map_or(self.path, |(_, name)| name)
     }
 
-    pub(crate) fn variable(&self) -> String {
-        variable(self.path)
-    }
-
     pub(crate) fn variables(&self) -> [String; 2] {
-        let name = self.variable();
-        let file = format!("{name}_FILE");
-        [name, file]
+        variables(self.path)
     }
 }
 
 /// Name of the environment variable for a key.
 pub(crate) fn variable(path: &str) -> String {
     format!("TURNPIKE_{}", path.replace('.', "_").to_uppercase())
+}
+
+/// Names of the variables for a key's value and for a file that contains it.
+pub(crate) fn variables(path: &str) -> [String; 2] {
+    let name = variable(path);
+    let file = format!("{name}_FILE");
+    [name, file]
 }
 
 pub(crate) struct Kind<T> {

@@ -79,6 +79,19 @@ pub(super) const CERTIFICATES: Kind<Vec<CertificateFiles>> = Kind::list(
     },
 );
 
+pub(super) const KEY_PASSWORD: Kind<Option<Secret>> = Kind::one(
+    "the password of encrypted private keys, \"\" for none",
+    |reader, node| {
+        let password = match &node.value {
+            Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0])?,
+            _ => reader.secret(node)?,
+        };
+        Some(Some(password).filter(|password| !password.reveal().is_empty()))
+    },
+    |password| quoted(password.as_ref().map_or("", |_| MASK)),
+)
+.secret();
+
 pub(super) const EXTERNAL_ADDRESSES: Kind<Vec<RelayAddress>> = Kind::list(
     "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family",
     |reader, node| reader.list(node, |reader, node| reader.parsed(node, relay_keys::address)),

@@ -10,6 +10,8 @@ pub struct TlsSettings {
     pub only: bool,
     pub cert: Option<PathBuf>,
     pub key: Option<PathBuf>,
+    /// Decrypts all keys of this section that are encrypted.
+    pub key_password: Option<Secret>,
     pub certificates: Vec<CertificateFiles>,
     /// Names whose certificates the server orders.
     pub acme: Vec<CertificateName>,
@@ -60,6 +62,8 @@ impl Default for RelaySettings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct AuthSettings {
     pub required: bool,
+    /// Binding requests need credentials too.
+    pub binding: bool,
     pub users: Vec<ConfiguredUser>,
     pub secrets: Vec<Secret>,
     /// Lifetime of a nonce in seconds.
@@ -69,7 +73,14 @@ pub struct AuthSettings {
 
 impl Default for AuthSettings {
     fn default() -> Self {
-        Self { required: true, users: Vec::new(), secrets: Vec::new(), nonce_lifetime: 3600, allow_md5: true }
+        Self {
+            required: true,
+            binding: false,
+            users: Vec::new(),
+            secrets: Vec::new(),
+            nonce_lifetime: 3600,
+            allow_md5: true,
+        }
     }
 }
 
@@ -127,7 +138,7 @@ impl Default for ShutdownSettings {
 pub struct CertificateFiles {
     /// Certificate chain: the server certificate first, then intermediate ones.
     pub cert: PathBuf,
-    /// Private key, not encrypted.
+    /// Private key.
     pub key: PathBuf,
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_rules::HandOnRule;
-use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ConnectionLimits, ServerLimits};
+use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ClientRules, ConnectionLimits, ServerLimits};
 
 use crate::{
     AcmeSettings, AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings,
@@ -48,6 +48,8 @@ settings! {
         ], reload "server.listen" keys::ADDRESSES;
         udp: bool = true, reload "server.udp" kind::SWITCH;
         tcp: bool = true, reload "server.tcp" kind::SWITCH;
+        /// Answers Binding requests and refuses all others.
+        stun_only: bool = false, reload "server.stun_only" kind::SWITCH;
         /// Proxies whose connections start with a PROXY header.
         proxy_protocol_from: Vec<Cidr> = Vec::new(), reload "server.proxy_protocol_from" keys::CIDRS;
         /// Rules for handing connections on to a web server.
@@ -65,6 +67,7 @@ settings! {
             reload "tls.only" .only kind::SWITCH,
             reload "tls.cert" .cert kind::FILE => "the path of a PEM file with the certificate chain, or \"\" for none",
             reload "tls.key" .key kind::FILE => "the path of a PEM file with the private key, or \"\" for none",
+            reload "tls.key_password" .key_password keys::KEY_PASSWORD,
             reload "tls.certificates" .certificates keys::CERTIFICATES,
             reload "tls.acme" .acme acme_keys::NAMES;
         acme: AcmeSettings = AcmeSettings::default(),
@@ -92,6 +95,7 @@ settings! {
             reload "relay.mobility" .mobility kind::SWITCH;
         auth: AuthSettings = AuthSettings::default(),
             reload "auth.required" .required kind::SWITCH,
+            reload "auth.binding" .binding kind::SWITCH,
             reload "auth.users" .users keys::USERS,
             reload "auth.secrets" .secrets keys::SECRETS,
             reload "auth.nonce_lifetime" .nonce_lifetime number!(u32, "seconds", 60..=86_400),
@@ -160,6 +164,12 @@ settings! {
         /// Entries in the kernel flow table, each for one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         max_allocation_duration: Option<u32> = None, reload "limits.max_allocation_duration" MAX_ALLOCATION_DURATION;
+        // Shorter than in RFC 8656, they would end between a client's refreshes.
+        channel_lifetime: u32 = 600, reload "limits.channel_lifetime" number!(u32, "seconds", 600..=86_400);
+        permission_lifetime: u32 = 300, reload "limits.permission_lifetime" number!(u32, "seconds", 300..=86_400);
+        clients: ClientRules = ClientRules::default(),
+            reload "clients.allow" .allow keys::CIDRS,
+            reload "clients.deny" .deny keys::CIDRS;
         /// Peers that are allowed even though they would be refused by default, such as special and
         /// local addresses.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;

@@ -1,11 +1,18 @@
 //! Converts the sources of settings (flags, environment, file) to [`Node`]s that record their origin.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
-use turnpike_strict::{Node, Value, nearest};
+use turnpike_strict::{Entry, Node, Value, nearest, parse_value};
 use zeroize::Zeroizing;
 
-use super::{Mistake, Origin, key::KeySpec, secret_file};
+use super::{
+    Mistake, Origin,
+    key::{KeySpec, variable},
+    secret_file,
+};
 
 /// Settings on the command line, by key. Values remain text and are checked with all other sources, so that
 /// all errors are reported together. A flag replaces the whole value of the key in the file, even a list.
@@ -39,58 +46,106 @@ impl Flags {
 }
 
 /// Value from the environment: `TURNPIKE_SECTION_KEY`, or a file named by `TURNPIKE_SECTION_KEY_FILE`.
-/// Entries of a list are separated by commas, or in a file by line breaks. A file for a single value has one
-/// line.
+/// Entries of a list are separated by commas, or in a file by line breaks; a list of tables is TOML. A file for
+/// a single value has one line.
 pub(crate) fn environment_node<S>(
     spec: &KeySpec<S>,
     environment: &[(String, String)],
     problems: &mut Vec<Mistake>,
 ) -> Option<Node> {
-    let name = spec.variable();
-    let get = |wanted: &str| environment.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
-    let direct = get(&name);
-    let file_name = format!("{name}_FILE");
-    match (direct, get(&file_name)) {
-        (Some(_), Some(_)) => {
-            problems.push(Mistake::new(
-                &Origin::Environment(name.clone()),
-                spec.path,
-                format!("{name} and {file_name} are both set"),
-                "one of them",
-            ));
+    let found = Variable::find(spec.path, environment, problems)?;
+    if spec.list && found.has_tables() {
+        return found.parsed(problems);
+    }
+    let Some(file) = &found.file else {
+        let value = found.text.as_str();
+        let parts = if spec.list { value.split(',').map(str::trim).collect() } else { vec![value] };
+        return Some(textual(spec, parts.into_iter().filter(|part| !part.is_empty()), &found.origin()));
+    };
+    if spec.secret {
+        return secrets(spec, file, &found.text, found.origin(), problems);
+    }
+    let lines: Vec<&str> = secret_file::lines(&found.text).map(|(_, line)| line).collect();
+    if !spec.list && lines.len() > 1 {
+        let what = format!("{} has {} lines", file.display(), lines.len());
+        problems.push(Mistake::new(&found.origin(), spec.path, what, "one line"));
+        return None;
+    }
+    Some(textual(spec, lines.into_iter(), &found.origin()))
+}
+
+/// Tables that can appear several times in the file, such as `[[realm]]`, from one variable.
+pub(crate) fn environment_tables(
+    name: &'static str,
+    environment: &[(String, String)],
+    problems: &mut Vec<Mistake>,
+) -> Option<Entry> {
+    let found = Variable::find(name, environment, problems)?;
+    let origin = found.origin();
+    let node = if found.text.trim().is_empty() {
+        Node { value: Value::List(Vec::new()), origin: origin.clone() }
+    } else if found.has_tables() {
+        found.parsed(problems)?
+    } else {
+        let expected = format!("TOML, [{{ key = \"value\", ... }}], with the keys of [[{name}]]");
+        problems.push(Mistake::new(&origin, name, "it is not a list of tables", expected));
+        return None;
+    };
+    Some(Entry { key: name.to_owned(), origin, node })
+}
+
+struct Variable {
+    /// Ends in `_FILE` if the text is a file's.
+    name: String,
+    file: Option<PathBuf>,
+    text: Zeroizing<String>,
+}
+
+impl Variable {
+    fn find(
+        key: &'static str,
+        environment: &[(String, String)],
+        problems: &mut Vec<Mistake>,
+    ) -> Option<Self> {
+        let name = variable(key);
+        let get = |wanted: &str| environment.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
+        let file_name = format!("{name}_FILE");
+        let mut refused = |name: String, problem: String, expected: &str| {
+            problems.push(Mistake::new(&Origin::Environment(name), key, problem, expected));
             None
-        }
-        (Some(value), None) => {
-            let origin = Origin::Environment(name);
-            let parts =
-                if spec.list { value.split(',').map(str::trim).collect() } else { vec![value.as_str()] };
-            Some(textual(spec, parts.into_iter().filter(|part| !part.is_empty()), &origin))
-        }
-        (None, Some(path)) => match fs::read_to_string(path).map(Zeroizing::new) {
-            Ok(text) => {
-                let origin = Origin::Environment(file_name);
-                if spec.secret {
-                    return secrets(spec, Path::new(path), &text, origin, problems);
-                }
-                let lines: Vec<&str> = secret_file::lines(&text).map(|(_, line)| line).collect();
-                if !spec.list && lines.len() > 1 {
-                    let what = format!("{path} has {} lines", lines.len());
-                    problems.push(Mistake::new(&origin, spec.path, what, "one line"));
-                    return None;
-                }
-                Some(textual(spec, lines.into_iter(), &origin))
+        };
+        match (get(&name), get(&file_name)) {
+            (None, None) => None,
+            (Some(_), Some(_)) => {
+                let problem = format!("{name} and {file_name} are both set");
+                refused(name, problem, "one of them")
             }
-            Err(error) => {
-                problems.push(Mistake::new(
-                    &Origin::Environment(file_name),
-                    spec.path,
-                    format!("cannot read {path}: {error}"),
-                    "a readable file, one entry per line",
-                ));
-                None
-            }
-        },
-        (None, None) => None,
+            (Some(text), None) => Some(Self { name, file: None, text: Zeroizing::new(text.clone()) }),
+            (None, Some(path)) => match fs::read_to_string(path) {
+                Ok(text) => {
+                    Some(Self { name: file_name, file: Some(path.into()), text: Zeroizing::new(text) })
+                }
+                Err(error) => {
+                    let problem = format!("cannot read {path}: {error}");
+                    refused(file_name, problem, "a readable file, one entry per line")
+                }
+            },
+        }
+    }
+
+    fn origin(&self) -> Origin {
+        Origin::Environment(self.name.clone())
+    }
+
+    /// No other value of a list begins like this; an IPv6 address begins with `[` alone.
+    fn has_tables(&self) -> bool {
+        let text = self.text.trim_start().strip_prefix('[');
+        text.is_some_and(|rest| rest.trim_start().starts_with('{'))
+    }
+
+    fn parsed(&self, problems: &mut Vec<Mistake>) -> Option<Node> {
+        let place = self.file.as_deref().unwrap_or(Path::new(&self.name));
+        parse_value(place, self.text.trim(), problems)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     alternate_keys::ALTERNATE_KEYS,
     certificates::ReadCertificates,
     check,
-    key::KeySpec,
+    key::{self, KeySpec},
     realm_keys::REALM_KEYS,
     renamed::{RENAMED, RenamedUses, rename_entries, rename_log_level, rename_variables},
     settings::KEYS,
@@ -92,6 +92,12 @@ impl Sources {
         mut problems: Vec<Mistake>,
         certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
     ) -> Result<LoadedConfig<C>, Mistakes> {
+        for name in TABLES {
+            if let Some(tables) = self.environment_tables(name, &mut problems) {
+                entries.retain(|entry| entry.key != *name);
+                entries.push(tables);
+            }
+        }
         let renamed = rename_entries(&mut entries, RENAMED);
         problems.extend(renamed.conflicts);
         let file = &entries[..];
@@ -156,6 +162,14 @@ impl Sources {
         origins
     }
 
+    pub(crate) fn environment_tables(
+        &self,
+        name: &'static str,
+        problems: &mut Vec<Mistake>,
+    ) -> Option<Entry> {
+        source::environment_tables(name, &self.environment, problems)
+    }
+
     pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
         let with_secrets = world_readable::files(file, &self.environment);
         with_secrets
@@ -183,7 +197,8 @@ pub fn settings_of(text: &str) -> Result<Settings, Mistakes> {
 /// Environment variables of all subcommands, because several subcommands can share one environment.
 pub fn known_variables() -> Vec<String> {
     let settings = KEYS.iter().flat_map(KeySpec::variables).chain(crate::forward::variables());
-    settings.chain(OTHER_VARIABLES.map(str::to_owned)).collect()
+    let tables = TABLES.iter().flat_map(|name| key::variables(name));
+    settings.chain(tables).chain(OTHER_VARIABLES.map(str::to_owned)).collect()
 }
 
 /// Entries of a file. A file in another program's format is reported as a single error.

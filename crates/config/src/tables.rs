@@ -1,5 +1,5 @@
-//! Tables that can appear several times in the file (`[[realm]]`). They have no environment variables or
-//! flags.
+//! Tables that can appear several times in the file (`[[realm]]`) or in one environment variable, as TOML
+//! (`TURNPIKE_REALM`). They have no flags.
 
 use std::collections::BTreeSet;
 

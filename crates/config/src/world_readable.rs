@@ -24,7 +24,7 @@ pub fn readable_by_all(file: &Path, what: &str) -> Option<String> {
 pub(super) fn files(entries: &[Entry], environment: &[(String, String)]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for spec in KEYS.iter().filter(|spec| spec.secret) {
-        let variable = format!("{}_FILE", spec.variable());
+        let [_, variable] = spec.variables();
         let named = environment.iter().filter(|(name, _)| *name == variable);
         found.extend(named.map(|(_, file)| PathBuf::from(file)));
     }

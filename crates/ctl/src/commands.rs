@@ -138,15 +138,9 @@ pub fn end_allocation(
     Ok(())
 }
 
-/// Drains the program, which exits when its last allocation ends, or after `deadline_s` seconds at the
-/// latest.
-pub fn drain(
-    client: &Client,
-    deadline_s: Option<u32>,
-    json: bool,
-    out: &mut dyn Write,
-) -> Result<(), CommandError> {
-    let draining: Draining = client.post("/v1/drain", Some(&Drain { deadline_s }))?;
+/// Drains the program, which exits when its last allocation ends, or after the deadline at the latest.
+pub fn drain(client: &Client, wanted: Drain, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    let draining: Draining = client.post("/v1/drain", Some(&wanted))?;
     if json {
         write_json(out, &draining)?;
     } else {

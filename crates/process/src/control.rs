@@ -18,7 +18,7 @@ use tokio::{
     task::{self, JoinHandle},
     time::{Instant, sleep, timeout},
 };
-use turnpike_api::{Draining, NotReloaded, Reloaded};
+use turnpike_api::{Drain, Draining, NotReloaded, Reloaded};
 use turnpike_config::LogFormat;
 
 use crate::{
@@ -110,8 +110,8 @@ struct Upgrading {
     request: Arc<UpgradeRequest>,
     ended: JoinHandle<Upgraded>,
     cancelled: Arc<AtomicBool>,
-    /// Drain that was requested during the upgrade; the inner value is its deadline.
-    drain: Option<Option<Duration>>,
+    /// Requested during the upgrade.
+    drain: Option<Drain>,
 }
 
 /// The new process and a summary, or the reason for the failure.
@@ -121,11 +121,13 @@ type Upgraded = Result<(Successor, String), String>;
 struct Until {
     since: Instant,
     patience: Duration,
+    /// Number of sessions that need not end.
+    most: u64,
 }
 
 impl Until {
     fn new(patience: Duration) -> Self {
-        Self { since: Instant::now(), patience }
+        Self { since: Instant::now(), patience, most: 0 }
     }
 
     fn left(&self) -> Duration {
@@ -133,7 +135,7 @@ impl Until {
     }
 
     fn is_over(&self, open: impl FnOnce() -> u64) -> bool {
-        self.left().is_zero() || self.since.elapsed() >= DRAIN_SETTLE && open() == 0
+        self.left().is_zero() || self.since.elapsed() >= DRAIN_SETTLE && open() <= self.most
     }
 }
 
@@ -152,7 +154,7 @@ impl Upgrading {
     }
 
     /// Cancels the upgrade if it is not too late, and drains afterwards.
-    fn cancel(self, drain: Option<Duration>) -> Self {
+    fn cancel(self, drain: Drain) -> Self {
         self.cancelled.store(true, Ordering::Relaxed);
         Self { drain: Some(drain), ..self }
     }
@@ -262,8 +264,8 @@ async fn until_ended<S: Service>(
                 if matches!(stage, Stage::HandedOver(..)) {
                     drop(socket.take());
                 }
-                let Some(patience) = drain else { continue };
-                Some(Request::Drain(patience))
+                let Some(wanted) = drain else { continue };
+                Some(Request::Drain(wanted))
             }
             () = sleep(pause.min(manager.pause())) => {
                 if matches!(stage, Stage::Serving) {
@@ -331,14 +333,12 @@ async fn carry_out(
             request.report(UpgradeProgress::Failed(format!("no upgrade {}", stage.obstacle())));
             stage
         }
-        (Request::Drain(patience), Stage::Serving) => {
-            Stage::Draining(drain(service, status, manager, patience))
+        (Request::Drain(wanted), Stage::Serving) => Stage::Draining(drain(service, status, manager, wanted)),
+        (Request::Drain(wanted), Stage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
+            Stage::Upgrading(upgrading.cancel(wanted))
         }
-        (Request::Drain(patience), Stage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
-            Stage::Upgrading(upgrading.cancel(patience))
-        }
-        (Request::Drain(patience), Stage::HandedOver(successor, _)) if !status.is_draining() => {
-            Stage::HandedOver(successor, drain(service, status, manager, patience))
+        (Request::Drain(wanted), Stage::HandedOver(successor, _)) if !status.is_draining() => {
+            Stage::HandedOver(successor, drain(service, status, manager, wanted))
         }
         (Request::Drain(_), last) => {
             tracing::warn!("second signal: stopping immediately");
@@ -375,30 +375,33 @@ fn drain(
     service: &mut impl Service,
     status: &ControlStatus,
     manager: &ServiceManager,
-    patience: Option<Duration>,
+    wanted: Drain,
 ) -> Until {
-    let patience = patience.unwrap_or_else(|| service.drain_deadline());
+    let patience = wanted.patience().unwrap_or_else(|| service.drain_deadline());
     status.set_draining();
     manager.notify_stopping(patience);
     service.drain(patience);
-    Until::new(patience)
+    Until { most: wanted.until.unwrap_or(0), ..Until::new(patience) }
 }
 
-/// Drains on behalf of an administrator. A drain in progress continues, with a new deadline if one is
+/// Drains on behalf of an administrator. A drain in progress continues with the new limits that are
 /// `wanted`; an upgrade is cancelled first.
 fn drain_within(
     service: &mut impl Service,
     status: &ControlStatus,
     manager: &ServiceManager,
-    wanted: Option<Duration>,
+    wanted: Drain,
     stage: Stage,
 ) -> (Stage, Until) {
-    let again = |going: Until| match wanted {
-        Some(patience) => {
-            manager.notify_stopping(patience);
-            Until::new(patience)
+    let again = |going: Until| {
+        let most = wanted.until.unwrap_or(going.most);
+        match wanted.patience() {
+            Some(patience) => {
+                manager.notify_stopping(patience);
+                Until { most, ..Until::new(patience) }
+            }
+            None => Until { most, ..going },
         }
-        None => going,
     };
     match stage {
         Stage::Draining(going) => {
@@ -418,7 +421,7 @@ fn drain_within(
             (Stage::Draining(until), until)
         }
         Stage::Upgrading(upgrading) => {
-            let until = Until::new(wanted.unwrap_or_else(|| service.drain_deadline()));
+            let until = Until::new(wanted.patience().unwrap_or_else(|| service.drain_deadline()));
             (Stage::Upgrading(upgrading.cancel(wanted)), until)
         }
     }
@@ -603,7 +606,7 @@ mod tests {
                 let (sender, answer) = oneshot::channel();
                 control.requests().send(Request::Reload(Some(sender))).await.expect("there is room");
                 sleep(Duration::from_secs(1)).await;
-                control.requests().send(Request::Drain(None)).await.expect("there is room");
+                control.requests().send(Request::Drain(Drain::default())).await.expect("there is room");
                 status.stop().request();
                 timeout(2 * GRACE, answer).await.expect("soon").expect("an answer")
             },
@@ -636,16 +639,32 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_drain_ends_with_the_last_session() {
         let service = Recorder { open: 9.into(), ..Recorder::default() };
-        let (failed, calls, status) = calls_of(service, [Request::Drain(None)]).await;
+        let (failed, calls, status) = calls_of(service, [Request::Drain(Drain::default())]).await;
         assert_eq!((failed, calls), (false, vec!["drain 30".to_owned()]));
         assert!(status.is_draining());
     }
 
+    fn within(seconds: u32) -> Drain {
+        Drain { deadline_s: Some(seconds), ..Drain::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_does_not_wait_for_sessions_below_its_threshold() {
+        let drain = |until| Request::Drain(Drain { until, ..Drain::default() });
+        let service = || Recorder { open: 100.into(), ..Recorder::default() };
+        let (_, calls, _) = calls_of(service(), [drain(Some(60))]).await;
+        assert_eq!(calls, ["drain 30", "left 59"]);
+        let (_, calls, _) = calls_of(service(), [drain(None)]).await;
+        assert_eq!(calls, ["drain 30"]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_drain_has_a_deadline_and_a_second_signal_stops_immediately() {
-        for (requests, drain) in
-            [(&[None][..], "drain 30"), (&[None, None], "drain 30"), (&[Some(Duration::ZERO)], "drain 0")]
-        {
+        for (requests, drain) in [
+            (&[Drain::default()][..], "drain 30"),
+            (&[Drain::default(); 2], "drain 30"),
+            (&[within(0)], "drain 0"),
+        ] {
             let service = Recorder { open: 1_000_000.into(), ..Recorder::default() };
             let begun = Instant::now();
             let (failed, calls, _) = calls_of(service, requests.iter().copied().map(Request::Drain)).await;
@@ -653,14 +672,20 @@ mod tests {
                 !failed && calls.len() == 2 && calls[0] == drain && calls[1].starts_with("left "),
                 "{calls:?}"
             );
-            assert_eq!(begun.elapsed() >= Duration::from_secs(30), requests == [None]);
+            assert_eq!(begun.elapsed() >= Duration::from_secs(30), requests == [Drain::default()]);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn reloads_are_counted_by_result_and_refused_while_draining() {
-        let all =
-            || [Request::Reload(None), Request::Reload(None), Request::Drain(None), Request::Reload(None)];
+        let all = || {
+            [
+                Request::Reload(None),
+                Request::Reload(None),
+                Request::Drain(Drain::default()),
+                Request::Reload(None),
+            ]
+        };
         let (_, calls, status) = calls_of(Recorder { good: true, ..Recorder::default() }, all()).await;
         assert_eq!(calls, ["reload", "reload", "drain 30"]);
         assert_eq!(status.reloads(), [("loaded", 2), ("failed", 0)]);
@@ -672,7 +697,10 @@ mod tests {
     async fn a_failed_worker_stops_the_service_even_while_draining() {
         for drains in [0, 1] {
             let service = Recorder { failed: true, open: 1_000_000.into(), ..Recorder::default() };
-            assert!(calls_of(service, (0..drains).map(|_| Request::Drain(None))).await.0, "{drains}");
+            assert!(
+                calls_of(service, (0..drains).map(|_| Request::Drain(Drain::default()))).await.0,
+                "{drains}"
+            );
         }
     }
 
@@ -680,7 +708,7 @@ mod tests {
     async fn a_reload_is_answered_with_its_result() {
         let ask = async |control: &Control| {
             let first = control.reload().await;
-            control.drain(None).await.expect("the drain begins");
+            control.drain(Drain::default()).await.expect("the drain begins");
             (first, control.reload().await)
         };
         let good = Recorder { good: true, open: 9.into(), ..Recorder::default() };
@@ -697,11 +725,11 @@ mod tests {
         const HOUR: Duration = Duration::from_secs(3600);
         let busy = || Recorder { open: 1_000_000.into(), ..Recorder::default() };
         let (answer, calls, lasted) = asked(busy(), async |control| {
-            let first = control.drain(None).await.expect("the drain begins");
+            let first = control.drain(Drain::default()).await.expect("the drain begins");
             assert!(control.is_draining());
             sleep(Duration::from_secs(10)).await;
-            let again = control.drain(None).await.expect("still running");
-            let longer = control.drain(Some(HOUR)).await.expect("still running");
+            let again = control.drain(Drain::default()).await.expect("still running");
+            let longer = control.drain(within(3600)).await.expect("still running");
             [first, again, longer].map(|draining| draining.deadline_s)
         })
         .await;
@@ -709,9 +737,9 @@ mod tests {
         assert_eq!((calls.len(), calls[0].as_str()), (2, "drain 30"), "one drain only: {calls:?}");
         assert_eq!(lasted, HOUR + Duration::from_secs(10));
         let (answer, _, lasted) = asked(busy(), async |control| {
-            control.drain(None).await.expect("the drain begins");
-            control.drain(Some(Duration::ZERO)).await.expect("the drain ends");
-            control.drain(None).await
+            control.drain(Drain::default()).await.expect("the drain begins");
+            control.drain(within(0)).await.expect("the drain ends");
+            control.drain(Drain::default()).await
         })
         .await;
         assert_eq!((answer, lasted), (None, Duration::ZERO), "no waiting for a program that has ended");
@@ -725,7 +753,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_failed_upgrade_is_reported_and_the_service_continues() {
         let (request, mut steps) = upgrade_to("/bin/false");
-        let requests = [request, Request::Reload(None), Request::Drain(None)];
+        let requests = [request, Request::Reload(None), Request::Drain(Drain::default())];
         let (failed, calls, status) = calls_of(Recorder::default(), requests).await;
         // Later requests are carried out after the upgrade, except the reload.
         assert_eq!((failed, calls), (false, vec!["drain 30".to_owned()]));
@@ -740,7 +768,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_draining_service_refuses_an_upgrade() {
         let (request, mut steps) = upgrade_to("/bin/false");
-        let (_, calls, status) = calls_of(Recorder::default(), [Request::Drain(None), request]).await;
+        let (_, calls, status) =
+            calls_of(Recorder::default(), [Request::Drain(Drain::default()), request]).await;
         assert_eq!(calls, ["drain 30"]);
         assert_eq!(steps.recv().await, Some(UpgradeProgress::Failed("no upgrade while draining".to_owned())));
         assert_eq!(steps.recv().await, None);

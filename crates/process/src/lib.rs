@@ -16,6 +16,7 @@ pub mod changes;
 mod control;
 mod error;
 pub mod exposition;
+pub mod init;
 pub mod kernel_path;
 mod log_filter;
 pub mod log_limit;

@@ -6,11 +6,10 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use tokio::sync::{Notify, mpsc, oneshot};
-use turnpike_api::{Draining, Later, NotReloaded, Process, Reloaded, Sandbox};
+use turnpike_api::{Drain, Draining, Later, NotReloaded, Process, Reloaded, Sandbox};
 
 use crate::{carried_metrics::CarriedMetrics, logging, sandbox};
 
@@ -20,11 +19,11 @@ const BACKLOG: usize = 16;
 #[derive(Debug)]
 pub(crate) enum Request {
     Reload(Option<oneshot::Sender<Result<Reloaded, NotReloaded>>>),
-    /// Stop accepting clients, and exit when the last session ends or after this time; `None` uses the
-    /// configured time. A second request stops the process immediately.
-    Drain(Option<Duration>),
-    /// Like [`Request::Drain`], but a second request only changes the time, if one is given.
-    DrainWithin(Option<Duration>, oneshot::Sender<Draining>),
+    /// Stop accepting clients, and exit when enough sessions have ended or after a time. A second request
+    /// stops the process immediately.
+    Drain(Drain),
+    /// Like [`Request::Drain`], but a second request only changes the limits that it contains.
+    DrainWithin(Drain, oneshot::Sender<Draining>),
     Upgrade(UpgradeRequest),
     MachineChanged,
 }
@@ -181,10 +180,10 @@ impl Process for Control {
         })
     }
 
-    fn drain(&self, deadline: Option<Duration>) -> Later<'_, Option<Draining>> {
+    fn drain(&self, wanted: Drain) -> Later<'_, Option<Draining>> {
         Box::pin(async move {
             let (sender, answer) = oneshot::channel();
-            let _ = self.requests.send(Request::DrainWithin(deadline, sender)).await;
+            let _ = self.requests.send(Request::DrainWithin(wanted, sender)).await;
             answer.await.ok()
         })
     }

@@ -4,7 +4,6 @@ use std::{
     io::{self, IsTerminal},
     sync::{Arc, mpsc as std_mpsc},
     thread,
-    time::Duration,
 };
 
 use tokio::{
@@ -12,6 +11,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
 };
+use turnpike_api::Drain;
 
 use crate::request::{Request, Stop, UpgradeRequest};
 
@@ -70,10 +70,11 @@ impl Signals {
 
     async fn next(&mut self) -> Request {
         tokio::select! {
-            _ = self.terminate.recv() => Request::Drain(None),
+            _ = self.terminate.recv() => Request::Drain(Drain::default()),
             _ = self.interrupt.recv() => {
                 // Ctrl-C at a terminal: stop immediately.
-                Request::Drain(io::stdin().is_terminal().then_some(Duration::ZERO))
+                let deadline_s = io::stdin().is_terminal().then_some(0);
+                Request::Drain(Drain { deadline_s, ..Drain::default() })
             }
             _ = self.hangup.recv() => Request::Reload(None),
             _ = self.user2.recv() => Request::Upgrade(UpgradeRequest::default()),

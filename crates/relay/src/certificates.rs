@@ -26,6 +26,15 @@ pub fn now_unix() -> u64 {
 /// Reads a certificate and its key without checking the validity period. Errors contain the unusable
 /// file's path and the reason.
 pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, String)> {
+    read_encrypted(cert_file, key_file, None)
+}
+
+/// Like [`read`]; the password is for a key that is encrypted.
+pub fn read_encrypted(
+    cert_file: &Path,
+    key_file: &Path,
+    password: Option<&str>,
+) -> Result<Identity, (PathBuf, String)> {
     let content = |path: &Path| match fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
         Ok(bytes) => Ok(bytes),
@@ -35,7 +44,7 @@ pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, Str
         Err(error) => Err((path.to_owned(), format!("cannot be read: {error}"))),
     };
     let (cert, key) = (content(cert_file)?, content(key_file)?);
-    Identity::from_pem(&cert, &key).map_err(|error| match error {
+    Identity::from_encrypted_pem(&cert, &key, password).map_err(|error| match error {
         CertificateError::Mismatch => (key_file.to_owned(), format!("{error} in {}", cert_file.display())),
         error if error.is_about_key() => (key_file.to_owned(), error.to_string()),
         error => (cert_file.to_owned(), error.to_string()),

@@ -28,6 +28,15 @@ fn cookie_is_invalid_for_another_port_or_hello() {
 }
 
 #[test]
+fn refused_clients_get_no_cookie() {
+    let world = world_with(|config| config.clients.deny = vec!["127.0.0.0/8".parse().unwrap()]);
+    let mut client = DtlsClient::new(world.dtls(), Kind::V12);
+    client.step().unwrap();
+    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::ClientRefused) > 0);
+    assert_eq!(world.dtls_stats().cookies, 0);
+}
+
+#[test]
 fn lost_flights_are_retransmitted() {
     let world = world();
     for kind in [Kind::V12, Kind::V13] {

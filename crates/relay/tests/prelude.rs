@@ -33,6 +33,6 @@ pub(crate) use turnpike_testkit::{
 };
 pub(crate) use turnpike_turn::{
     client::Event,
-    server::{AllocationLimits, Bandwidth, Effect, Rates, Transport},
+    server::{AllocationLimits, Bandwidth, ClientRules, Effect, Rates, Transport},
 };
 pub(crate) use turnpike_wire::proxy_protocol::{ProxyVersion, encode};

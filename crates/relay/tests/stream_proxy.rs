@@ -97,6 +97,29 @@ fn header_from_an_untrusted_address_is_counted_separately() {
 }
 
 #[test]
+fn refused_clients_are_closed_even_behind_a_proxy() {
+    let denying =
+        |prefix: &str| ClientRules { deny: vec![prefix.parse().unwrap()], ..ClientRules::default() };
+    let world = start(|config| config.clients = denying("127.0.0.0/8"));
+    let mut client = world.client();
+    client.send(&binding(1));
+    client.ends();
+    world.wait_for_closed(CloseReason::ClientRefused, 1);
+    let world = start(|config| {
+        config.proxies = vec!["127.0.0.0/8".parse().unwrap()];
+        config.clients = denying("192.0.2.7");
+    });
+    let from = |source: &str| {
+        let mut client = world.client();
+        client.send(&encode(ProxyVersion::V2, address(source), address("198.51.100.1:1")));
+        client
+    };
+    from("192.0.2.7:4000").ends();
+    world.wait_for_closed(CloseReason::ClientRefused, 1);
+    assert_eq!(mapped(&mut from("192.0.2.8:4000")), xored(address("192.0.2.8:4000")));
+}
+
+#[test]
 fn limits_apply_to_the_clients_of_a_proxy() {
     let world = behind_a_proxy();
     let from = |world: &World, source: &str| {

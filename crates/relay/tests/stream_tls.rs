@@ -8,6 +8,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use turnpike_relay::{CertificateError, Identity, TlsContext};
+use turnpike_testkit::certificates::{ENCRYPTED_KEYS, PLAIN_KEY};
 
 fn world(names: &[&[&str]]) -> World {
     let identities: Vec<Identity> = names.iter().map(|names| identity(names)).collect();
@@ -271,6 +272,24 @@ fn endless_hello_is_cut_off() {
     }
     Client::new(stream).ends();
     world.wait_for_closed(CloseReason::Handshake, 1);
+}
+
+#[test]
+fn encrypted_keys_need_their_password() {
+    let certificate = Certificate::of_key(&KeyPair::from_pem(PLAIN_KEY).unwrap(), &["a.example"], |_| ());
+    let read = |key: &str, password: Option<&str>| {
+        Identity::from_encrypted_pem(certificate.pem.as_bytes(), key.as_bytes(), password).map(drop)
+    };
+    for key in ENCRYPTED_KEYS {
+        assert_eq!(read(key, Some("horse")), Ok(()));
+        assert_eq!(read(&format!("A key:\r\n{}\n# end", key.replace('\n', "\r\n")), Some("horse")), Ok(()));
+        assert_eq!(read(key, None), Err(CertificateError::EncryptedKey));
+        let wrong = read(key, Some("hose"));
+        assert!(matches!(&wrong, Err(CertificateError::KeyPassword(_))), "{wrong:?}");
+        let cut = read(&key[..key.len() / 2], Some("horse"));
+        assert!(matches!(&cut, Err(CertificateError::KeyPem(_))), "{cut:?}");
+    }
+    assert_eq!(read(PLAIN_KEY, Some("horse")), Ok(()));
 }
 
 #[test]

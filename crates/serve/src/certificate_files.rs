@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{
-    CertificateFiles, LoadedConfig, Mistake, Mistakes, Settings, Sources,
+    CertificateFiles, LoadedConfig, Mistake, Mistakes, Secret, Settings, Sources,
     certificates::{ORDERED, ReadCertificates, named},
     readable_by_all,
 };
@@ -20,8 +20,7 @@ use turnpike_relay::{
 /// Loads the configuration at startup. Accepts certificates outside their validity period: a machine without
 /// a battery-backed clock boots with the wrong time, and UDP clients need no certificate.
 pub fn load(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
-    let loaded =
-        sources.load(|settings| read_by(settings, |files| certificates::read(&files.cert, &files.key)))?;
+    let loaded = sources.load(|settings| read_by(settings, one))?;
     if loaded.certificate_problems.is_empty() {
         Ok(loaded)
     } else {
@@ -37,16 +36,24 @@ pub(crate) fn load_for_reload(sources: &Sources) -> Result<LoadedConfig<Certific
 
 /// Reads all certificates. A certificate outside its validity period is reported as a problem.
 pub(crate) fn read(settings: &Settings) -> ReadCertificates<Certificate> {
-    read_by(settings, |files| {
-        let identity = certificates::read(&files.cert, &files.key)?;
+    read_by(settings, |files, settings| {
+        let identity = one(files, settings)?;
         let timely = identity.check_time(now_unix());
         timely.map(|()| identity).map_err(|fault| (files.cert.clone(), fault.to_string()))
     })
 }
 
+/// The error is an unusable file and the reason.
+type Read = Result<Identity, (PathBuf, String)>;
+
+fn one(files: &CertificateFiles, settings: &Settings) -> Read {
+    let password = settings.tls.key_password.as_ref().map(Secret::reveal);
+    certificates::read_encrypted(&files.cert, &files.key, password)
+}
+
 fn read_by(
     settings: &Settings,
-    read: fn(&CertificateFiles) -> Result<Identity, (PathBuf, String)>,
+    read: fn(&CertificateFiles, &Settings) -> Read,
 ) -> ReadCertificates<Certificate> {
     let ReadCertificates { mut certificates, mut problems, mut warnings } = ReadCertificates::default();
     for (key, files) in named(settings) {
@@ -60,7 +67,7 @@ fn read_by(
                 }
             }
         } else {
-            read(&files)
+            read(&files, settings)
         };
         match found {
             Ok(identity) => {
@@ -118,7 +125,7 @@ fn readable_by(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use turnpike_config::{Flags, TlsSettings};
-    use turnpike_testkit::certificates::Certificate as Made;
+    use turnpike_testkit::certificates::{Certificate as Made, ENCRYPTED_KEYS, KeyPair, PLAIN_KEY};
 
     use super::*;
 
@@ -145,6 +152,25 @@ mod tests {
         assert!(problem(&settings).contains("key.pem: cannot be read"));
         std::fs::write(&key, "no PEM").unwrap();
         assert!(problem(&settings).contains("key.pem: no private key in it"));
+    }
+
+    #[test]
+    fn configured_password_decrypts_the_key() {
+        let dir = turnpike_testkit::Dir::new();
+        let key = KeyPair::from_pem(PLAIN_KEY).expect("a key");
+        let cert = dir.file("cert.pem", Made::of_key(&key, &["turn.example"], |_| ()).pem);
+        let files = CertificateFiles { cert, key: dir.file("key.pem", ENCRYPTED_KEYS[0]) };
+        let read = |password: Option<&str>| {
+            let key_password = password.map(Secret::new);
+            let tls =
+                TlsSettings { key_password, certificates: vec![files.clone()], ..TlsSettings::default() };
+            read(&Settings { tls, ..Settings::default() })
+        };
+        assert_eq!(read(Some("horse")).certificates.len(), 1);
+        for password in [None, Some("hose")] {
+            let problem = read(password).problems.remove(0).to_string();
+            assert!(problem.contains("key.pem") && problem.contains("tls.key_password"), "{problem}");
+        }
     }
 
     #[test]

@@ -196,6 +196,7 @@ fn stream_config(settings: &Settings, listen: &[SocketAddr], tls: Option<Arc<Tls
         tls,
         server_names: realms::server_names(settings).map(str::to_owned).collect(),
         proxies: settings.proxy_protocol_from.clone(),
+        clients: settings.clients.clone(),
         hand_on: settings.hand_on.clone(),
         limits: settings.connection_limits.clone(),
     }
@@ -205,6 +206,7 @@ fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsCo
     DtlsConfig {
         listen: if context.is_some() { settings.dtls.listen.clone() } else { Vec::new() },
         context,
+        clients: settings.clients.clone(),
         limits: settings.connection_limits.clone(),
     }
 }
@@ -238,12 +240,17 @@ pub(crate) fn server_config(
         },
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
         authenticate: settings.auth.required,
+        authenticate_binding: settings.auth.binding,
+        stun_only: settings.stun_only,
+        clients: settings.clients.clone(),
         own_key: own,
         nonce_keys: keys,
         node,
         nonce_lifetime: settings.auth.nonce_lifetime,
         limits: settings.limits.clone(),
         max_allocation_duration: limit_keys::max_allocation_duration(settings),
+        permission_lifetime: settings.permission_lifetime,
+        channel_lifetime: settings.channel_lifetime,
         channels_permit: settings.relay.channels_permit,
         bandwidth: limit_keys::bandwidth(settings),
         prefixes: limit_keys::prefixes(settings),
@@ -294,7 +301,8 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
 }
 
 pub(crate) fn has_no_users(settings: &Settings) -> bool {
-    settings.auth.required && !realms::has_anybody(settings) && settings.realms.is_empty()
+    let asks = settings.auth.required && (settings.auth.binding || !settings.stun_only);
+    asks && !realms::has_anybody(settings) && settings.realms.is_empty()
 }
 
 /// The default includes IPv6, which is skipped on machines without it; configured addresses must work.
@@ -384,6 +392,7 @@ mod tests {
     #[test]
     fn a_credential_is_generated_only_if_there_are_no_users() {
         assert!(has_no_users(&Settings::default()));
+        assert!(!has_no_users(&Settings { stun_only: true, ..Settings::default() }));
         let open = Settings {
             auth: AuthSettings { required: false, ..AuthSettings::default() },
             ..Settings::default()

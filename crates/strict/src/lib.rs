@@ -11,4 +11,4 @@ mod tree;
 
 pub use document::Document;
 pub use mistake::{Mistake, Mistakes, Origin, hint, nearest};
-pub use tree::{Entry, Node, Value, file_text, find, parse_file};
+pub use tree::{Entry, Node, Value, file_text, find, parse_file, parse_value};

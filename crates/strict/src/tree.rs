@@ -102,23 +102,16 @@ pub fn file_text(path: &Path, problems: &mut Vec<Mistake>) -> Option<Zeroizing<S
 pub fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<Entry> {
     let places = Places { path, text };
     let (table, errors) = DeTable::parse_recoverable(text);
-    let mut told = BTreeSet::new();
-    for error in &errors {
-        let start = error.span().map_or(0, |span| span.start);
-        // Other errors at the same position follow from the first.
-        if !told.insert(start) {
-            continue;
-        }
-        // Keep only message and position, because the parser's full error text quotes the line, which may
-        // contain a password.
-        problems.push(Mistake::new(
-            &places.origin(start),
-            "",
-            format!("invalid TOML: {}", error.message().replace('\n', ", ")),
-            "",
-        ));
-    }
+    places.report(&errors, problems);
     places.entries(table.get_ref())
+}
+
+/// Parses a single value. Errors and origins have `path` in them, which may be the name of a variable.
+pub fn parse_value(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Option<Node> {
+    let places = Places { path, text };
+    let (value, errors) = DeValue::parse_recoverable(text);
+    places.report(&errors, problems);
+    errors.is_empty().then(|| places.node(&value))
 }
 
 struct Places<'a> {
@@ -127,6 +120,25 @@ struct Places<'a> {
 }
 
 impl Places<'_> {
+    fn report(&self, errors: &[toml::de::Error], problems: &mut Vec<Mistake>) {
+        let mut told = BTreeSet::new();
+        for error in errors {
+            let start = error.span().map_or(0, |span| span.start);
+            // Other errors at the same position follow from the first.
+            if !told.insert(start) {
+                continue;
+            }
+            // Keep only message and position, because the parser's full error text quotes the line, which may
+            // contain a password.
+            problems.push(Mistake::new(
+                &self.origin(start),
+                "",
+                format!("invalid TOML: {}", error.message().replace('\n', ", ")),
+                "",
+            ));
+        }
+    }
+
     fn origin(&self, offset: usize) -> Origin {
         Origin::in_text(self.path, self.text, offset)
     }

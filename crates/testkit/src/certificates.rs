@@ -11,6 +11,36 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
+pub const PLAIN_KEY: &str = "\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgRvsujcukgfaa+QEK
+zm7eOyWW5A4JVcuWqu1dEJwOcVehRANCAARWGOb9YaezZNEXoeo46gwu8YODK4hH
+xcLr1DkxF0SqUgRouuv8si2XxsudozyE7kOYbVOmkje0WLY2mZlP/BrD
+-----END PRIVATE KEY-----
+";
+
+/// [`PLAIN_KEY`], encrypted by OpenSSL 3 with AES-256 and PBKDF2 or scrypt; the password is "horse".
+pub const ENCRYPTED_KEYS: [&str; 2] = [
+    "\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAg4qEvicz4DhwICCAAw
+DAYIKoZIhvcNAgkFADAdBglghkgBZQMEASoEEOo3H3/oyt0WSHEop459ET8EgZC0
+KZVGErwnZAKUo6zrHKA2Alo9tnXsJhFUYeLPGc5l+WO+Bzn7T6afMtVQ7ZJH/t0A
+cKq7mXFH29YIbuRtqclY54BS++dZ5W3yGzwu154JE6QyKukrEApOZg1iPDo7bG1l
+bbmXzUV+Hme13FOORSSzpwHVIgp3d7tXpj7hbx0taEA83cppJspkD1Tvg5PIZfo=
+-----END ENCRYPTED PRIVATE KEY-----
+",
+    "\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIHkME8GCSqGSIb3DQEFDTBCMCEGCSsGAQQB2kcECzAUBAhCcHITNMG3QgICQAAC
+AQgCAQEwHQYJYIZIAWUDBAEqBBDGa3UUYMWgTF2TPCQ0oqOzBIGQoWOyoi+bI4hw
+gfNTnaCwHxOLMV6nd3PI5map3XIkIsaXZ4F+JhhKMXJ66dOnGaGALl7vt0biDWdN
+kZXX1Eqg+8vKU0mFVm0w+a8ggg/5Ms5KcE5SIMRZ/M8+YXuCJZihafHgf0IvfPog
+Usj9b0EaMpL59bL8hsMXxALXl3E4r1KINu5mR7JnZ1hcaa5mmVB5
+-----END ENCRYPTED PRIVATE KEY-----
+",
+];
+
 #[derive(Clone, Debug)]
 pub struct Certificate {
     pub pem: String,

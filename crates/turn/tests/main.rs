@@ -22,6 +22,7 @@ mod server_auth;
 mod server_bandwidth;
 mod server_binding;
 mod server_channel;
+mod server_clients;
 mod server_connections;
 mod server_dual_stack;
 mod server_duration_limit;

@@ -15,7 +15,7 @@ use tokio::{
     sync::Semaphore,
 };
 use turnpike_api::{
-    ClientRefusals, Draining, Job, Later, NotReloaded, Process, Program, RefusalFilter, Reloaded,
+    ClientRefusals, Drain, Draining, Job, Later, NotReloaded, Process, Program, RefusalFilter, Reloaded,
 };
 use turnpike_config::{
     AdminAccess, AdminSettings, AuthSettings, ConfiguredUser, RealmSettings, Secret, Settings, UserSecret,
@@ -225,11 +225,10 @@ impl Process for Double {
         self.is_told();
         Box::pin(async { Ok(Reloaded::default()) })
     }
-    fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>> {
+    fn drain(&self, wanted: Drain) -> Later<'_, Option<Draining>> {
         self.is_told();
-        Box::pin(async move {
-            Some(Draining { open: 7, deadline_s: patience.map_or(30.0, |at_most| at_most.as_secs_f64()) })
-        })
+        let deadline_s = wanted.deadline_s.map_or(30.0, f64::from);
+        Box::pin(async move { Some(Draining { open: 7, deadline_s }) })
     }
     fn log_level(&self) -> String {
         "info".to_owned()

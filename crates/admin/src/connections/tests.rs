@@ -15,7 +15,7 @@ use tokio::{
     sync::{Semaphore, watch},
     time::timeout,
 };
-use turnpike_api::{Draining, Job, Later, NotReloaded, Process, Program, Reloaded};
+use turnpike_api::{Drain, Draining, Job, Later, NotReloaded, Process, Program, Reloaded};
 use turnpike_config::{AdminAccess, AdminSettings, Settings};
 
 use super::*;
@@ -69,7 +69,7 @@ impl Process for IdleProgram {
             Ok(Reloaded::default())
         })
     }
-    fn drain(&self, _: Option<Duration>) -> Later<'_, Option<Draining>> {
+    fn drain(&self, _: Drain) -> Later<'_, Option<Draining>> {
         Box::pin(async { None })
     }
     fn log_level(&self) -> String {

@@ -141,7 +141,7 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
 }
 
 /// Drains the program: it accepts no new clients and exits when its last allocation or connection ends.
-/// Another request with a deadline replaces the earlier one.
+/// The limits in another request replace the earlier ones.
 #[utoipa::path(
     post,
     path = "/v1/drain",
@@ -152,12 +152,11 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
     ),
 )]
 pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let Drain { deadline_s } = body(request).await?.unwrap_or_default();
-    if deadline_s.is_some_and(|seconds| seconds > LONGEST) {
+    let wanted: Drain = body(request).await?.unwrap_or_default();
+    if wanted.deadline_s.is_some_and(|seconds| seconds > LONGEST) {
         return Err(Problem::bad_request(format!("deadline_s must be 0 to {LONGEST}")));
     }
-    let patience = deadline_s.map(|seconds| Duration::from_secs(seconds.into()));
-    let draining = app.program.process().drain(patience).await.ok_or_else(Problem::stopping)?;
+    let draining = app.program.process().drain(wanted).await.ok_or_else(Problem::stopping)?;
     let Draining { open, deadline_s } = draining;
     let audit = Audit(format!(
         "draining for at most {}: {open} allocations or connections open",

@@ -29,7 +29,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<LimitList>, Pr
     let server = app.server()?;
     let (of, workers) = (&server.settings, server.relay.snapshots());
     let sum = |count: fn(&WorkerSnapshot) -> u64| Some(workers.iter().map(count).sum());
-    let at_most: [(&str, u64, Option<u64>); 22] = [
+    let at_most: [(&str, u64, Option<u64>); 24] = [
         ("limits.allocations", of.allocation_limits.allocations as u64, sum(|worker| worker.allocations)),
         ("limits.allocations_per_user", of.allocation_limits.allocations_per_user as u64, None),
         ("limits.prefix_v4", of.prefix_v4.into(), None),
@@ -56,6 +56,8 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<LimitList>, Pr
         ("limits.handed_on_per_address", of.connection_limits.handed_on_per_address as u64, None),
         ("limits.default_lifetime", of.limits.default_lifetime.into(), None),
         ("limits.max_lifetime", of.limits.max_lifetime.into(), None),
+        ("limits.channel_lifetime", of.channel_lifetime.into(), None),
+        ("limits.permission_lifetime", of.permission_lifetime.into(), None),
     ];
     let where_wanted = [
         (

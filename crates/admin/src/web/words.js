@@ -1,6 +1,7 @@
 // Descriptions of the reasons for drops and refusals; see also docs/web.md.
 
 const DROPS = {
+  "packet client_refused": "From a client that clients.allow or clients.deny refuses.",
   "packet not_stun": "Neither STUN nor ChannelData.",
   "packet truncated": "Shorter than the length in its own header.",
   "packet malformed": "Malformed.",
@@ -45,6 +46,7 @@ const DROPS = {
   "stream slow_reader": "A TCP or TLS client that reads too slowly.",
   "worker handoff_lost": "A message lost between overloaded workers.",
   "dtls not_dtls": "Not DTLS, for example plain STUN.",
+  "dtls client_refused": "From a client that clients.allow or clients.deny refuses.",
   "dtls fragmented": "A fragmented ClientHello.",
   "dtls malformed": "A malformed handshake message.",
   "dtls too_long": "Too long for a handshake.",
@@ -119,6 +121,7 @@ const REFUSALS = {
   "connection plain_stun": "A STUN request without TLS on a TLS-only listener; GStreamer and Janus send these even with turns: URIs.",
   "connection proxy_header": "A proxy that sent no PROXY header or a malformed one.",
   "connection untrusted_proxy": "A PROXY header from a sender that is not in server.proxy_protocol_from.",
+  "connection client_refused": "A client that clients.allow or clients.deny refuses.",
   "connection duplicate": "A PROXY header with the addresses of an existing connection.",
   "connection replies_unread": "The client does not read its replies.",
   "connection evicted": "Had no allocation and was closed to make room for a new connection.",

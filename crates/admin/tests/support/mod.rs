@@ -17,7 +17,7 @@ use std::{
         mpsc,
     },
     thread::{self, JoinHandle},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
@@ -26,8 +26,8 @@ use tokio::sync::oneshot;
 use tracing_subscriber::filter::LevelFilter;
 use turnpike_admin::{AdminInterface, Applications, Owner, ServerView, Serving, Store};
 use turnpike_api::{
-    ClientRefusals, Draining, FleetAdmin, Job, Later, NotReloaded, Process, Program, RefusalFilter, Reloaded,
-    RuleStatus,
+    ClientRefusals, Drain, Draining, FleetAdmin, Job, Later, NotReloaded, Process, Program, RefusalFilter,
+    Reloaded, RuleStatus,
 };
 use turnpike_config::{AdminAccess, AdminAddress, AdminSettings, Secret, Settings, api_keys};
 use turnpike_net::Datapath;
@@ -91,7 +91,7 @@ pub(crate) struct Double {
     pub(crate) store: Mutex<Option<Store>>,
     pub(crate) certificates: Mutex<Arc<[Certificate]>>,
     pub(crate) reload: Mutex<Result<Reloaded, NotReloaded>>,
-    pub(crate) drained: Mutex<Vec<Option<Duration>>>,
+    pub(crate) drained: Mutex<Vec<Drain>>,
     pub(crate) draining: AtomicBool,
     pub(crate) relays: Mutex<Vec<RelayState>>,
     pub(crate) level: Mutex<String>,
@@ -116,11 +116,11 @@ impl Process for Double {
         let result = self.reload.lock().unwrap().clone();
         Box::pin(async { result })
     }
-    fn drain(&self, patience: Option<Duration>) -> Later<'_, Option<Draining>> {
-        self.drained.lock().unwrap().push(patience);
+    fn drain(&self, wanted: Drain) -> Later<'_, Option<Draining>> {
+        self.drained.lock().unwrap().push(wanted);
         self.draining.store(true, Ordering::Relaxed);
         let ended = self.ended.load(Ordering::Relaxed);
-        let deadline_s = patience.map_or(30.0, |at_most| at_most.as_secs_f64());
+        let deadline_s = wanted.deadline_s.map_or(30.0, f64::from);
         Box::pin(async move { (!ended).then_some(Draining { open: 7, deadline_s }) })
     }
     fn log_level(&self) -> String {

@@ -378,3 +378,35 @@ fn draining_or_missing_server_is_not_upgraded() {
     let asked = Program::run(&mut turnpike(&["upgrade", "--socket", &socket.display().to_string()]));
     assert!(asked.code == Some(1) && asked.stderr.contains("cannot connect to"), "{}", asked.output());
 }
+
+/// The container of process 1 would end with it.
+#[test]
+fn process_1_of_a_container_can_be_upgraded_and_drained() {
+    const CANNOT: i32 = 75;
+    const SCRIPT: &str = r#"
+        mount -t tmpfs tmpfs /run || exit 75
+        unshare --pid --fork --mount-proc "$0" serve --listen 127.0.0.1:0 --relay-ip 127.0.0.1 --user a:b --admin unix 2>/run/log &
+        container=$!
+        for _ in $(seq 300); do [ -S /run/turnpike/turnpike.sock ] && break; sleep 0.1; done
+        for turn in 1 2; do
+            "$0" upgrade || break
+            for _ in $(seq 300); do [ "$(grep -c ' stopped' /run/log)" = $turn ] && break; sleep 0.1; done
+        done
+        "$0" reload && "$0" drain --deadline 0 --wait
+        code=$?
+        [ $code = 0 ] || kill $container
+        wait $container
+        echo "container $?, stopped $(grep -c ' stopped' /run/log)"
+        exit $code"#;
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", SCRIPT]).arg(turnpike(&[]).get_program());
+    for variable in ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR", "TURNPIKE_CONFIG"] {
+        command.env_remove(variable);
+    }
+    let ended = Program::run(&mut command);
+    if ended.code == Some(CANNOT) || ended.stderr.contains("unshare: ") {
+        return turnpike_trials::skip("only root can have a process namespace of its own");
+    }
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stdout.contains("container 0, stopped 3"), "{}", ended.output());
+}

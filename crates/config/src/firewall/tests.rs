@@ -52,6 +52,12 @@ fn port_80_is_opened_only_for_http_challenges() {
 }
 
 #[test]
+fn stun_only_server_opens_no_relay_ports() {
+    let firewall = of_server(&[("server.stun_only", &["true"])]);
+    assert_eq!(opened(&firewall), ["udp port 3478 (clients)", "tcp port 3478 (clients)"]);
+}
+
+#[test]
 fn each_transport_is_opened_only_on_its_listeners() {
     let firewall = of_server(&[
         ("server.listen", &["203.0.113.5:3478", "0.0.0.0:443", "127.0.0.1:3478"]),

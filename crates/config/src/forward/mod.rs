@@ -7,7 +7,7 @@
 //! oxidinetd's TOML ────▶ oxidinetd ┘                 └▶ all errors: place, problem, expected form
 //! ```
 //!
-//! Rules on the command line are added to those in the file. Settings have this precedence: flags,
+//! Rules on the command line and in `TURNPIKE_RULE` are added to those in the file. Settings have this precedence: flags,
 //! environment (`TURNPIKE_FORWARD_WORKERS` etc.), file, defaults.
 
 mod argument;
@@ -34,11 +34,14 @@ use turnpike_rules::Rule;
 pub use self::{file_format::Format, settings::ForwardSettings};
 use crate::{
     Checks, Flags, Mistake, Mistakes, Origin, Sources,
-    key::KeySpec,
+    key::{self, KeySpec},
     renamed::{RENAMED, rename_entries, rename_log_level},
 };
 pub use turnpike_convert::forward::{LineFormat, parts::show_pattern};
 use turnpike_strict::{Entry, file_text, parse_file};
+
+/// Tables of rules, in files and in `TURNPIKE_RULE`.
+const RULE: &str = "rule";
 
 #[derive(Clone, Debug)]
 pub struct ForwardLoaded {
@@ -97,6 +100,9 @@ impl ForwardSources {
 
         let from_arguments = self.arguments.iter().flat_map(|text| argument::read(text, &mut problems));
         drafts.extend(from_arguments.collect::<Vec<_>>());
+        if let Some(rules) = self.sources.environment_tables(RULE, &mut problems) {
+            drafts.extend(read_tables(&rules, false, &mut problems));
+        }
         for draft in &drafts {
             check::rule(draft, &mut problems);
         }
@@ -174,7 +180,7 @@ impl Content {
         let renamed = rename_entries(&mut entries, RENAMED);
         problems.extend(renamed.conflicts);
         let (rules, entries): (Vec<Entry>, Vec<Entry>) =
-            entries.into_iter().partition(|entry| entry.key == "rule");
+            entries.into_iter().partition(|entry| entry.key == RULE);
         let (mistyped, entries): (Vec<Entry>, Vec<Entry>) =
             entries.into_iter().partition(|entry| is_mistyped_rule(&entry.key));
         let (includes, entries): (Vec<Entry>, Vec<Entry>) =
@@ -252,12 +258,12 @@ pub(crate) const SHARED: [&str; 4] = ["admin", "log", "sandbox", "shutdown"];
 
 /// Sections and tables of `forward` and oxidinetd that `serve` does not have.
 pub(crate) fn own_sections() -> Vec<&'static str> {
-    let sections = FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule"]).chain(oxidinetd::TOP);
+    let sections = FORWARD_KEYS.iter().map(KeySpec::section).chain([RULE]).chain(oxidinetd::TOP);
     sections.filter(|section| !SHARED.contains(section)).collect()
 }
 
 pub(crate) fn variables() -> Vec<String> {
-    let keys = FORWARD_KEYS.iter().flat_map(KeySpec::variables);
+    let keys = FORWARD_KEYS.iter().flat_map(KeySpec::variables).chain(key::variables(RULE));
     keys.chain(["TURNPIKE_FORWARD_CONFIG".to_owned()]).collect()
 }
 

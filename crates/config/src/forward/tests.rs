@@ -746,6 +746,21 @@ fn flags_win_over_environment_over_file_over_defaults() {
 }
 
 #[test]
+fn rules_in_the_environment_are_added() {
+    let rule = [("TURNPIKE_RULE", "[{ listen = \"0.0.0.0:2\", target = \"10.0.0.2:2\" }]")];
+    let loaded = load(None, &["tcp://0.0.0.0:1=10.0.0.2:1"], &rule, Flags::new()).expect("valid");
+    assert_eq!(loaded.settings.rules.len(), 2);
+    assert!(
+        loaded.warnings.iter().all(|warning| !warning.contains("TURNPIKE_RULE")),
+        "{:?}",
+        loaded.warnings
+    );
+    let wrong = [("TURNPIKE_RULE", "[{ listen = 7 }]")];
+    let told = load(None, &[], &wrong, Flags::new()).expect_err("no address").to_string();
+    assert!(told.starts_with("TURNPIKE_RULE:1:"), "{told}");
+}
+
+#[test]
 fn the_environment_overrides_rinetd_conf_too() {
     let file = "logfile /var/log/a\n0.0.0.0 1 10.0.0.1 2\n";
     let loaded = load(Some(file), &[], &[("TURNPIKE_LOG_CONNECTIONS", "/b")], Flags::new()).expect("valid");

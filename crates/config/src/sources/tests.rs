@@ -286,6 +286,68 @@ fn strings(items: &[SocketAddr]) -> Vec<String> {
     items.iter().map(ToString::to_string).collect()
 }
 
+/// The default of a key, or for a secret one that is valid.
+fn value_of<S>(spec: &KeySpec<S>, defaults: &S) -> String {
+    match spec.path {
+        "auth.users" => "[{ name = \"alice\", password = \"a,b\" }]".to_owned(),
+        "oauth.key" => "[{ kid = \"north\", key = \"AAAAAAAAAAAAAAAAAAAAAA==\" }]".to_owned(),
+        _ => (spec.show)(defaults).trim_matches(['[', ']']).replace('"', ""),
+    }
+}
+
+#[test]
+fn every_key_has_an_environment_variable() {
+    let defaults = Settings::default();
+    for spec in KEYS {
+        let [name, _] = spec.variables();
+        let value = value_of(spec, &defaults);
+        let found = load("", &[(name.as_str(), value.as_str())], Flags::new());
+        let found = found.unwrap_or_else(|mistakes| panic!("{name}: {mistakes}"));
+        assert!(found.settings.is_explicit(spec.path), "{name}");
+        assert!(found.warnings.iter().all(|warning| !warning.contains("unknown")), "{:?}", found.warnings);
+    }
+}
+
+#[test]
+fn lists_of_tables_in_the_environment_are_toml() {
+    let file = "[[realm]]\nname = \"file\"\nsecrets = [\"s\"]";
+    let environment = [
+        ("TURNPIKE_SERVER_HAND_ON", "[{ plain = true, to = \"127.0.0.1:8080\" }]"),
+        (
+            "TURNPIKE_REALM",
+            "[\n  { name = \"red\", secrets = [\"s\"] },\n  { name = \"blue\", secrets = [\"t\"] },\n]\n",
+        ),
+        ("TURNPIKE_ALTERNATE", "[{ address = \"203.0.113.9:3478\" }]"),
+    ];
+    let found = load(file, &environment, Flags::new()).expect("valid");
+    assert_eq!(found.warnings, [] as [String; 0]);
+    let names: Vec<&str> = found.settings.realms.iter().map(|realm| realm.name.as_str()).collect();
+    assert_eq!((names, found.settings.alternates.len()), (vec!["red", "blue"], 1));
+    assert_eq!(found.settings.hand_on[0].selector, Selector::Plain);
+    let dir = Dir::new();
+    let users = dir.file("users", "[{ name = \"alice\", password = \"a b\" }]\n");
+    let variable = ("TURNPIKE_AUTH_USERS_FILE", users.to_str().expect("UTF-8"));
+    let found = load("", &[variable, ("TURNPIKE_REALM", "")], Flags::new()).expect("valid").settings;
+    assert_eq!((found.auth.users[0].name.as_str(), found.realms.len()), ("alice", 0));
+}
+
+#[test]
+fn mistakes_in_tables_name_variable_and_position() {
+    for (name, value, start) in [
+        ("TURNPIKE_REALM", "[\n{ name = \"red\", nme = 1 }]", "TURNPIKE_REALM:2:17: realm.nme: unknown key"),
+        ("TURNPIKE_REALM", "[{ name = \"hunter2 }]", "TURNPIKE_REALM:1:22: invalid TOML"),
+        (
+            "TURNPIKE_REALM",
+            "hunter2",
+            "environment variable TURNPIKE_REALM: realm: it is not a list of tables",
+        ),
+        ("TURNPIKE_SERVER_HAND_ON", "[{ plain = true }]", "TURNPIKE_SERVER_HAND_ON:1:2: server.hand_on: "),
+    ] {
+        let told = load("", &[(name, value)], Flags::new()).expect_err(value).to_string();
+        assert!(told.starts_with(start) && !told.contains("hunter2"), "{told}");
+    }
+}
+
 #[test]
 fn mistakes_name_the_flag_or_variable() {
     let environment = [("TURNPIKE_RELAY_PORTS", "1")];

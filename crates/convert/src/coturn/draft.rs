@@ -42,6 +42,7 @@ pub(super) struct CoturnDraft {
     pub(super) multiplex_peer: bool,
     pub(super) cert: Option<String>,
     pub(super) pkey: Option<String>,
+    pub(super) pkey_pwd: Option<String>,
     pub(super) no_auth: bool,
     pub(super) lt_cred_mech: bool,
     pub(super) use_auth_secret: bool,
@@ -62,6 +63,10 @@ pub(super) struct CoturnDraft {
     pub(super) nonce_lifetime: Option<u32>,
     pub(super) peers: PeerLists,
     pub(super) no_tcp_relay: bool,
+    pub(super) stun_only: bool,
+    pub(super) secure_stun: bool,
+    pub(super) channel_lifetime: Option<u32>,
+    pub(super) permission_lifetime: Option<u32>,
     pub(super) mobility: Option<bool>,
     pub(super) old_channels: Option<bool>,
     pub(super) software: Option<bool>,
@@ -168,6 +173,9 @@ impl CoturnDraft {
         if self.no_tcp {
             file.key("server", "tcp", false);
         }
+        if self.stun_only {
+            file.key("server", "stun_only", true);
+        }
         file.some("server", "realm", self.realm.as_deref().map(quoted));
         if self.software == Some(false) {
             file.key("server", "software", quoted(""));
@@ -205,6 +213,7 @@ impl CoturnDraft {
         }
         file.key("tls", "cert", quoted(cert));
         file.key("tls", "key", quoted(key));
+        file.some("tls", "key_password", self.pkey_pwd.as_deref().map(quoted));
         for (option, path) in [("cert", cert), ("pkey", key)] {
             if !Path::new(path).is_absolute() {
                 note(
@@ -326,6 +335,9 @@ impl CoturnDraft {
             }
             return self.nonces(file);
         }
+        if self.secure_stun {
+            file.key("auth", "binding", true);
+        }
         let has_secret = self.use_auth_secret || !self.secrets.is_empty();
         if has_secret && !self.users.is_empty() {
             note(
@@ -405,6 +417,8 @@ impl CoturnDraft {
         file.some("limits", "max_lifetime", self.max_lifetime);
         // default_lifetime must not exceed max_lifetime.
         file.some("limits", "default_lifetime", self.max_lifetime.filter(|most| *most < 600));
+        file.some("limits", "channel_lifetime", self.channel_lifetime);
+        file.some("limits", "permission_lifetime", self.permission_lifetime);
     }
 
     fn peers(&self, file: &mut TomlWriter, machine: &CoturnHost, note: &mut impl FnMut(&str, String)) {
@@ -443,6 +457,9 @@ impl CoturnDraft {
         }
         if self.no_udp {
             return note("rfc5780", "NAT discovery uses only UDP, but no-udp is set".to_owned());
+        }
+        if self.secure_stun && !self.no_auth {
+            return note("rfc5780", "NAT discovery needs no credentials, but secure-stun is set".to_owned());
         }
         let mut addresses = Vec::new();
         for is_v4 in [true, false] {

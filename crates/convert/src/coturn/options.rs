@@ -33,7 +33,7 @@ const OPTIONAL: [&str; 2] = ["stale-nonce", "max-allocate-lifetime"];
 
 /// Options without a translation that take a value.
 const WITH_VALUE: &str = "listening-device alt-tls-listening-port tcp-proxy-port relay-device mongo-userdb redis-statsdb \
-    prometheus-path prometheus-cert prometheus-key pkey-pwd log-file new-log-timestamp-format drain-min-allocations cipher-list \
+    prometheus-path prometheus-cert prometheus-key log-file new-log-timestamp-format drain-min-allocations cipher-list \
     pidfile CA-file dh-file proc-user proc-group cli-ip cli-port cli-password web-admin-ip web-admin-port cli-max-output-sessions \
     ec-curve-name secret-key-file acme-redirect multiplex-peer-port multiplex-peer-max-peers syslog-facility \
     stateless-nonce-secret";
@@ -142,24 +142,17 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("no-tcp-relay", Switch(|draft, on| draft.no_tcp_relay = on)),
     ("stale-nonce", Number(stale_nonce)),
     ("max-allocate-lifetime", Number(max_allocate_lifetime)),
-    ("channel-lifetime", Instead("a channel lasts 600 s (RFC 8656)")),
-    ("permission-lifetime", Instead("a permission lasts 300 s (RFC 8656)")),
+    ("channel-lifetime", Number(|draft, value| within(&mut draft.channel_lifetime, value, 600, 86_400))),
     (
-        "stun-only",
-        Instead(
-            "there is no such mode: set auth.secrets to one secret that no client knows, so that no client gets an allocation",
-        ),
+        "permission-lifetime",
+        Number(|draft, value| within(&mut draft.permission_lifetime, value, 300, 86_400)),
     ),
+    ("stun-only", Switch(|draft, on| draft.stun_only = on)),
     ("no-stun", Instead("Binding requests are always answered")),
     ("cert", Value(|draft, value| set(&mut draft.cert, value, "a path"))),
     ("raw-public-keys", Instead("only certificates are supported")),
     ("pkey", Value(|draft, value| set(&mut draft.pkey, value, "a path"))),
-    (
-        "pkey-pwd",
-        Instead(
-            "tls.key must not be encrypted: openssl pkey -in KEY -out PLAIN, readable only by the server",
-        ),
-    ),
+    ("pkey-pwd", Text(|draft, value| set(&mut draft.pkey_pwd, value, "a text"))),
     (
         "log-file",
         Needless(
@@ -185,22 +178,14 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("udp-alternate-server", Value(|draft, value| alternate(draft, value, AlternateClients::Udp))),
     ("rest-api-separator", Value(separator)),
     ("max-allocate-timeout", Number(|draft, value| within(&mut draft.idle, value, 1, 86_400))),
-    (
-        "drain-min-allocations",
-        Instead("a drain ends when the last allocation ends, or after shutdown.deadline seconds"),
-    ),
+    ("drain-min-allocations", Instead("turnpike drain --until N does not wait for the last N allocations")),
     ("no-multicast-peers", Needless("multicast peers are always refused")),
     ("allow-loopback-peers", Switch(|draft, on| draft.peers.allow_loopback = on)),
     ("allowed-peer-ip", Value(|draft, value| peer(&mut draft.peers.allowed, value))),
     ("denied-peer-ip", Value(|draft, value| peer(&mut draft.peers.denied, value))),
     ("cipher-list", Needless("the secure ciphers of TLS 1.2 and 1.3 are always used")),
     ("pidfile", Needless("a service manager tracks the process")),
-    (
-        "secure-stun",
-        Instead(
-            "Binding requests need no authentication; the response is never longer than 2.2 times the request",
-        ),
-    ),
+    ("secure-stun", Switch(|draft, on| draft.secure_stun = on)),
     ("CA-file", Instead("client certificates are not supported: authenticate clients with credentials")),
     ("dh-file", Needless("key exchange uses elliptic curves")),
     ("proc-user", Instead("use User= in the systemd unit, or DynamicUser=yes")),

@@ -440,7 +440,7 @@ fn external_ip_without_a_local_address_uses_the_detected_one() {
     assert!(told(&notes, "turnpike public-address"), "{notes:?}");
 }
 
-const TEXTS: [&str; 4] = ["user", "static-auth-secret", "realm", "server-name"];
+const TEXTS: [&str; 5] = ["user", "static-auth-secret", "realm", "server-name", "pkey-pwd"];
 
 #[test]
 fn trailing_comment_changes_only_text_options() {

@@ -23,8 +23,8 @@ impl ProgramFile {
     pub(crate) fn find(requested: Option<&Path>) -> Result<Self, String> {
         if std::process::id() == 1 {
             return Err(
-                "this is process 1 of its container, and the container would end with it: start a new container, or run turnpike under an init \
-                 (docker run --init)"
+                "this is process 1 of its container with sockets from a service manager, and the container would end with it: start a new \
+                 container"
                     .to_owned(),
             );
         }

@@ -26,6 +26,10 @@ impl Associations {
         datagram: &[u8],
         tx: &mut Tx,
     ) -> Option<usize> {
+        if !self.config.clients.admits(client.address.ip()) {
+            self.count_drop(DtlsDrop::ClientRefused);
+            return None;
+        }
         let hello = match Hello::parse(datagram) {
             Ok(hello) => hello,
             Err(HelloError::Fragmented) => return self.take_fragments(now_ms, client, datagram, tx),

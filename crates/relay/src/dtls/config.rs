@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use turnpike_turn::server::ConnectionLimits;
+use turnpike_turn::server::{ClientRules, ConnectionLimits};
 
 use super::DtlsContext;
 
@@ -13,5 +13,7 @@ pub struct DtlsConfig {
     /// and the first byte of a datagram selects the protocol.
     pub listen: Vec<SocketAddr>,
     pub context: Option<Arc<DtlsContext>>,
+    /// Clients whose ClientHello gets no answer.
+    pub clients: ClientRules,
     pub limits: ConnectionLimits,
 }

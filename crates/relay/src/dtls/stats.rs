@@ -42,6 +42,8 @@ pub enum DtlsFailure {
 pub enum DtlsDrop {
     /// Not DTLS, for example plain STUN.
     NotDtls,
+    /// The client's address is refused by [`turnpike_turn::server::ClientRules`].
+    ClientRefused,
     /// A fragment of a ClientHello that cannot be reassembled.
     Fragmented,
     Malformed,

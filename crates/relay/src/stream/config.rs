@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_rules::{HandOnRule, Selector};
-use turnpike_turn::server::{Cidr, ConnectionLimits};
+use turnpike_turn::server::{Cidr, ClientRules, ConnectionLimits};
 
 use super::TlsContext;
 use crate::bounded::share;
@@ -22,6 +22,8 @@ pub struct StreamConfig {
     pub server_names: Vec<String>,
     /// Addresses of proxies, whose connections must start with a PROXY header (version 1 or 2).
     pub proxies: Vec<Cidr>,
+    /// Clients whose connections are closed before they send anything.
+    pub clients: ClientRules,
     /// Rules that select connections for a web server; the first matching rule applies.
     pub hand_on: Vec<HandOnRule>,
     pub limits: ConnectionLimits,

@@ -125,12 +125,15 @@ impl Streams {
         let id = self.layout.number(Transport::Tcp, place, None);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
+        if !(proxied || self.config.clients.admits(peer.ip())) {
+            return self.turn_away(peer, CloseReason::ClientRefused);
+        }
         // Behind a proxy, the address is not known until the header has been read.
         let network = (!proxied).then(|| PrefixLengths::HOST.of(peer.ip()));
         let crowded =
             network.filter(|network| self.waiting.has(*network) || self.idle.is_crowded_by(*network, now_ms));
         if crowded.is_some_and(|network| self.waiting.in_the_way_of(network).is_some()) {
-            return self.turn_away(peer);
+            return self.turn_away(peer, CloseReason::LimitAddress);
         }
         if crowded.is_none() {
             self.make_room(network);
@@ -184,8 +187,7 @@ impl Streams {
         self.accepted.push_back(slot);
     }
 
-    fn turn_away(&mut self, peer: SocketAddr) {
-        let reason = CloseReason::LimitAddress;
+    fn turn_away(&mut self, peer: SocketAddr, reason: CloseReason) {
         self.stats.closed[reason as usize] += 1;
         self.noted.note(peer, Transport::Tcp, None, ("connection", reason.into()));
     }

@@ -195,6 +195,9 @@ impl Streams {
                 }
                 connection.stage = Stage::Unknown;
                 let address = connection.client.address.ip();
+                if connection.proxied && !self.config.clients.admits(address) {
+                    return Err(CloseReason::ClientRefused);
+                }
                 self.count_for(slot, address, now_ms)?;
                 #[expect(clippy::cast_possible_truncation, reason = "at most MAX_HEADER")]
                 let len = len as u32;

@@ -27,6 +27,8 @@ pub enum CloseReason {
     /// A trusted proxy sent no PROXY header, or a malformed one.
     ProxyHeader,
     UntrustedProxy,
+    /// The client's address is refused by [`turnpike_turn::server::ClientRules`].
+    ClientRefused,
     /// A PROXY header with the 5-tuple of a live connection.
     Duplicate,
     /// The client does not read the replies to its requests.

@@ -9,10 +9,11 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
+use pkcs8::{EncryptedPrivateKeyInfoRef, SecretDocument};
 use rustls::{
     CipherSuite, InconsistentKeys, ServerConfig, ServerConnection, SignatureScheme,
     crypto::{CryptoProvider, ring},
-    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime, pem, pem::PemObject},
     server::{ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert},
     sign::CertifiedKey,
 };
@@ -49,9 +50,11 @@ pub enum CertificateError {
     #[error("no private key in it: expected PEM with BEGIN PRIVATE KEY")]
     NoKey,
     #[error(
-        "the private key is encrypted, and the server cannot ask for its passphrase: decrypt it (openssl pkey -in FILE -out NEW)"
+        "the private key is encrypted: set tls.key_password if it has BEGIN ENCRYPTED PRIVATE KEY, or decrypt it (openssl pkey -in FILE -out NEW)"
     )]
     EncryptedKey,
+    #[error("tls.key_password does not decrypt the private key: {0}")]
+    KeyPassword(String),
     #[error("invalid PEM: {0}")]
     KeyPem(String),
     #[error("unusable private key: {0}; use RSA with at least 2048 bits, ECDSA P-256 or P-384, or Ed25519")]
@@ -64,7 +67,12 @@ impl CertificateError {
     pub fn is_about_key(&self) -> bool {
         matches!(
             self,
-            Self::NoKey | Self::EncryptedKey | Self::KeyPem(_) | Self::UnusableKey(_) | Self::Mismatch
+            Self::NoKey
+                | Self::EncryptedKey
+                | Self::KeyPassword(_)
+                | Self::KeyPem(_)
+                | Self::UnusableKey(_)
+                | Self::Mismatch
         )
     }
 }
@@ -90,6 +98,15 @@ pub struct Identity {
 impl Identity {
     /// Parses PEM. Checks neither the validity period ([`Identity::check_time`]) nor trust.
     pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, CertificateError> {
+        Self::from_encrypted_pem(chain, key, None)
+    }
+
+    /// The password is for a key that is encrypted; others need none.
+    pub fn from_encrypted_pem(
+        chain: &[u8],
+        key: &[u8],
+        password: Option<&str>,
+    ) -> Result<Self, CertificateError> {
         let (chain, key) = (&with_markers_on_lines(chain), &with_markers_on_lines(key));
         if let Some(label) = foreign_label(chain) {
             return Err(CertificateError::ForeignLabel(label));
@@ -97,11 +114,7 @@ impl Identity {
         let chain = CertificateDer::pem_slice_iter(chain)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|error| CertificateError::CertificatePem(pem_fault(&error)))?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
-            _ if is_encrypted(key) => CertificateError::EncryptedKey,
-            pem::Error::NoItemsFound => CertificateError::NoKey,
-            error => CertificateError::KeyPem(pem_fault(&error)),
-        })?;
+        let key = private_key(key, password)?;
         let (names, not_before, not_after) = {
             let own = chain.first().ok_or(CertificateError::NoCertificate)?;
             let parsed = EndEntityCert::try_from(own)
@@ -392,9 +405,43 @@ fn foreign_label(pem: &[u8]) -> Option<&'static str> {
         .find(|label| holds(pem, &format!("-----BEGIN {label}-----")))
 }
 
+fn private_key(pem: &[u8], password: Option<&str>) -> Result<PrivateKeyDer<'static>, CertificateError> {
+    if let (Some(password), Some(encrypted)) = (password, encrypted_key(pem)) {
+        return decrypted(encrypted, password);
+    }
+    PrivateKeyDer::from_pem_slice(pem).map_err(|error| match error {
+        _ if is_encrypted(pem) => CertificateError::EncryptedKey,
+        pem::Error::NoItemsFound => CertificateError::NoKey,
+        error => CertificateError::KeyPem(pem_fault(&error)),
+    })
+}
+
+/// Label of RFC 5958.
+const BEGIN_ENCRYPTED: &str = "-----BEGIN ENCRYPTED PRIVATE KEY-----";
+const END_ENCRYPTED: &str = "-----END ENCRYPTED PRIVATE KEY-----";
+
+fn encrypted_key(pem: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(pem).ok()?;
+    let key = &text[text.find(BEGIN_ENCRYPTED)?..];
+    let end = key.find(END_ENCRYPTED).map_or(key.len(), |at| at + END_ENCRYPTED.len());
+    Some(&key[..end])
+}
+
+/// Decrypts with PBES2 (RFC 8018 section 6.2).
+fn decrypted(pem: &str, password: &str) -> Result<PrivateKeyDer<'static>, CertificateError> {
+    let malformed = |error: &dyn fmt::Display| CertificateError::KeyPem(error.to_string());
+    let (_, der) = SecretDocument::from_pem(pem).map_err(|error| malformed(&error))?;
+    let encrypted =
+        EncryptedPrivateKeyInfoRef::try_from(der.as_bytes()).map_err(|error| malformed(&error))?;
+    match encrypted.decrypt(password) {
+        Ok(key) => Ok(PrivatePkcs8KeyDer::from(key.as_bytes().to_vec()).into()),
+        Err(error) => Err(CertificateError::KeyPassword(error.to_string())),
+    }
+}
+
 /// Recognizes the label of RFC 5958 and OpenSSL's older header (RFC 1421 section 4.6.1.1).
 fn is_encrypted(pem: &[u8]) -> bool {
-    holds(pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----") || holds(pem, "Proc-Type: 4,ENCRYPTED")
+    holds(pem, BEGIN_ENCRYPTED) || holds(pem, "Proc-Type: 4,ENCRYPTED")
 }
 
 fn holds(pem: &[u8], mark: &str) -> bool {

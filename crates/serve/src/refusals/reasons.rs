@@ -84,6 +84,7 @@ pub(crate) fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str]
         ("packet", "user_bandwidth") => &["limits.bits_per_second_per_user"],
         ("packet", "realm_bandwidth") => &["limits.bits_per_second_per_realm"],
         ("packet", "total_bandwidth") => &["limits.bits_per_second"],
+        ("packet", "client_refused") => &["clients.allow", "clients.deny"],
         ("packet", "peer_refused") => &["peers.deny", "peers.allow"],
         ("packet", reason) => {
             let drop = DropReason::VARIANTS.iter().find(|drop| <&str>::from(**drop) == reason);
@@ -220,6 +221,7 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
         (RequestRefusal::Draining, _) => "the server is draining",
         (RequestRefusal::Loop, _) => "the client is behind one of this server's own relayed addresses",
         (RequestRefusal::Tunnel, _) => "the client's address is a 6to4 or Teredo address",
+        (RequestRefusal::StunOnly, _) => "the server does not relay",
         (RequestRefusal::Permissions, _) => "the allocation has reached the permission limit",
         (RequestRefusal::Channels, _) => "the allocation has reached the channel limit",
         (RequestRefusal::SharedPeer, _) => "another client uses this peer on the shared relay port",
@@ -303,6 +305,7 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Tunnel, _) => {
             "A tunnel may send relayed packets back (RFC 8656 section 21.4). The client must use IPv4."
         }
+        (RequestRefusal::StunOnly, _) => "Use a stun: URI for this server, or set server.stun_only = false.",
         (RequestRefusal::Permissions, _) => "Raise limits.permissions.",
         (RequestRefusal::Channels, _) => "Raise limits.channels.",
         (RequestRefusal::SharedPeer, _) => {
@@ -356,6 +359,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
         RequestRefusal::UserQuota => &["limits.allocations_per_user"],
         RequestRefusal::PrefixQuota => &["limits.allocations_per_prefix"],
         RequestRefusal::TotalQuota => &["limits.allocations"],
+        RequestRefusal::StunOnly => &["server.stun_only"],
         RequestRefusal::Permissions => &["limits.permissions"],
         RequestRefusal::Channels => &["limits.channels"],
         RequestRefusal::SharedPeer => &["relay.shared_ports"],
@@ -410,6 +414,7 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
         "plain_stun" => "a STUN request without TLS on a listener that requires TLS",
         "proxy_header" => "a proxy that sent no PROXY header or an invalid one",
         "untrusted_proxy" => "a PROXY header from an address not in server.proxy_protocol_from",
+        "client_refused" => "the client's address is refused by clients.allow or clients.deny",
         "duplicate" => "a PROXY header with the addresses of another open connection",
         "replies_unread" => "the client does not read its replies",
         "evicted" => "closed to make room for a new connection (no allocation)",
@@ -443,6 +448,7 @@ fn connection_remedy(reason: &'static str) -> &'static str {
              server.listen, or set tls.only = false."
         }
         "untrusted_proxy" => "If this is your load balancer, add its address to server.proxy_protocol_from.",
+        "client_refused" => "Nothing to do, unless it is one of your clients.",
         "proxy_header" => {
             "Configure the proxy to send PROXY headers, or remove it from server.proxy_protocol_from."
         }
@@ -476,6 +482,7 @@ fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
         "no_certificate" => &["tls.cert", "tls.key", "tls.acme"],
         "plain_refused" | "plain_stun" => &["tls.only"],
         "proxy_header" | "untrusted_proxy" | "duplicate" => &["server.proxy_protocol_from"],
+        "client_refused" => &["clients.allow", "clients.deny"],
         "busy" => &["limits.half_open", "limits.half_open_per_network"],
         "evicted" => &["limits.idle_connections"],
         "limit_address" => &["limits.idle_connections_per_address"],

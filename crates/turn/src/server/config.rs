@@ -6,9 +6,9 @@ use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, Bandwidth, ConnectionCounts, DiscoveryLimits, MaxAllocationDuration, MobileOwners,
-    NatDiscovery, OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard,
-    ServerLimits, ThirdParty, auth::realm::Realm,
+    Alternate, Bandwidth, ClientRules, ConnectionCounts, DiscoveryLimits, MaxAllocationDuration,
+    MobileOwners, NatDiscovery, OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit,
+    ReplayGuard, ServerLimits, ThirdParty, auth::realm::Realm,
 };
 
 /// Settings of the state machine; [`ServerConfig::default`] holds the documented defaults.
@@ -22,6 +22,12 @@ pub struct ServerConfig {
     pub software: Option<String>,
     /// Default true. Set it to false only on closed networks and in tests.
     pub authenticate: bool,
+    /// Binding requests need credentials too. Default false.
+    pub authenticate_binding: bool,
+    /// Refuses all requests but Binding with 403. Default false.
+    pub stun_only: bool,
+    /// Default: all clients.
+    pub clients: ClientRules,
     /// Key for the hashes in the replay guard and the tombstones. It must not change, not even in an upgrade.
     pub own_key: NonceKey,
     pub nonce_keys: NonceKeys,
@@ -184,6 +190,9 @@ impl Default for ServerConfig {
             tenants: Vec::new(),
             software: Some("turnpike".to_owned()),
             authenticate: true,
+            authenticate_binding: false,
+            stun_only: false,
+            clients: ClientRules::default(),
             own_key: NonceKey([0; 32]),
             nonce_keys: NonceKey([0; 32]).into(),
             node: None,

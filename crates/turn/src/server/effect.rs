@@ -333,6 +333,8 @@ pub enum RequestRefusal {
     Loop,
     /// The client's address is a 6to4 or Teredo address.
     Tunnel,
+    /// Any request but Binding, with [`super::ServerConfig::stun_only`].
+    StunOnly,
     Permissions,
     Channels,
     /// Another client with the same relay socket already uses this peer.

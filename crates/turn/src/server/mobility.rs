@@ -311,6 +311,9 @@ impl<P: Policy> Server<P> {
         kind: Kind,
         datagram: &'a [u8],
     ) -> Verdict<'a> {
+        if !self.config.clients.admits(source.client.address.ip()) {
+            return self.data.dropped(DropReason::ClientRefused);
+        }
         match self.data.check(kind, datagram) {
             Err(reason) => self.data.dropped(reason),
             Ok(()) if self.pending_moves.is_nobody_expected() => self.data.dropped(DropReason::NoAllocation),

@@ -81,6 +81,7 @@ pub use policy::{
     User, UserRef, Users,
     alternate::{Alternate, AlternateWhen, Occasion},
     amplification::RefusalLimit,
+    client_rules::ClientRules,
     duration_limit::MaxAllocationDuration,
     own_endpoints::OwnEndpoints,
     peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules, SPECIAL},
@@ -263,7 +264,7 @@ impl<P: Policy> Server<P> {
         self.draining = draining;
     }
 
-    /// Allocations survive, except those of removed realms. Ends permissions and channels to peers that the
+    /// Allocations survive, except those of removed realms and refused clients. Ends permissions and channels to peers that the
     /// new rules refuse. New bandwidth and duration limits apply to existing allocations; new quotas apply
     /// only to new allocations.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
@@ -278,9 +279,11 @@ impl<P: Policy> Server<P> {
             self.permit_by_channels(now, index);
         }
         for index in self.data.forwarding.indices() {
+            let Some((_, entry)) = self.data.forwarding.at(index) else { continue };
+            let is_admitted = entry.away || config.clients.admits(entry.client.address.ip());
             let Some(state) = self.states.get(index) else { continue };
             let (has_realm, is_open) = (self.realms.has(&state.realm), state.pending.is_none());
-            if !has_realm {
+            if !(has_realm && is_admitted) {
                 self.close(now, index, ClosedReason::Administrator);
             } else if is_open {
                 self.shorten(now, index);

@@ -4,6 +4,7 @@
 
 pub(crate) mod alternate;
 pub(crate) mod amplification;
+pub(crate) mod client_rules;
 pub(crate) mod duration_limit;
 pub(crate) mod own_endpoints;
 pub(crate) mod peer_rules;

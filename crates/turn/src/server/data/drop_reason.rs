@@ -7,6 +7,8 @@ use turnpike_wire::{channel_data::ChannelDataError, indication::IndicationError}
 #[non_exhaustive]
 #[repr(u8)]
 pub enum DropReason {
+    /// The client's address is refused by [`crate::server::ClientRules`].
+    ClientRefused,
     /// The first byte is neither STUN nor ChannelData, or the datagram is empty.
     NotStun,
     /// The datagram is shorter than the length field in its header indicates.

@@ -60,15 +60,20 @@ impl<P: Policy> Server<P> {
         delivery: Delivery,
         datagram: &[u8],
     ) -> Verdict<'a> {
+        if !self.config.clients.admits(source.client.address.ip()) {
+            return self.data.dropped(DropReason::ClientRefused);
+        }
         match &Request::parse(datagram) {
             Ok(request) => {
                 self.data.stats.requests[request.method as usize] += 1;
-                if request.method == Method::Binding {
+                if request.method == Method::Binding && !self.config.authenticate_binding {
                     return self.binding(now, source, request);
                 }
                 self.respond(now, source, delivery, request, None)
             }
-            Err(DropReason::ClassicStun) => self.classic(now, source, datagram),
+            Err(DropReason::ClassicStun) if !self.config.authenticate_binding => {
+                self.classic(now, source, datagram)
+            }
             Err(reason) => self.data.dropped(*reason),
         }
     }
@@ -166,6 +171,9 @@ impl<P: Policy> Server<P> {
     }
 
     fn answer(&mut self, mut context: Context<'_>) -> Disposition {
+        if self.config.stun_only && context.request.method != Method::Binding {
+            return self.refuse(&context, 403, RequestRefusal::StunOnly);
+        }
         // Authentication comes first (RFC 8489 section 6.3), then unknown attributes (section 6.3.1).
         if let Err(answer) = self.authenticate(&mut context) {
             return answer;
@@ -196,7 +204,10 @@ impl<P: Policy> Server<P> {
             Method::ChannelBind => self.channel_bind(&context),
             Method::Connect => self.connect(context),
             Method::ConnectionBind => self.connection_bind(&context),
-            Method::Binding => Disposition::Later,
+            Method::Binding => {
+                self.write_binding(&context.envelope, context.client().address);
+                Disposition::Reply
+            }
         }
     }
 
@@ -232,11 +243,15 @@ impl<P: Policy> Server<P> {
             let answer = self.unknown_attributes(&envelope, &unknown);
             return self.verdict(now, source, request, answer);
         }
+        self.write_binding(&envelope, client.address);
+        Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
+    }
+
+    fn write_binding(&mut self, envelope: &Envelope, client: SocketAddr) {
         self.data.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
-        response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
+        response.xor_address(kind::XOR_MAPPED_ADDRESS, client);
         envelope.sign(response, self.config.software.as_deref());
-        Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
     }
 
     pub(crate) fn owned(&mut self, context: &Context<'_>) -> Result<u32, Disposition> {

@@ -1,0 +1,64 @@
+//! Clients that the server refuses by address, and servers that answer only Binding requests.
+
+use crate::common::*;
+use turnpike_turn::server::ClientRules;
+
+fn denying(prefix: &str) -> ServerConfig {
+    let clients = ClientRules { deny: vec![prefix.parse().unwrap()], ..ClientRules::default() };
+    ServerConfig { clients, ..config() }
+}
+
+#[test]
+fn messages_of_refused_clients_are_dropped_and_counted() {
+    let mut world = World::with(denying("192.0.2.0/24"));
+    let messages = [
+        Ask::new(BINDING).bytes(),
+        Ask::allocate().bytes(),
+        Ask::send("198.51.100.1:9", b"x"),
+        channel_data(0x4000, b"x"),
+        b"\0\x01\0\0".to_vec(),
+    ];
+    for message in &messages {
+        assert_eq!(world.feed(message), Outcome::Drop(DropReason::ClientRefused));
+    }
+    assert_eq!(world.dropped(DropReason::ClientRefused), 5);
+    world.client.address = address("198.51.100.7:40000");
+    world.ask(&Ask::new(BINDING)).success();
+}
+
+#[test]
+fn reload_ends_the_allocations_of_refused_clients() {
+    for (deny, left) in [("198.51.100.0/24", 1), ("192.0.2.7", 0)] {
+        let mut world = World::new();
+        world.allocated();
+        world.server.reconfigure(world.now, denying(deny).into());
+        assert_eq!(world.server.allocations(), left, "{deny}");
+    }
+}
+
+#[test]
+fn stun_only_server_forbids_all_requests_but_binding() {
+    let mut world = World::with(ServerConfig { stun_only: true, ..config() });
+    world.ask(&Ask::new(BINDING)).success();
+    let peer = "198.51.100.1:9";
+    for ask in [Ask::allocate(), Ask::refresh(1), Ask::permit(peer), Ask::bind(0x4000, peer)] {
+        let reply = world.ask(&ask);
+        assert_eq!(reply.code(), Some(403));
+        assert!(reply.0.len() <= 28, "a forged source is not sent more: {}", reply.0.len());
+    }
+    assert_eq!(world.server.allocations(), 0);
+}
+
+#[test]
+fn binding_may_need_credentials() {
+    let mut world = World::with(ServerConfig { authenticate_binding: true, ..config() });
+    assert_eq!(world.ask(&Ask::new(BINDING)).code(), Some(401));
+    for scheme in [Scheme::Md5, Scheme::Sha256] {
+        let alice = world.credentials("alice", scheme);
+        let reply = world.ask(&Ask::new(BINDING).signed(&alice)).success();
+        assert!(reply.is_signed(&alice));
+        assert_eq!(reply.mapped(), world.client.address);
+    }
+    let classic = [&[0, 1, 0, 0][..], &[9; 16]].concat();
+    assert_eq!(world.feed(&classic), Outcome::Drop(DropReason::ClassicStun));
+}
