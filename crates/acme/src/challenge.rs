@@ -12,9 +12,9 @@ use turnpike_relay::TlsContext;
 
 use crate::{
     error::OrderError,
-    hook::Record,
+    hook::DnsRecord,
     http_challenge::HttpChallenge,
-    proof::Proof,
+    proof::ChallengeResponse,
     shared::{SharedChallenge, changed, now},
     wanted::Wanted,
 };
@@ -22,19 +22,19 @@ use crate::{
 /// Interval at which a server that receives no notification looks for challenges of other servers.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// A proof that the CA can see. Dropping it withdraws TLS and HTTP proofs; only [`Shown::hide`] removes
+/// A proof that the CA can see. Dropping it withdraws TLS and HTTP proofs; only [`PublishedProof::hide`] removes
 /// a DNS record.
-pub(crate) enum Shown {
+pub(crate) enum PublishedProof {
     Tls(ShownCertificate),
     Http(HttpChallenge),
-    Dns(Record),
+    Dns(DnsRecord),
 }
 
-impl Shown {
+impl PublishedProof {
     pub(crate) async fn new(
         wanted: &Wanted,
         name: &CertificateName,
-        proof: &Proof,
+        proof: &ChallengeResponse,
     ) -> Result<Self, OrderError> {
         Ok(match wanted.challenge {
             AcmeChallenge::Auto | AcmeChallenge::TlsAlpn => {
@@ -44,7 +44,9 @@ impl Shown {
             AcmeChallenge::Http => {
                 Self::Http(HttpChallenge::listen(&wanted.settings.http_listen, proof).await?)
             }
-            AcmeChallenge::Dns => Self::Dns(Record::set(wanted.settings.hook.as_deref(), name, proof).await?),
+            AcmeChallenge::Dns => {
+                Self::Dns(DnsRecord::set(wanted.settings.hook.as_deref(), name, proof).await?)
+            }
         })
     }
 
@@ -97,7 +99,7 @@ impl Drop for ShownCertificate {
 /// Presents challenges published by other servers, because the CA may connect to any server. Returns when the sender
 /// of `receiver` is dropped.
 pub(crate) async fn follow(mut receiver: watch::Receiver<Wanted>) {
-    let mut shown: Option<(SharedChallenge, Option<Shown>)> = None;
+    let mut shown: Option<(SharedChallenge, Option<PublishedProof>)> = None;
     let mut changes = receiver.borrow().shared().map(|shared| shared.changes());
     loop {
         let wanted = receiver.borrow_and_update().clone();
@@ -133,12 +135,12 @@ pub(crate) async fn follow(mut receiver: watch::Receiver<Wanted>) {
     }
 }
 
-async fn show(wanted: &Wanted, challenge: &SharedChallenge) -> Option<Shown> {
+async fn show(wanted: &Wanted, challenge: &SharedChallenge) -> Option<PublishedProof> {
     let SharedChallenge { server, name, proof, .. } = challenge;
     // Do not present challenges for names that this server does not serve, even though they were published with the
     // right secret.
     let name = name.parse().ok().filter(|name| wanted.names.contains(name))?;
-    match Shown::new(wanted, &name, proof).await {
+    match PublishedProof::new(wanted, &name, proof).await {
         Ok(shown) => Some(shown),
         Err(error) => {
             tracing::warn!(

@@ -14,23 +14,23 @@ use std::{
 use tokio::{process::Command, time::timeout};
 use turnpike_config::CertificateName;
 
-use crate::{error::OrderError, proof::Proof};
+use crate::{error::OrderError, proof::ChallengeResponse};
 
 const DEADLINE: Duration = Duration::from_secs(180);
 /// Maximum bytes of the program's error output in a message.
 const LONGEST: usize = 300;
 
-pub(crate) struct Record {
+pub(crate) struct DnsRecord {
     hook: PathBuf,
     name: String,
     value: String,
 }
 
-impl Record {
+impl DnsRecord {
     pub(crate) async fn set(
         hook: Option<&Path>,
         name: &CertificateName,
-        proof: &Proof,
+        proof: &ChallengeResponse,
     ) -> Result<Self, OrderError> {
         let hook =
             hook.ok_or_else(|| OrderError::Hook { hook: PathBuf::new(), why: "not set".to_owned() })?;

@@ -16,7 +16,7 @@ use tokio::{
 };
 use turnpike_net::BindError;
 
-use crate::{error::OrderError, proof::Proof};
+use crate::{error::OrderError, proof::ChallengeResponse};
 
 /// Maximum simultaneous connections: CAs validate from several networks at once, and anyone else
 /// may connect too.
@@ -31,7 +31,10 @@ pub(crate) struct HttpChallenge(#[expect(dead_code, reason = "ends its tasks whe
 impl HttpChallenge {
     /// Listens on all `addresses`. If the machine does not support an address's family, that
     /// address is skipped as long as another one works.
-    pub(crate) async fn listen(addresses: &[SocketAddr], proof: &Proof) -> Result<Self, OrderError> {
+    pub(crate) async fn listen(
+        addresses: &[SocketAddr],
+        proof: &ChallengeResponse,
+    ) -> Result<Self, OrderError> {
         let path = format!("/.well-known/acme-challenge/{}", proof.token);
         let answer = Arc::new((path, proof.text.clone()));
         let mut tasks = JoinSet::new();
@@ -124,7 +127,7 @@ mod tests {
     #[tokio::test]
     async fn only_the_token_is_answered_and_the_port_is_free_afterwards() {
         let address = free_address();
-        let proof = Proof { token: "TOKEN".to_owned(), text: "TOKEN.THUMB".to_owned() };
+        let proof = ChallengeResponse { token: "TOKEN".to_owned(), text: "TOKEN.THUMB".to_owned() };
         let challenge = HttpChallenge::listen(&[address], &proof).await.expect("a free port");
         let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: turn.example.org\r\n\r\n");
         let answer = ask(address, &get("/.well-known/acme-challenge/TOKEN")).await;

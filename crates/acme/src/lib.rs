@@ -23,7 +23,7 @@ mod status;
 mod task;
 mod wanted;
 
-pub use shared::{Later, SharedOrders, Text};
+pub use shared::{Later, SecretText, SharedOrders};
 pub use status::{AcmeStatus, NameStatus};
 pub use task::Acme;
 pub use wanted::Wanted;

@@ -12,11 +12,11 @@ use turnpike_config::{AcmeChallenge, AcmeSettings, CertificateName};
 use zeroize::Zeroizing;
 
 use crate::{
-    challenge::{self, Shown},
+    challenge::{self, PublishedProof},
     error::{self, OrderError},
     files::OrderFiles,
     http::{HttpError, Https},
-    proof::Proof,
+    proof::ChallengeResponse,
     schedule::Validity,
     wanted::Wanted,
 };
@@ -167,8 +167,8 @@ async fn prove(order: &mut Order, wanted: &Wanted, name: &CertificateName) -> Re
                 return Err(OrderError::Invalid { challenge: shown_kind, why: "malformed token".to_owned() });
             }
             let text = challenge.key_authorization().as_str().to_owned();
-            let proof = Proof { token, text };
-            proofs.push(Shown::new(wanted, name, &proof).await?);
+            let proof = ChallengeResponse { token, text };
+            proofs.push(PublishedProof::new(wanted, name, &proof).await?);
             if let Some(shared) = shared.as_ref().filter(|_| wanted.challenge != AcmeChallenge::Dns) {
                 shared.put_challenge(name, &proof).await?;
             }

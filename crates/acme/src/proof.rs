@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Proof {
+pub(crate) struct ChallengeResponse {
     pub(crate) token: String,
     /// Key authorization: the token and a digest of the account's key.
     pub(crate) text: String,
 }
 
-impl Proof {
+impl ChallengeResponse {
     pub(crate) fn digest(&self) -> [u8; 32] {
         Sha256::digest(&self.text).into()
     }

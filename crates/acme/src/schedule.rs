@@ -31,14 +31,14 @@ impl Validity {
 }
 
 /// A random fraction in units of 1/65536.
-pub(crate) type Share = u16;
+pub(crate) type Fraction = u16;
 
-fn share(whole: u64, part: Share) -> u64 {
+fn share(whole: u64, part: Fraction) -> u64 {
     whole / 65_536 * u64::from(part) + whole % 65_536 * u64::from(part) / 65_536
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RenewalStep {
     Order,
     /// Ask for the CA's renewal window (RFC 9773).
     AskWindow,
@@ -47,10 +47,10 @@ pub(crate) enum Step {
 }
 
 #[derive(Debug)]
-pub(crate) struct Schedule {
+pub(crate) struct RenewalSchedule {
     /// Point within a renewal window at which this server renews; fixed, so that every calculation yields the same
     /// time.
-    place: Share,
+    place: Fraction,
     certificate: Option<Validity>,
     /// True if another CA issued the certificate.
     is_foreign: bool,
@@ -64,8 +64,8 @@ pub(crate) struct Schedule {
     delay: u64,
 }
 
-impl Schedule {
-    pub(crate) fn new(place: Share) -> Self {
+impl RenewalSchedule {
+    pub(crate) fn new(place: Fraction) -> Self {
         Self {
             place,
             certificate: None,
@@ -108,7 +108,7 @@ impl Schedule {
     }
 
     /// Records a failed attempt; returns the time of the next one.
-    pub(crate) fn failed(&mut self, now: u64, pause: Option<Duration>, random: Share) -> u64 {
+    pub(crate) fn failed(&mut self, now: u64, pause: Option<Duration>, random: Fraction) -> u64 {
         let doubled = FIRST_RETRY << self.failures.min(16);
         let delay = doubled.min(LONGEST_RETRY);
         let pause = pause.map_or(0, |pause| pause.as_secs().min(LONGEST_PAUSE));
@@ -157,18 +157,18 @@ impl Schedule {
         })
     }
 
-    pub(crate) fn step(&self, now: u64) -> Step {
+    pub(crate) fn step(&self, now: u64) -> RenewalStep {
         // A clock that was set back must not prolong the delay.
         let retry = if now < self.attempted_at { 0 } else { self.attempted_at + self.delay };
         let renewal = if self.is_foreign { 0 } else { self.renewal().unwrap_or(0) };
         let due = renewal.max(retry);
         if now >= due {
-            return Step::Order;
+            return RenewalStep::Order;
         }
         if self.certificate.is_none() || now >= renewal {
-            return Step::Wait(due);
+            return RenewalStep::Wait(due);
         }
-        if now >= self.ask_at { Step::AskWindow } else { Step::Wait(due.min(self.ask_at)) }
+        if now >= self.ask_at { RenewalStep::AskWindow } else { RenewalStep::Wait(due.min(self.ask_at)) }
     }
 }
 
@@ -179,11 +179,11 @@ mod tests {
     use super::*;
 
     const T: u64 = 1_800_000_000;
-    const LAST: Share = Share::MAX;
+    const LAST: Fraction = Fraction::MAX;
     const NINETY: Validity = Validity { first: T, last: T + 90 * DAY };
 
-    fn schedule(place: Share) -> Schedule {
-        let mut schedule = Schedule::new(place);
+    fn schedule(place: Fraction) -> RenewalSchedule {
+        let mut schedule = RenewalSchedule::new(place);
         schedule.found(Some(NINETY), false);
         schedule.ask_again(T, Duration::from_secs(DAY));
         schedule
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn without_a_certificate_the_order_is_due_immediately() {
-        assert_eq!(Schedule::new(0).step(T), Step::Order);
+        assert_eq!(RenewalSchedule::new(0).step(T), RenewalStep::Order);
     }
 
     #[test]
@@ -200,13 +200,13 @@ mod tests {
         let earliest = schedule(LAST).renewal().expect("a certificate");
         assert!((T + 57 * DAY..T + 57 * DAY + 60).contains(&earliest), "{earliest}");
         let schedule = schedule(0);
-        assert_ne!(schedule.step(T + 60 * DAY - 1), Step::Order);
-        assert_eq!(schedule.step(T + 60 * DAY), Step::Order);
+        assert_ne!(schedule.step(T + 60 * DAY - 1), RenewalStep::Order);
+        assert_eq!(schedule.step(T + 60 * DAY), RenewalStep::Order);
     }
 
     #[test]
     fn six_day_certificate_is_renewed_on_its_fourth_day() {
-        let mut schedule = Schedule::new(0);
+        let mut schedule = RenewalSchedule::new(0);
         schedule.found(Some(Validity { first: T, last: T + 6 * DAY }), false);
         assert_eq!(schedule.renewal(), Some(T + 4 * DAY));
     }
@@ -217,12 +217,12 @@ mod tests {
         schedule.suggested(T, (T + 10 * DAY, T + 12 * DAY), Duration::from_secs(6 * HOUR));
         let renewal = schedule.renewal().expect("a certificate");
         assert!((T + 10 * DAY..=T + 11 * DAY).contains(&renewal));
-        assert_eq!(schedule.step(T), Step::Wait(T + 6 * HOUR));
-        assert_eq!(schedule.step(T + 6 * HOUR), Step::AskWindow);
-        assert_eq!(schedule.step(renewal), Step::Order);
+        assert_eq!(schedule.step(T), RenewalStep::Wait(T + 6 * HOUR));
+        assert_eq!(schedule.step(T + 6 * HOUR), RenewalStep::AskWindow);
+        assert_eq!(schedule.step(renewal), RenewalStep::Order);
         // After a revocation, the window is in the past.
         schedule.suggested(T + DAY, (T - 2 * DAY, T - DAY), Duration::ZERO);
-        assert_eq!(schedule.step(T + DAY), Step::Order);
+        assert_eq!(schedule.step(T + DAY), RenewalStep::Order);
     }
 
     #[test]
@@ -236,58 +236,58 @@ mod tests {
 
     #[test]
     fn retries_double_up_to_six_hours_and_start_over_with_a_new_certificate() {
-        let mut schedule = Schedule::new(0);
+        let mut schedule = RenewalSchedule::new(0);
         let delays: Vec<u64> = (0..10).map(|_| schedule.failed(T, None, 0) - T).collect();
         assert_eq!(delays[..4], [120, 240, 480, 960]);
         assert_eq!(delays[8..], [LONGEST_RETRY, LONGEST_RETRY]);
-        assert_eq!(schedule.step(T), Step::Wait(T + LONGEST_RETRY));
-        assert_eq!(schedule.step(T + LONGEST_RETRY), Step::Order);
+        assert_eq!(schedule.step(T), RenewalStep::Wait(T + LONGEST_RETRY));
+        assert_eq!(schedule.step(T + LONGEST_RETRY), RenewalStep::Order);
         schedule.found(Some(NINETY), false);
         assert_eq!((schedule.failures(), schedule.failed(T, None, 0)), (0, T + 120));
     }
 
     #[test]
     fn certificate_due_immediately_is_not_ordered_again_within_the_hour() {
-        let mut schedule = Schedule::new(0);
+        let mut schedule = RenewalSchedule::new(0);
         schedule.issued(T + 80 * DAY, NINETY);
-        assert_eq!(schedule.step(T + 80 * DAY), Step::Wait(T + 80 * DAY + HOUR));
+        assert_eq!(schedule.step(T + 80 * DAY), RenewalStep::Wait(T + 80 * DAY + HOUR));
         schedule.found(Some(NINETY), false);
-        assert_eq!(schedule.step(T + 80 * DAY + HOUR), Step::Order);
+        assert_eq!(schedule.step(T + 80 * DAY + HOUR), RenewalStep::Order);
     }
 
     #[test]
     fn retry_after_of_the_authority_is_observed_but_bounded() {
-        let mut schedule = Schedule::new(0);
+        let mut schedule = RenewalSchedule::new(0);
         assert_eq!(schedule.failed(T, Some(Duration::from_secs(7200)), 0), T + 7200);
         assert_eq!(schedule.failed(T, Some(Duration::from_secs(60 * DAY)), 0), T + DAY);
     }
 
     #[test]
     fn clock_set_back_after_a_failure_does_not_delay_the_retry() {
-        let mut schedule = Schedule::new(0);
+        let mut schedule = RenewalSchedule::new(0);
         schedule.failed(T + 365 * DAY, None, 0);
-        assert_eq!(schedule.step(T), Step::Order);
+        assert_eq!(schedule.step(T), RenewalStep::Order);
     }
 
     #[test]
     fn certificate_of_another_authority_is_replaced_at_once_but_not_in_a_loop() {
         let mut schedule = schedule(0);
         schedule.found(Some(NINETY), true);
-        assert_eq!(schedule.step(T), Step::Order);
+        assert_eq!(schedule.step(T), RenewalStep::Order);
         let next = schedule.failed(T, None, 0);
         schedule.found(Some(NINETY), true);
-        assert_eq!(schedule.step(T), Step::Wait(next));
+        assert_eq!(schedule.step(T), RenewalStep::Wait(next));
         schedule.issued(T, NINETY);
-        assert_ne!(schedule.step(T + HOUR), Step::Order);
+        assert_ne!(schedule.step(T + HOUR), RenewalStep::Order);
     }
 
     #[test]
     fn failure_of_another_server_delays_an_order_once_despite_a_fast_clock() {
-        let mut schedule = Schedule::new(0);
+        let mut schedule = RenewalSchedule::new(0);
         assert!(schedule.failed_elsewhere(T, T - 10, T + 110, 1));
-        assert_eq!((schedule.step(T), schedule.failures()), (Step::Wait(T + 110), 1));
+        assert_eq!((schedule.step(T), schedule.failures()), (RenewalStep::Wait(T + 110), 1));
         assert!(!schedule.failed_elsewhere(T + 110, T - 10, T + 110, 1), "known");
-        assert_eq!(schedule.step(T + 110), Step::Order);
+        assert_eq!(schedule.step(T + 110), RenewalStep::Order);
         assert_eq!(schedule.failed(T + 110, None, 0), T + 110 + 240, "the backoff doubles across servers");
         assert!(
             !schedule.failed_elsewhere(T + 110, T + 100, T + 900, 1),
@@ -296,19 +296,19 @@ mod tests {
         // The other server's clock is an hour ahead.
         let ahead = (T + 120 + HOUR, T + 600 + HOUR);
         assert!(schedule.failed_elsewhere(T + 120, ahead.0, ahead.1, 3));
-        assert_eq!(schedule.step(T + 120), Step::Wait(T + 600 + HOUR));
+        assert_eq!(schedule.step(T + 120), RenewalStep::Wait(T + 600 + HOUR));
         assert!(!schedule.failed_elsewhere(T + 600 + HOUR, ahead.0, ahead.1, 3));
         assert!(schedule.failed_elsewhere(T, T + 2 * HOUR, u64::MAX, 3));
-        assert_eq!(schedule.step(T), Step::Wait(T + DAY), "bounded");
+        assert_eq!(schedule.step(T), RenewalStep::Wait(T + DAY), "bounded");
     }
 
     proptest! {
         #[test]
         fn renewal_falls_within_the_validity_period(
-            first in 0u64..1 << 40, length in 1u64..1 << 32, place: Share,
+            first in 0u64..1 << 40, length in 1u64..1 << 32, place: Fraction,
             window in proptest::option::of((0u64..1 << 41, 0u64..1 << 41)),
         ) {
-            let mut schedule = Schedule::new(place);
+            let mut schedule = RenewalSchedule::new(place);
             schedule.found(Some(Validity { first, last: first + length }), false);
             if let Some(window) = window {
                 schedule.suggested(first, window, Duration::from_secs(1));
@@ -316,17 +316,17 @@ mod tests {
             let renewal = schedule.renewal().expect("a certificate");
             prop_assert!(renewal <= first + length);
             prop_assert!(schedule.has_window() || renewal >= first);
-            prop_assert_eq!(schedule.step(renewal), Step::Order);
+            prop_assert_eq!(schedule.step(renewal), RenewalStep::Order);
         }
 
         #[test]
-        fn retry_is_never_sooner_than_ninety_seconds(failures in 1usize..50, random: Share, pause: Option<u32>) {
-            let mut schedule = Schedule::new(0);
+        fn retry_is_never_sooner_than_ninety_seconds(failures in 1usize..50, random: Fraction, pause: Option<u32>) {
+            let mut schedule = RenewalSchedule::new(0);
             for _ in 0..failures {
                 let pause = pause.map(|pause| Duration::from_secs(pause.into()));
                 let next = schedule.failed(T, pause, random);
                 prop_assert!((T + 90..=T + DAY).contains(&next));
-                prop_assert_eq!(schedule.step(next - 1), Step::Wait(next));
+                prop_assert_eq!(schedule.step(next - 1), RenewalStep::Wait(next));
             }
         }
     }

@@ -14,10 +14,10 @@ use tokio::{sync::watch, time::sleep};
 use turnpike_config::CertificateName;
 use zeroize::Zeroizing;
 
-use crate::{error::OrderError, proof::Proof, schedule::Validity};
+use crate::{error::OrderError, proof::ChallengeResponse, schedule::Validity};
 
 /// JSON or PEM, zeroized on drop.
-pub type Text = Zeroizing<Vec<u8>>;
+pub type SecretText = Zeroizing<Vec<u8>>;
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -37,9 +37,9 @@ pub trait SharedOrders: fmt::Debug + Send + Sync {
     fn reserve(&self, duration: Duration) -> Later<'_, Result<bool, String>>;
     fn release(&self) -> Later<'_, ()>;
     /// Returns the values of these fields in the given order.
-    fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<Text>>, String>>;
+    fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<SecretText>>, String>>;
     /// Writes either all fields or none, and notifies the other servers.
-    fn write(&self, fields: Vec<(String, Text)>) -> Later<'_, Result<(), String>>;
+    fn write(&self, fields: Vec<(String, SecretText)>) -> Later<'_, Result<(), String>>;
     /// Receiver that is notified whenever another server has written.
     fn changes(&self) -> watch::Receiver<()>;
 }
@@ -67,19 +67,19 @@ pub(crate) struct SharedFailure {
 pub(crate) struct SharedChallenge {
     pub(crate) server: String,
     pub(crate) name: String,
-    pub(crate) proof: Proof,
+    pub(crate) proof: ChallengeResponse,
     /// Unix second from which the challenge is ignored, in case its server exits before removing it.
     pub(crate) until: u64,
 }
 
 /// The storage, as used for orders from one CA.
 #[derive(Clone, Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedStorage {
     storage: Arc<dyn SharedOrders>,
     directory: String,
 }
 
-impl Shared {
+impl SharedStorage {
     pub(crate) fn new(storage: Arc<dyn SharedOrders>, directory: &str) -> Self {
         Self { storage, directory: directory.to_owned() }
     }
@@ -107,7 +107,7 @@ impl Shared {
         Ok(found.iter().map(|value| parsed(value.as_ref()).unwrap_or_default()).collect())
     }
 
-    pub(crate) async fn certificate(&self, name: &CertificateName) -> Result<Option<Text>, String> {
+    pub(crate) async fn certificate(&self, name: &CertificateName) -> Result<Option<SecretText>, String> {
         self.read(self.field("certificate", &name.to_string())).await
     }
 
@@ -116,7 +116,7 @@ impl Shared {
         &self,
         name: &CertificateName,
         order: &SharedOrder,
-        certificate: Option<Text>,
+        certificate: Option<SecretText>,
     ) -> Result<(), String> {
         let name = name.to_string();
         let mut fields = vec![(self.field("order", &name), json(order))];
@@ -124,7 +124,7 @@ impl Shared {
         self.storage.write(fields).await
     }
 
-    pub(crate) async fn account(&self) -> Result<Option<Text>, String> {
+    pub(crate) async fn account(&self) -> Result<Option<SecretText>, String> {
         let account = self.read(self.field("account", "")).await?;
         Ok(account.filter(|json| !json.is_empty()))
     }
@@ -139,7 +139,7 @@ impl Shared {
     pub(crate) async fn put_challenge(
         &self,
         name: &CertificateName,
-        proof: &Proof,
+        proof: &ChallengeResponse,
     ) -> Result<(), OrderError> {
         let challenge = SharedChallenge {
             server: self.server().to_owned(),
@@ -170,7 +170,7 @@ impl Shared {
         Ok(challenge.filter(|challenge| challenge.server != self.server() && now() < challenge.until))
     }
 
-    async fn read(&self, field: String) -> Result<Option<Text>, String> {
+    async fn read(&self, field: String) -> Result<Option<SecretText>, String> {
         Ok(self.storage.read(vec![field]).await?.pop().flatten())
     }
 
@@ -179,11 +179,11 @@ impl Shared {
     }
 }
 
-fn json(value: &impl Serialize) -> Text {
+fn json(value: &impl Serialize) -> SecretText {
     Zeroizing::new(serde_json::to_vec(value).unwrap_or_default())
 }
 
-fn parsed<T: DeserializeOwned>(value: Option<&Text>) -> Option<T> {
+fn parsed<T: DeserializeOwned>(value: Option<&SecretText>) -> Option<T> {
     serde_json::from_slice(value?).ok()
 }
 
@@ -246,13 +246,13 @@ mod tests {
             Box::pin(async {})
         }
 
-        fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<Text>>, String>> {
+        fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<SecretText>>, String>> {
             let kept = self.1.fields.lock().expect("no panic");
             let found = fields.iter().map(|field| kept.get(field).cloned().map(Zeroizing::new)).collect();
             Box::pin(async { Ok(found) })
         }
 
-        fn write(&self, fields: Vec<(String, Text)>) -> Later<'_, Result<(), String>> {
+        fn write(&self, fields: Vec<(String, SecretText)>) -> Later<'_, Result<(), String>> {
             let mut kept = self.1.fields.lock().expect("no panic");
             fields.into_iter().for_each(|(field, value)| _ = kept.insert(field, value.to_vec()));
             self.1.changes.send_replace(());
@@ -283,8 +283,8 @@ mod tests {
         Acme::start(Wanted::new(settings, None, Some(Arc::new(storage.clone()))))
     }
 
-    fn shared(storage: &Memory, settings: &Settings) -> Shared {
-        Shared::new(Arc::new(storage.clone()), &settings.acme.directory)
+    fn shared(storage: &Memory, settings: &Settings) -> SharedStorage {
+        SharedStorage::new(Arc::new(storage.clone()), &settings.acme.directory)
     }
 
     async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
@@ -376,7 +376,7 @@ mod tests {
         };
         let ask = async || tokio::task::spawn_blocking(answer).await.expect("no panic");
         let b = shared(&Memory("b", Arc::clone(&storage.1)), &settings);
-        let proof = Proof { token: "TOKEN".to_owned(), text: "TOKEN.THUMB".to_owned() };
+        let proof = ChallengeResponse { token: "TOKEN".to_owned(), text: "TOKEN.THUMB".to_owned() };
         for (name, is_ours) in [("other.example.org", false), (NAME, true)] {
             b.put_challenge(&name.parse().expect("a name"), &proof).await.expect("the challenge is kept");
             let found = ask().await;

@@ -19,8 +19,8 @@ use crate::{
     files::{OrderFiles, OrderLock, validity},
     http::Https,
     order,
-    schedule::{Schedule, Step},
-    shared::{Shared, SharedFailure, SharedOrder, changed, now},
+    schedule::{RenewalSchedule, RenewalStep},
+    shared::{SharedFailure, SharedOrder, SharedStorage, changed, now},
     wanted::Wanted,
 };
 
@@ -74,7 +74,7 @@ impl Acme {
 }
 
 async fn run(mut receiver: watch::Receiver<Wanted>, status: Arc<AcmeStatus>) {
-    let mut schedules = BTreeMap::<CertificateName, Schedule>::new();
+    let mut schedules = BTreeMap::<CertificateName, RenewalSchedule>::new();
     let mut lock = None;
     let mut before = receiver.borrow().clone();
     let mut changes = before.shared().map(|shared| shared.changes());
@@ -126,7 +126,7 @@ async fn pass(
     wanted: &Wanted,
     files: &OrderFiles,
     lock: &mut Option<OrderLock>,
-    schedules: &mut BTreeMap<CertificateName, Schedule>,
+    schedules: &mut BTreeMap<CertificateName, RenewalSchedule>,
     status: &AcmeStatus,
 ) -> u64 {
     if lock.is_none() {
@@ -152,7 +152,7 @@ async fn pass(
     };
     let mut next = u64::MAX;
     for (name, order) in wanted.names.iter().zip(orders) {
-        let schedule = schedules.entry(name.clone()).or_insert_with(|| Schedule::new(rand::random()));
+        let schedule = schedules.entry(name.clone()).or_insert_with(|| RenewalSchedule::new(rand::random()));
         let mut one = OneName { wanted, files, name, schedule, status };
         next = next.min(one.pass(shared.as_ref(), order).await);
     }
@@ -172,22 +172,22 @@ struct OneName<'a> {
     wanted: &'a Wanted,
     files: &'a OrderFiles,
     name: &'a CertificateName,
-    schedule: &'a mut Schedule,
+    schedule: &'a mut RenewalSchedule,
     status: &'a AcmeStatus,
 }
 
 impl OneName<'_> {
     /// Does everything due for this name; returns the Unix second at which the next task is due.
-    async fn pass(&mut self, shared: Option<&Shared>, order: SharedOrder) -> u64 {
+    async fn pass(&mut self, shared: Option<&SharedStorage>, order: SharedOrder) -> u64 {
         self.status.free(&self.name.to_string());
         if let Some(shared) = shared {
             self.take(shared, &order).await;
         }
         let mut id = self.look();
-        if self.schedule.step(now()) == Step::AskWindow {
+        if self.schedule.step(now()) == RenewalStep::AskWindow {
             self.ask(id.as_ref()).await;
         }
-        let is_due = self.schedule.step(now()) == Step::Order;
+        let is_due = self.schedule.step(now()) == RenewalStep::Order;
         match shared {
             None if is_due => _ = self.attempt(id.as_ref()).await,
             Some(shared) if is_due || self.is_ahead_of(&order) => {
@@ -203,8 +203,8 @@ impl OneName<'_> {
             _ => {}
         }
         let due = match self.schedule.step(now()) {
-            Step::Wait(until) => until,
-            Step::Order | Step::AskWindow => now(),
+            RenewalStep::Wait(until) => until,
+            RenewalStep::Order | RenewalStep::AskWindow => now(),
         };
         if self.schedule.failures() == 0 {
             let next = self.schedule.renewal().unwrap_or(due);
@@ -223,7 +223,7 @@ impl OneName<'_> {
     }
 
     /// Takes over another server's newer certificate, and its backoff.
-    async fn take(&mut self, shared: &Shared, order: &SharedOrder) {
+    async fn take(&mut self, shared: &SharedStorage, order: &SharedOrder) {
         let name = self.name;
         let directory = &self.wanted.settings.directory;
         let own = self.files.certificate(name).map(|identity| validity(&identity));
@@ -269,7 +269,7 @@ impl OneName<'_> {
     /// reservation.
     async fn reserved(
         &mut self,
-        shared: &Shared,
+        shared: &SharedStorage,
         id: &mut Option<CertificateIdentifier<'static>>,
     ) -> Result<bool, String> {
         if !shared.reserve().await? {
@@ -282,7 +282,7 @@ impl OneName<'_> {
             self.take(shared, &order).await;
             *id = self.look();
             let failure = match self.schedule.step(now()) {
-                Step::Order => self.attempt(id.as_ref()).await,
+                RenewalStep::Order => self.attempt(id.as_ref()).await,
                 _ if self.is_ahead_of(&order) => order.failure,
                 _ => return Ok(()),
             };

@@ -7,7 +7,7 @@ use turnpike_config::{
 };
 use turnpike_relay::TlsContext;
 
-use crate::shared::{Shared, SharedOrders};
+use crate::shared::{SharedOrders, SharedStorage};
 
 #[derive(Clone, Debug)]
 pub struct Wanted {
@@ -39,9 +39,9 @@ impl Wanted {
         }
     }
 
-    pub(crate) fn shared(&self) -> Option<Shared> {
+    pub(crate) fn shared(&self) -> Option<SharedStorage> {
         let storage = Arc::clone(self.storage.as_ref()?);
-        Some(Shared::new(storage, &self.settings.directory))
+        Some(SharedStorage::new(storage, &self.settings.directory))
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {

@@ -30,7 +30,7 @@ use turnpike_config::{AdminAccess, AdminSettings, Secret};
 
 use crate::{
     changes::Changes,
-    connections::Progress,
+    connections::RequestProgress,
     hosts,
     peer_requests::path_at_node,
     problem::{self, Problem, ProblemReason},
@@ -72,14 +72,14 @@ fn private(uri: &Uri) -> Option<&'static str> {
 }
 
 #[derive(Clone)]
-pub(crate) struct Grant {
+pub(crate) struct RequestRights {
     via: Via,
     token: Option<Secret>,
     /// Position of the token in the configuration at the time of use, such as `token 2 of admin.tokens`.
     token_name: Option<Arc<str>>,
 }
 
-impl Grant {
+impl RequestRights {
     pub(crate) fn via(&self) -> &Via {
         &self.via
     }
@@ -92,7 +92,7 @@ impl Grant {
 }
 
 /// Identifies the client in the audit log; a token is identified by its position in the configuration.
-impl fmt::Display for Grant {
+impl fmt::Display for RequestRights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.via)?;
         self.token_name.as_ref().map_or(Ok(()), |token| write!(f, " with {token}"))
@@ -149,15 +149,15 @@ impl Guard {
 
     async fn pass(
         &self,
-        grant: Grant,
-        progress: Option<Progress>,
+        grant: RequestRights,
+        progress: Option<RequestProgress>,
         mut request: Request,
         next: Next,
     ) -> Response {
         let (what, by) = (What::of(&request), grant.to_string());
         request.extensions_mut().insert(grant);
         if !changes_something(request.method()) {
-            progress.iter().for_each(Progress::work);
+            progress.iter().for_each(RequestProgress::work);
             let response = next.run(request).await;
             if response.extensions().get::<Audit>().is_some() {
                 log(&by, &what, &response);
@@ -173,7 +173,7 @@ impl Guard {
                 return response;
             }
         };
-        progress.iter().for_each(Progress::work);
+        progress.iter().for_each(RequestProgress::work);
         let unfinished = Unfinished(Some((by, what)));
         let change = async move {
             let response = next.run(request).await;
@@ -242,7 +242,7 @@ pub(crate) async fn admit(
     request: Request,
     next: Next,
 ) -> Response {
-    let progress = request.extensions().get::<Progress>().cloned();
+    let progress = request.extensions().get::<RequestProgress>().cloned();
     let mut response = match judge(&guard.program.settings(), &via, &request) {
         Ok(grant) => guard.pass(grant, progress, request, next).await,
         Err(refused) => guard.refuse(&via, request, refused).await,
@@ -297,7 +297,7 @@ impl From<Problem> for AdmitError {
     }
 }
 
-fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant, AdmitError> {
+fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<RequestRights, AdmitError> {
     let headers = request.headers();
     if !matches!(via, Via::Unix(_) | Via::Node(..)) {
         hosts::check(&settings.hosts, ("admin", "hosts"), request.version(), request.uri(), headers)?;
@@ -310,12 +310,12 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", "this request has no body").into());
     }
     if is_open(request.method(), request.uri()) {
-        return Ok(Grant { via: via.clone(), token: None, token_name: None });
+        return Ok(RequestRights { via: via.clone(), token: None, token_name: None });
     }
     let token = token(headers)?.map(Secret::new);
     let found =
         token.as_ref().map(|token| find(settings, token).ok_or(AdmitError::WrongToken)).transpose()?;
-    let grant = Grant { via: via.clone(), token, token_name: found.map(|found| found.name.into()) };
+    let grant = RequestRights { via: via.clone(), token, token_name: found.map(|found| found.name.into()) };
     let private = private(request.uri());
     let is_full = changes_something(request.method()) || private.is_some();
     let needed = if is_full { AdminAccess::Full } else { AdminAccess::Read };

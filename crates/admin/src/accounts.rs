@@ -9,8 +9,8 @@ use std::{
 use axum::http::StatusCode;
 use jiff::Timestamp;
 use turnpike_api::{
-    AccountOrigin, Change, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, Rotated, Rotation, SecretList,
-    SharedSecret, StoredRealm, UserInfo, UserPage,
+    AccountChange, AccountOrigin, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, Rotated, Rotation,
+    SecretList, SharedSecret, StoredRealm, UserInfo, UserPage,
 };
 use turnpike_config::{
     Secret, Settings, StoredKey, UserSecret, api_keys,
@@ -31,7 +31,7 @@ use zeroize::Zeroizing;
 
 use crate::problem::Problem;
 
-pub type Store = Directory<Database>;
+pub type AccountStore = Directory<Database>;
 
 /// Default page size.
 const USERS: usize = 100;
@@ -47,7 +47,11 @@ const SKEW: u32 = 60;
 
 /// Secret that signs a realm's credentials: the one in the store or, if there is none, the first in the
 /// configuration.
-pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: &str) -> Option<Secret> {
+pub(crate) fn signing_secret(
+    settings: &Settings,
+    store: Option<&AccountStore>,
+    realm: &str,
+) -> Option<Secret> {
     store.and_then(|store| store.signing_secret(realm)).or_else(|| {
         let all = realms::all(settings);
         all.iter().find(|view| view.name == realm)?.secrets.first().cloned()
@@ -57,7 +61,7 @@ pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: 
 #[derive(Clone)]
 pub struct Accounts {
     settings: Arc<Settings>,
-    store: Option<Store>,
+    store: Option<AccountStore>,
     /// True if the settings are those of the server that uses the store.
     is_complete: bool,
 }
@@ -91,13 +95,13 @@ impl UserCursor {
 impl Accounts {
     /// `settings` must include those from the store.
     #[must_use]
-    pub fn new(settings: Arc<Settings>, store: Option<Store>) -> Self {
+    pub fn new(settings: Arc<Settings>, store: Option<AccountStore>) -> Self {
         Self { settings, store, is_complete: true }
     }
 
     /// Accounts of a store whose servers may have a different configuration.
     #[must_use]
-    pub fn of_store(settings: Arc<Settings>, store: Store) -> Self {
+    pub fn of_store(settings: Arc<Settings>, store: AccountStore) -> Self {
         Self { settings, store: Some(store), is_complete: false }
     }
 
@@ -146,7 +150,7 @@ impl Accounts {
         Ok(UserPage { users, next })
     }
 
-    pub async fn put_user(&self, new: NewUser) -> Result<Change, Problem> {
+    pub async fn put_user(&self, new: NewUser) -> Result<AccountChange, Problem> {
         let NewUser { name, realm, password, only_new } = new;
         let password = Zeroizing::new(password);
         if !is_username(&name) {
@@ -166,7 +170,7 @@ impl Accounts {
         self.put(edit, USER, existing(only_new), name, realm).await
     }
 
-    pub async fn remove_user(&self, realm: Option<&str>, name: &str) -> Result<Change, Problem> {
+    pub async fn remove_user(&self, realm: Option<&str>, name: &str) -> Result<AccountChange, Problem> {
         let (realm, name) = (self.realm(realm)?, name.to_owned());
         let edit = Edit::RemoveUser { realm: realm.clone(), name: name.clone() };
         let removed = self.remove(edit, USER, name.clone(), realm.clone()).await;
@@ -201,7 +205,7 @@ impl Accounts {
         Ok(SecretList { secrets })
     }
 
-    pub async fn put_secret(&self, new: NewSecret) -> Result<Change, Problem> {
+    pub async fn put_secret(&self, new: NewSecret) -> Result<AccountChange, Problem> {
         let secret = Secret::new(new.secret);
         check_secret(&secret)?;
         let realm = self.realm(new.realm.as_deref())?;
@@ -210,7 +214,7 @@ impl Accounts {
         self.put(edit, SECRET, existing(new.only_new), fingerprint, realm).await
     }
 
-    pub async fn remove_secret(&self, realm: Option<&str>, wanted: &str) -> Result<Change, Problem> {
+    pub async fn remove_secret(&self, realm: Option<&str>, wanted: &str) -> Result<AccountChange, Problem> {
         let realm = self.realm(realm)?;
         self.read().await?;
         let is_it = |(of, secret): &(String, StoredSecret)| {
@@ -245,7 +249,7 @@ impl Accounts {
         let fingerprint = fingerprint(&secret);
         let edit = Edit::RotateSecret { realm: realm.clone(), secret, since, until };
         let change = self.put(edit, SECRET, Existing::Replace, fingerprint, realm).await?;
-        let Change { name: fingerprint, realm, store, existed, note } = change;
+        let AccountChange { name: fingerprint, realm, store, existed, note } = change;
         let configured =
             realms::all(&self.settings).iter().any(|view| view.name == realm && !view.secrets.is_empty());
         let of_configuration = configured.then(|| {
@@ -266,7 +270,7 @@ impl Accounts {
         Ok(KeyList { keys: store.api_keys().values().map(shown).collect() })
     }
 
-    pub async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
+    pub async fn put_key(&self, new: NewKey) -> Result<AccountChange, Problem> {
         let NewKey { name, sha256, realm, max_ttl, rate } = new;
         if !api_keys::is_name(&name) {
             let why = "name must be 1 to 64 lowercase letters, digits, - or _";
@@ -287,14 +291,14 @@ impl Accounts {
         self.put(Edit::PutApiKey(key), KEY, Existing::Keep, name, realm.unwrap_or_default()).await
     }
 
-    pub async fn remove_key(&self, name: &str) -> Result<Change, Problem> {
+    pub async fn remove_key(&self, name: &str) -> Result<AccountChange, Problem> {
         let edit = Edit::RemoveApiKey { name: name.to_owned() };
         self.remove(edit, KEY, name.to_owned(), String::new()).await
     }
 
     pub async fn realms(&self) -> Result<Vec<StoredRealm>, Problem> {
         self.read().await?;
-        let Some(rules) = self.store.as_ref().and_then(Store::rules) else { return Ok(Vec::new()) };
+        let Some(rules) = self.store.as_ref().and_then(AccountStore::rules) else { return Ok(Vec::new()) };
         let origins = |realm: &str| {
             let of_realm = rules.origins.iter().filter(|(_, of)| ***of == *realm);
             of_realm.map(|(origin, _)| origin.to_string()).collect()
@@ -312,7 +316,7 @@ impl Accounts {
     }
 
     /// Adds a realm, or changes the limits of an existing one.
-    pub async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
+    pub async fn put_realm(&self, new: NewRealm) -> Result<AccountChange, Problem> {
         let NewRealm {
             name,
             max_allocations,
@@ -355,14 +359,14 @@ impl Accounts {
         self.put(edit, REALM, existing(only_new), name.clone(), name).await
     }
 
-    pub async fn remove_realm(&self, name: &str) -> Result<Change, Problem> {
+    pub async fn remove_realm(&self, name: &str) -> Result<AccountChange, Problem> {
         let edit = Edit::RemoveRealm { realm: name.to_owned() };
         let removed = self.remove(edit, REALM, name.to_owned(), name.to_owned()).await;
         self.still_configured(removed, REALM, name, name)
     }
 
     /// Configuration key that defines this item, and its position.
-    fn configured_at(&self, kind: Kind, name: &str, realm: &str) -> Option<String> {
+    fn configured_at(&self, kind: ItemKind, name: &str, realm: &str) -> Option<String> {
         let view = realms::all(&self.settings).into_iter().find(|view| view.name == realm)?;
         let is_main = realm == self.settings.realm;
         let (has, key) = match kind.what {
@@ -387,7 +391,7 @@ impl Accounts {
     }
 
     /// Rejects changes to items in the configuration, which overrides the store.
-    fn not_configured(&self, kind: Kind, name: &str, realm: &str) -> Result<(), Problem> {
+    fn not_configured(&self, kind: ItemKind, name: &str, realm: &str) -> Result<(), Problem> {
         let Some(place) = self.configured_at(kind, name, realm) else { return Ok(()) };
         let detail = format!(
             "{} {name:?} of realm {realm:?} is defined by {place}, which overrides the store: change it there, or remove it there first",
@@ -418,8 +422,8 @@ impl Accounts {
     }
 
     /// Checks that the servers of this store serve the realm; returns a note if that is unknown.
-    async fn check_served(&self, store: &Store, realm: &str) -> Result<Option<String>, Problem> {
-        let names_it = |store: &Store| {
+    async fn check_served(&self, store: &AccountStore, realm: &str) -> Result<Option<String>, Problem> {
+        let names_it = |store: &AccountStore| {
             store.rules().is_some_and(|rules| rules.realms.get(realm).is_some_and(|realm| realm.named))
         };
         let mut configured = self.settings.realms.iter().map(|own| &own.name).chain([&self.settings.realm]);
@@ -443,16 +447,16 @@ impl Accounts {
     /// Adds a note to the result of a removal if the configuration still has the item.
     fn still_configured(
         &self,
-        removed: Result<Change, Problem>,
-        kind: Kind,
+        removed: Result<AccountChange, Problem>,
+        kind: ItemKind,
         name: &str,
         realm: &str,
-    ) -> Result<Change, Problem> {
+    ) -> Result<AccountChange, Problem> {
         let Some(place) = self.configured_at(kind, name, realm) else { return removed };
         match removed {
             Ok(change) => {
                 let note = format!("{} {name:?} is still valid: it is in {place}", kind.what);
-                Ok(Change { note: Some(note), ..change })
+                Ok(AccountChange { note: Some(note), ..change })
             }
             Err(problem) if problem.status == StatusCode::NOT_FOUND.as_u16() => {
                 let detail = format!("{}; it is defined by {place}: remove it there", problem.detail);
@@ -462,7 +466,7 @@ impl Accounts {
         }
     }
 
-    fn store(&self) -> Result<&Store, Problem> {
+    fn store(&self) -> Result<&AccountStore, Problem> {
         self.store.as_ref().ok_or_else(|| {
             let detail =
                 "there is no store: set store.url, or set store.state to a directory for the embedded store";
@@ -486,7 +490,7 @@ impl Accounts {
     }
 
     fn stored_secrets(&self) -> Vec<(String, StoredSecret)> {
-        let all = self.store.iter().flat_map(Store::all_secrets);
+        let all = self.store.iter().flat_map(AccountStore::all_secrets);
         let each = all.flat_map(|(realm, secrets)| {
             let of_realm = secrets.iter().map(|secret| (realm.to_string(), secret.clone()));
             of_realm.collect::<Vec<_>>()
@@ -497,11 +501,11 @@ impl Accounts {
     async fn put(
         &self,
         edit: Edit,
-        kind: Kind,
+        kind: ItemKind,
         existing: Existing,
         name: String,
         realm: String,
-    ) -> Result<Change, Problem> {
+    ) -> Result<AccountChange, Problem> {
         let store = self.store()?;
         // If the store is invalid, reports that before anything is written.
         if store.rules().is_none() {
@@ -518,30 +522,36 @@ impl Accounts {
             );
             return Err(Problem::new(StatusCode::CONFLICT, kind.exists, detail));
         }
-        Ok(Change { name, realm, store: store.name().to_owned(), existed, note })
+        Ok(AccountChange { name, realm, store: store.name().to_owned(), existed, note })
     }
 
-    async fn remove(&self, edit: Edit, what: Kind, name: String, realm: String) -> Result<Change, Problem> {
+    async fn remove(
+        &self,
+        edit: Edit,
+        what: ItemKind,
+        name: String,
+        realm: String,
+    ) -> Result<AccountChange, Problem> {
         let store = self.store()?;
         if !store.edit(&edit).await.map_err(told)? {
             return Err(missing(store, what, &name, &realm));
         }
-        Ok(Change { name, realm, store: store.name().to_owned(), existed: true, note: None })
+        Ok(AccountChange { name, realm, store: store.name().to_owned(), existed: true, note: None })
     }
 }
 
 /// A kind of item, with its error codes for missing and for existing items.
 #[derive(Clone, Copy, PartialEq)]
-struct Kind {
+struct ItemKind {
     what: &'static str,
     missing: &'static str,
     exists: &'static str,
 }
 
-const USER: Kind = Kind { what: "user", missing: "no_such_user", exists: "user_exists" };
-const SECRET: Kind = Kind { what: "secret", missing: "no_such_secret", exists: "secret_exists" };
-const REALM: Kind = Kind { what: "realm", missing: "no_such_realm", exists: "realm_exists" };
-const KEY: Kind = Kind { what: "key", missing: "no_such_key", exists: "key_exists" };
+const USER: ItemKind = ItemKind { what: "user", missing: "no_such_user", exists: "user_exists" };
+const SECRET: ItemKind = ItemKind { what: "secret", missing: "no_such_secret", exists: "secret_exists" };
+const REALM: ItemKind = ItemKind { what: "realm", missing: "no_such_realm", exists: "realm_exists" };
+const KEY: ItemKind = ItemKind { what: "key", missing: "no_such_key", exists: "key_exists" };
 
 fn existing(only_new: bool) -> Existing {
     if only_new { Existing::Keep } else { Existing::Replace }
@@ -573,7 +583,7 @@ fn check_secret(secret: &Secret) -> Result<(), Problem> {
     Ok(())
 }
 
-fn missing(store: &Store, kind: Kind, name: &str, realm: &str) -> Problem {
+fn missing(store: &AccountStore, kind: ItemKind, name: &str, realm: &str) -> Problem {
     let place = if kind == REALM || kind == KEY { String::new() } else { format!(" in realm {realm:?}") };
     let detail = format!("there is no {} {name:?}{place} in {}", kind.what, store.name());
     Problem::new(StatusCode::NOT_FOUND, kind.missing, detail)

@@ -10,7 +10,7 @@ use crate::{
     changes::Changes,
     connections::{self, ConnectionLimits},
     http_listener::HttpListener,
-    listen::{Bound, LentSocket, ListenError, Serving, take_lent},
+    listen::{BoundListener, LentSocket, ListenError, Serving, take_lent},
     program::Owner,
     routes,
     tls::ListenerTls,
@@ -18,7 +18,7 @@ use crate::{
 
 /// Bound listeners that do not answer requests yet.
 pub struct Applications {
-    bound: Vec<Bound>,
+    bound: Vec<BoundListener>,
     tls: Option<Arc<ListenerTls>>,
 }
 
@@ -34,7 +34,7 @@ impl Applications {
             .map_err(ListenError::ApplicationsTls)?;
         let tls = tls.map(Arc::new);
         let bind = |address: &SocketAddr| {
-            let bound = Bound::tcp(*address, tls.as_ref(), take_lent(&mut lent, address));
+            let bound = BoundListener::tcp(*address, tls.as_ref(), take_lent(&mut lent, address));
             bound.map_err(|source| {
                 let place = format_args!("tcp {address}");
                 ListenError::Applications(BindError::ip(place, source, "in credentials.listen"))
@@ -47,12 +47,12 @@ impl Applications {
     /// Addresses with the actual ports.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.bound.iter().filter_map(Bound::address).collect()
+        self.bound.iter().filter_map(BoundListener::address).collect()
     }
 
     /// Logs the addresses.
     pub fn say_where(&self) {
-        for Bound { listener, shown, .. } in &self.bound {
+        for BoundListener { listener, shown, .. } in &self.bound {
             let how = if matches!(listener, HttpListener::Tcp(_, Some(_))) { "" } else { ", without TLS" };
             tracing::info!("credentials for applications on {shown}, with a key{how}");
         }

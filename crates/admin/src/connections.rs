@@ -38,8 +38,8 @@ use crate::{
     response_headers::set_security_headers,
     via::Via,
 };
-pub(crate) use progress::Progress;
-use room::{ConnectionRoom, Place};
+pub(crate) use progress::RequestProgress;
+use room::{ConnectionAdmission, ConnectionRoom};
 use wire::Wire;
 
 /// Maximum number of connections to the admin interface, over all its listeners.
@@ -162,8 +162,8 @@ pub(crate) async fn serve(
             continue;
         };
         match room.place().await {
-            Some(Place::Free(place)) => {
-                let progress = Progress::new(place);
+            Some(ConnectionAdmission::Free(place)) => {
+                let progress = RequestProgress::new(place);
                 let connection = answer(
                     Arc::clone(&http),
                     stream,
@@ -174,10 +174,10 @@ pub(crate) async fn serve(
                 );
                 room.enter(tokio::spawn(connection).abort_handle(), progress);
             }
-            Some(Place::Busy(place)) => {
+            Some(ConnectionAdmission::Busy(place)) => {
                 close_reasons.count(Closed::Busy);
                 let limits = ConnectionLimits { head: REFUSAL, whole: REFUSAL, ..limits };
-                let progress = Progress::new(place);
+                let progress = RequestProgress::new(place);
                 tokio::spawn(answer(
                     Arc::clone(&http),
                     stream,
@@ -218,7 +218,7 @@ async fn answer(
     stream: HttpStream,
     router: Router,
     limits: ConnectionLimits,
-    progress: Progress,
+    progress: RequestProgress,
     close_reasons: &'static CloseReasons,
 ) {
     let closed = match stream {
@@ -257,7 +257,7 @@ async fn speak<S>(
     router: Router,
     via: Via,
     limits: ConnectionLimits,
-    progress: Progress,
+    progress: RequestProgress,
     close_reasons: &'static CloseReasons,
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -316,7 +316,7 @@ async fn speak<S>(
 }
 
 /// Returns when the response has timed out; for an endless response, the timeout starts when it ends.
-async fn overdue(limits: ConnectionLimits, progress: &Progress) -> Closed {
+async fn overdue(limits: ConnectionLimits, progress: &RequestProgress) -> Closed {
     let in_time = async {
         time::sleep(limits.whole).await;
         if progress.streams() {

@@ -19,7 +19,7 @@ use turnpike_stores::ApiKey;
 
 use crate::{
     access::Audit,
-    accounts::{Store, signing_secret},
+    accounts::{AccountStore, signing_secret},
     client_uris::ClientUris,
     problem::Problem,
     program::ServerView,
@@ -35,12 +35,12 @@ pub(crate) struct Issued {
     /// Last Unix second in which the credential is valid.
     pub(crate) expiry: u64,
     pub(crate) uris: Vec<String>,
-    pub(crate) grant: Grant,
+    pub(crate) grant: IssuedSecret,
     /// Owner of the credential, as named by the application.
     user: String,
 }
 
-pub(crate) enum Grant {
+pub(crate) enum IssuedSecret {
     Password { username: String, password: Secret },
     Token { kid: String, token: MadeToken },
 }
@@ -50,8 +50,8 @@ impl Issued {
     pub(crate) fn audit(&self, key: Option<&ApiKey>) -> Audit {
         let Self { realm, ttl, user, .. } = self;
         let what = match &self.grant {
-            Grant::Password { .. } => "a credential".to_owned(),
-            Grant::Token { kid, .. } => format!("a token under key {kid:?}"),
+            IssuedSecret::Password { .. } => "a credential".to_owned(),
+            IssuedSecret::Token { kid, .. } => format!("a token under key {kid:?}"),
         };
         let by = key.map_or_else(String::new, |key| format!(", by key {:?}", key.name));
         // Names are untrusted input and must not forge log lines.
@@ -200,7 +200,7 @@ pub(crate) fn issue(
         Some(TokenKeySettings { kid, key, .. }) => {
             let name = realms::third_party(settings).server_name;
             (
-                Grant::Token {
+                IssuedSecret::Token {
                     kid: kid.clone(),
                     token: access_tokens::make(key, &name, unix, ttl, rand::random()),
                 },
@@ -213,7 +213,7 @@ pub(crate) fn issue(
             };
             let username = restapi_credentials::username(expiry, &user);
             let password = restapi_credentials::password(&secret, &username);
-            (Grant::Password { username, password }, 0)
+            (IssuedSecret::Password { username, password }, 0)
         }
     };
     COUNTS.issued[kind].fetch_add(1, Ordering::Relaxed);
@@ -281,7 +281,7 @@ fn ttl_of(
     }
 }
 
-fn no_secret(realm: &str, store: Option<&Store>) -> CredentialRefusal {
+fn no_secret(realm: &str, store: Option<&AccountStore>) -> CredentialRefusal {
     if store.is_some_and(|store| store.rules().is_none()) {
         return CredentialRefusal::unavailable(
             "store_unavailable",

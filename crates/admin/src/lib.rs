@@ -41,7 +41,7 @@ mod tls;
 mod via;
 mod web;
 
-pub use accounts::{Accounts, Store};
+pub use accounts::{AccountStore, Accounts};
 pub use applications::Applications;
 pub use connections::{CREDENTIALS_DESCRIPTORS, DESCRIPTORS};
 pub use listen::{AdminInterface, LentSocket, ListenError, Serving, candidates, check};

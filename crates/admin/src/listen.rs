@@ -86,12 +86,12 @@ pub type LentSocket = (String, OwnedFd);
 
 /// A bound interface that does not answer requests yet.
 pub struct AdminInterface {
-    bound: Vec<Bound>,
+    bound: Vec<BoundListener>,
     loopback: AdminAccess,
     predecessor: Option<Predecessor>,
 }
 
-pub(crate) struct Bound {
+pub(crate) struct BoundListener {
     pub(crate) listener: HttpListener,
     configured: String,
     pub(crate) shown: String,
@@ -125,14 +125,14 @@ struct Kept {
 impl Serving {
     /// Starts answering on all listeners.
     pub(crate) fn new(
-        bound: Vec<Bound>,
+        bound: Vec<BoundListener>,
         router: &Router,
         limits: ConnectionLimits,
         close_reasons: &'static CloseReasons,
         changes: Changes,
         successor: Option<SuccessorLink>,
     ) -> Self {
-        let serve = |Bound { listener, configured, socket, file, .. }: Bound| {
+        let serve = |BoundListener { listener, configured, socket, file, .. }: BoundListener| {
             let left = Arc::new(Notify::new());
             tokio::spawn(connections::serve(
                 listener,
@@ -199,7 +199,7 @@ impl AdminInterface {
         let mut bound = Vec::new();
         for address in &settings.listen {
             let lent = take_lent(&mut lent, address);
-            match Bound::new(job, address, tls.as_ref(), lent) {
+            match BoundListener::new(job, address, tls.as_ref(), lent) {
                 Ok(one) => bound.push(one),
                 Err(error) if explicit => return Err(error),
                 Err(error) => tracing::warn!("{error}"),
@@ -216,14 +216,14 @@ impl AdminInterface {
     /// TCP addresses with the actual ports.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.bound.iter().filter_map(Bound::address).collect()
+        self.bound.iter().filter_map(BoundListener::address).collect()
     }
 
     pub fn say_where(&self) {
         if self.bound.is_empty() {
             tracing::info!("no admin interface");
         }
-        for Bound { listener, shown, .. } in &self.bound {
+        for BoundListener { listener, shown, .. } in &self.bound {
             let for_whom = match (listener, self.loopback) {
                 (HttpListener::Unix(_), _) => "for this user and root",
                 (HttpListener::Tcp(_, Some(_)), _) => "with a token or a client certificate",
@@ -261,7 +261,7 @@ pub(crate) fn take_lent(lent: &mut Vec<LentSocket>, configured: &impl ToString) 
     Some(lent.swap_remove(at).1)
 }
 
-impl Bound {
+impl BoundListener {
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match &self.listener {
             HttpListener::Tcp(listener, _) => listener.local_addr().ok(),
@@ -391,14 +391,14 @@ mod tests {
     #[tokio::test]
     async fn both_families_can_listen_on_one_port() {
         let any = |ip: &str, port| SocketAddr::new(ip.parse().expect("an address"), port);
-        if let Err(error) = Bound::tcp(any("::", 0), None, None) {
+        if let Err(error) = BoundListener::tcp(any("::", 0), None, None) {
             return println!("SKIPPED: no IPv6: {error}");
         }
         // Another program may be using the port on IPv4.
         let both = || {
-            let v6 = Bound::tcp(any("::", 0), None, None).ok()?;
+            let v6 = BoundListener::tcp(any("::", 0), None, None).ok()?;
             let port = v6.address()?.port();
-            Bound::tcp(any("0.0.0.0", port), None, None).ok()
+            BoundListener::tcp(any("0.0.0.0", port), None, None).ok()
         };
         assert!((0..8).any(|_| both().is_some()));
     }

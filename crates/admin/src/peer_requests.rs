@@ -13,7 +13,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::{sync::Semaphore, time::Instant};
 use turnpike_api::FleetAdmin;
 use turnpike_config::AdminAccess;
-use turnpike_fleet::{PeerAnswer, Question, Rights};
+use turnpike_fleet::{ForwardedRequest, PeerAnswer, Rights};
 use turnpike_wire::escape;
 
 use crate::{
@@ -48,7 +48,7 @@ pub(crate) async fn answer(fleet: Arc<dyn FleetAdmin>, router: Router) {
         tokio::spawn(async move {
             // A late response is dropped, as if this node were gone, but a change runs to completion.
             let begun = Instant::now();
-            let Question { method, path, rights, by, .. } = question;
+            let ForwardedRequest { method, path, rights, by, .. } = question;
             let access = match rights {
                 Rights::Full => AdminAccess::Full,
                 Rights::Read => AdminAccess::Read,

@@ -8,7 +8,7 @@ use turnpike_config::{AdminSettings, Settings};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayState, certificates::Certificate};
 
-use crate::accounts::Store;
+use crate::accounts::AccountStore;
 
 pub trait Owner: Program {
     fn settings(&self) -> AdminSettings;
@@ -22,7 +22,7 @@ pub struct ServerView {
     pub relay: Arc<Relay>,
     /// Effective settings, including those from the store.
     pub settings: Arc<Settings>,
-    pub store: Option<Store>,
+    pub store: Option<AccountStore>,
     /// Certificates for clients.
     pub certificates: Arc<[Certificate]>,
     pub orders: Vec<CertificateOrder>,

@@ -196,15 +196,15 @@ fn old_paths() -> Router<App> {
         bans::remove_ban,
     ),
     components(schemas(Problem)),
-    modifiers(&Token, &ErrorResponses, &Examples),
+    modifiers(&TokenScheme, &ErrorResponses, &Examples),
     security((), ("token" = [])),
 )]
 pub(crate) struct ApiDocument;
 
 /// Security scheme for tokens.
-struct Token;
+struct TokenScheme;
 
-impl Modify for Token {
+impl Modify for TokenScheme {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let scheme = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)

@@ -19,14 +19,14 @@ pub(crate) struct Threads(Mutex<Option<ThreadSample>>);
 
 /// Recent CPU use of a thread, as shares of the interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Share {
+pub(crate) struct ThreadUse {
     pub(crate) ran: f64,
     /// Share of time in which it was ready to run but another thread had the core.
     pub(crate) waited: f64,
 }
 
 impl Threads {
-    pub(crate) async fn shares(&self) -> HashMap<String, Share> {
+    pub(crate) async fn shares(&self) -> HashMap<String, ThreadUse> {
         let usable = |sample: &ThreadSample| (SHORTEST..LONGEST).contains(&sample.at.elapsed());
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take().filter(usable);
         let before = match kept {
@@ -62,13 +62,13 @@ impl ThreadSample {
         Self { at: Instant::now(), threads: tasks.filter_map(thread).collect() }
     }
 
-    fn since(&self, before: &Self) -> HashMap<String, Share> {
+    fn since(&self, before: &Self) -> HashMap<String, ThreadUse> {
         let span = (self.at - before.at).as_nanos().max(1);
         #[expect(clippy::cast_precision_loss, reason = "a share of a few seconds needs no more precision")]
         let share = |now: u64, then: u64| (now.saturating_sub(then) as f64 / span as f64).min(1.0);
         let both = self.threads.iter().filter_map(|(name, now)| Some((name, now, before.threads.get(name)?)));
         both.map(|(name, now, then)| {
-            (name.clone(), Share { ran: share(now.0, then.0), waited: share(now.1, then.1) })
+            (name.clone(), ThreadUse { ran: share(now.0, then.0), waited: share(now.1, then.1) })
         })
         .collect()
     }
@@ -86,7 +86,7 @@ mod tests {
             threads: [("relay-0".to_owned(), (ran, waited))].into(),
         };
         let shares = sample(2, 3_500_000_000, 1_000_000_000).since(&sample(0, 2_500_000_000, 500_000_000));
-        assert_eq!(shares["relay-0"], Share { ran: 0.5, waited: 0.25 });
+        assert_eq!(shares["relay-0"], ThreadUse { ran: 0.5, waited: 0.25 });
         assert_eq!(sample(1, 9_000_000_000, 0).since(&sample(0, 0, 0))["relay-0"].ran, 1.0);
         assert!(sample(1, 1, 1).since(&ThreadSample { at, threads: HashMap::new() }).is_empty());
     }

@@ -201,7 +201,8 @@ pub struct NewKey {
 
 /// A change to the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Change {
+#[schema(as = Change)]
+pub struct AccountChange {
     /// The username, the secret's fingerprint, or the name of the realm or key.
     pub name: String,
     /// The realm; empty for a key that is valid for all.

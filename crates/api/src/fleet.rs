@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use turnpike_fleet::{
-    Ban, LONGEST_BAN_S, NodeName, Ordered, PeerAnswer, Question, Rights, Subject, Unbanned,
+    Ban, ForwardedRequest, LONGEST_BAN_S, NodeName, Ordered, PeerAnswer, Rights, Subject, Unbanned,
 };
 use utoipa::ToSchema;
 
@@ -20,7 +20,7 @@ pub trait FleetAdmin: Send + Sync + 'static {
     fn set_draining<'a>(&'a self, node: &'a str, drains: bool) -> Later<'a, Result<(), FleetError>>;
     fn ask(&self, request: PeerRequest) -> Later<'_, Result<PeerAnswer, FleetError>>;
     /// Next request from another node; `None` when the server stops.
-    fn next_question(&self) -> Later<'_, Option<(Question, Reply)>>;
+    fn next_question(&self) -> Later<'_, Option<(ForwardedRequest, Reply)>>;
     /// Active bans, sorted by expiry.
     fn bans(&self) -> Vec<Ban>;
     /// Bans a subject on all nodes, and ends its allocations here. Without a fleet, the ban lasts only as

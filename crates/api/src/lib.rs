@@ -18,7 +18,7 @@ use std::pin::Pin;
 use utoipa::openapi::{Object, ObjectBuilder, Type};
 
 pub use account::{
-    AccountOrigin, Change, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmInfo, RealmList,
+    AccountChange, AccountOrigin, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmInfo, RealmList,
     RealmQuery, Rotated, Rotation, SecretList, SharedSecret, StoredRealm, UserInfo, UserList, UserPage,
     UserQuery,
 };
@@ -34,8 +34,8 @@ pub use fleet::{
     FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, NodeOrder, NodeState, PeerRequest, Reply,
 };
 pub use live::{
-    Batch, History, Live, LiveEvent, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles,
-    Rate, ReasonCount, RuleState, Talker, Talkers, refused, total,
+    BatchRate, History, Live, LiveEvent, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker,
+    PayloadRate, Quantiles, ReasonCount, RuleState, Talker, Talkers, refused, total,
 };
 pub use program::{
     Build, ClientRights, DatapathStatus, Drain, Draining, Job, LogLevel, NotReloaded, Process, Program,

@@ -38,11 +38,11 @@ pub struct Live {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveServer {
     /// Payload relayed to peers, per second.
-    pub to_peer: Rate,
+    pub to_peer: PayloadRate,
     /// Payload relayed to clients, per second.
-    pub to_client: Rate,
+    pub to_client: PayloadRate,
     /// The part of the payload, in both directions, that the kernel relayed without waking a worker, per second.
-    pub across: Rate,
+    pub across: PayloadRate,
     /// Datagrams received by workers, per second.
     pub received: f64,
     /// Datagrams sent by workers, per second.
@@ -62,7 +62,7 @@ pub struct LiveServer {
     /// Workers by number.
     pub workers: Vec<LiveWorker>,
     /// Histogram of datagrams per receive call.
-    pub batches: Vec<Batch>,
+    pub batches: Vec<BatchRate>,
     /// Allocations by listener.
     pub listeners: Vec<LiveListener>,
     /// Allocations by realm; realms without any are omitted.
@@ -74,7 +74,8 @@ pub struct LiveServer {
 
 /// Payload per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Rate {
+#[schema(as = Rate)]
+pub struct PayloadRate {
     /// Datagrams.
     pub datagrams: f64,
     /// Bytes.
@@ -139,7 +140,8 @@ pub struct LiveWorker {
 
 /// Rate of receive calls that returned this many datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Batch {
+#[schema(as = Batch)]
+pub struct BatchRate {
     /// Lower bound.
     pub from: u64,
     /// Upper bound; null for the last one.
@@ -198,9 +200,9 @@ pub struct Talker {
     #[schema(schema_with = transport)]
     pub transport: String,
     /// Payload to peers, per second.
-    pub to_peer: Rate,
+    pub to_peer: PayloadRate,
     /// Payload to the client, per second.
-    pub to_client: Rate,
+    pub to_client: PayloadRate,
 }
 
 /// Current activity of a forwarding rule.
@@ -218,9 +220,9 @@ pub struct LiveRule {
     /// New connections and UDP sessions per second.
     pub accepted: f64,
     /// Traffic to targets per second; datagrams only for UDP.
-    pub to_target: Rate,
+    pub to_target: PayloadRate,
     /// Traffic to clients per second; datagrams only for UDP.
-    pub to_client: Rate,
+    pub to_client: PayloadRate,
     /// Ended connections, ended UDP sessions and dropped datagrams since startup, by reason.
     pub ends: Vec<ReasonCount>,
 }

@@ -143,7 +143,7 @@ pub(crate) enum RealmCommand {
         allocations_per_user: u64,
         /// Maximum bits per second of each allocation, in each direction, such as 2M; "none" for no limit of its own
         #[arg(long, value_name = "BITS", default_value = "none", value_parser = rate)]
-        bits_per_second_per_allocation: Rate,
+        bits_per_second_per_allocation: BitRate,
         #[command(flatten)]
         store: StoreArgs,
     },
@@ -163,10 +163,10 @@ pub(crate) enum RealmCommand {
 
 /// Bits per second; `None` for no limit.
 #[derive(Clone, Copy)]
-pub(crate) struct Rate(Option<u64>);
+pub(crate) struct BitRate(Option<u64>);
 
-fn rate(text: &str) -> Result<Rate, &'static str> {
-    limit_keys::rate(text).map(Rate)
+fn rate(text: &str) -> Result<BitRate, &'static str> {
+    limit_keys::rate(text).map(BitRate)
 }
 
 #[derive(Subcommand)]
@@ -260,7 +260,7 @@ impl RealmCommand {
                 name,
                 allocations,
                 allocations_per_user,
-                bits_per_second_per_allocation: Rate(rate),
+                bits_per_second_per_allocation: BitRate(rate),
                 store,
             } => {
                 let limit = |limit: u64| Some(limit).filter(|limit| *limit > 0);

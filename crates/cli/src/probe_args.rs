@@ -56,7 +56,7 @@ pub(crate) struct ProbeArgs {
 }
 
 /// Output options.
-pub(crate) struct Asked {
+pub(crate) struct ProbeOutput {
     pub(crate) json: bool,
     pub(crate) fail_on: Option<FindingLevel>,
     /// Prints the plan without running it.
@@ -64,7 +64,7 @@ pub(crate) struct Asked {
 }
 
 impl ProbeArgs {
-    pub(crate) fn into_config(self) -> (ProbeConfig, Asked) {
+    pub(crate) fn into_config(self) -> (ProbeConfig, ProbeOutput) {
         let config = ProbeConfig {
             user: self.user,
             tls: TlsOptions { resumption: false, ..self.tls },
@@ -75,7 +75,7 @@ impl ProbeArgs {
             ..ProbeConfig::new(self.server)
         };
         let only_say = self.attack && !self.i_own_this_server;
-        (config, Asked { json: self.json, fail_on: self.fail_on, only_say })
+        (config, ProbeOutput { json: self.json, fail_on: self.fail_on, only_say })
     }
 }
 

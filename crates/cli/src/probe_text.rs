@@ -14,14 +14,17 @@ pub(crate) fn show(report: &ProbeReport, json: bool) -> io::Result<()> {
     let shown = if json {
         writeln!(io::stdout(), "{}", escape::json(&serde_json::to_string(report)?))
     } else {
-        Text(report).to_string().lines().try_for_each(|line| writeln!(io::stdout(), "{}", escape::line(line)))
+        ProbeText(report)
+            .to_string()
+            .lines()
+            .try_for_each(|line| writeln!(io::stdout(), "{}", escape::line(line)))
     };
     shown.or_else(forgive_closed_pipe)
 }
 
-struct Text<'a>(&'a ProbeReport);
+struct ProbeText<'a>(&'a ProbeReport);
 
-impl fmt::Display for Text<'_> {
+impl fmt::Display for ProbeText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let report = self.0;
         write!(f, "{}", report.server)?;

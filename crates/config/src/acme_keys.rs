@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     Secret, Settings,
-    key::{Kind, list_of, named, text},
+    key::{ValueKind, list_of, named, text},
 };
 
 /// Maximum number of names in `tls.acme`.
@@ -158,19 +158,19 @@ impl FromStr for CertificateName {
     }
 }
 
-pub(super) const NAMES: Kind<Vec<CertificateName>> = list_of!(
+pub(super) const NAMES: ValueKind<Vec<CertificateName>> = list_of!(
     "a list of names and IP addresses under which clients reach this server, such as [\"turn.example.org\"], or [] for none",
     |text| text.parse::<CertificateName>()
 );
 
-pub(super) const DIRECTORY: Kind<String> =
+pub(super) const DIRECTORY: ValueKind<String> =
     text!("the https:// URL of the directory of a certificate authority (RFC 8555)", |url| url.len() <= 1024
         && url.strip_prefix("https://").is_some_and(|rest| {
             rest.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '[')
                 && rest.bytes().all(|byte| byte.is_ascii_graphic())
         }));
 
-pub(super) const CONTACT: Kind<String> =
+pub(super) const CONTACT: ValueKind<String> =
     text!("an email address, such as \"admin@example.org\", or \"\"", |mail| {
         let is_part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_graphic());
         mail.is_empty()
@@ -180,7 +180,7 @@ pub(super) const CONTACT: Kind<String> =
                     .is_some_and(|(user, host)| is_part(user) && is_part(host) && !host.contains('@'))
     });
 
-pub(super) const CHALLENGE: Kind<AcmeChallenge> = named!(
+pub(super) const CHALLENGE: ValueKind<AcmeChallenge> = named!(
     "\"auto\", \"tls-alpn-01\", \"http-01\" or \"dns-01\"",
     "auto" => AcmeChallenge::Auto,
     "tls-alpn-01" => AcmeChallenge::TlsAlpn,
@@ -188,7 +188,7 @@ pub(super) const CHALLENGE: Kind<AcmeChallenge> = named!(
     "dns-01" => AcmeChallenge::Dns,
 );
 
-pub(super) const HOOK: Kind<Option<PathBuf>> = Kind::one(
+pub(super) const HOOK: ValueKind<Option<PathBuf>> = ValueKind::one(
     "the absolute path of a program, or \"\" for none",
     |reader, node| {
         reader.parsed(node, |text| match text {
@@ -200,12 +200,12 @@ pub(super) const HOOK: Kind<Option<PathBuf>> = Kind::one(
     |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
 );
 
-pub(super) const EAB_KEY_ID: Kind<String> =
+pub(super) const EAB_KEY_ID: ValueKind<String> =
     text!("the key identifier of an account created beforehand with the authority, or \"\"", |id| id.len()
         <= 256
         && id.bytes().all(|byte| byte.is_ascii_graphic()));
 
-pub(super) const EAB_KEY: Kind<Option<BindingKey>> = Kind::one(
+pub(super) const EAB_KEY: ValueKind<Option<BindingKey>> = ValueKind::one(
     "the key of an account created beforehand with the authority, 16 bytes or more in base64url, or \"\"",
     |reader, node| {
         let key = match &node.value {
@@ -223,7 +223,7 @@ pub(super) const EAB_KEY: Kind<Option<BindingKey>> = Kind::one(
 )
 .secret();
 
-pub(super) const PROFILE: Kind<String> =
+pub(super) const PROFILE: ValueKind<String> =
     text!("the name of a profile of the certificate authority, such as \"shortlived\", or \"\"", |name| name
         .len()
         <= 64

@@ -14,7 +14,7 @@ use turnpike_wire::secret::MASK;
 
 use crate::{
     Mistake, Origin, Secret,
-    key::{Kind, named},
+    key::{ValueKind, named},
     keys,
 };
 
@@ -177,7 +177,7 @@ pub enum AdminAccess {
     Full,
 }
 
-pub(crate) const LISTEN: Kind<Vec<AdminAddress>> = Kind::list(
+pub(crate) const LISTEN: ValueKind<Vec<AdminAddress>> = ValueKind::list(
     "\"off\", or a list of \"unix\" (the socket that turnpike's commands use by default), \"unix:/PATH\" and \"ADDR:PORT\", such as \
      [\"unix\", \"127.0.0.1:9641\"]",
     |reader, node| {
@@ -194,14 +194,14 @@ pub(crate) const LISTEN: Kind<Vec<AdminAddress>> = Kind::list(
     |listen| if listen.is_empty() { quoted("off") } else { strings(listen) },
 );
 
-pub(crate) const ACCESS: Kind<AdminAccess> = named!(
+pub(crate) const ACCESS: ValueKind<AdminAccess> = named!(
     "\"full\", \"read\" or \"none\"",
     "full" => AdminAccess::Full,
     "read" => AdminAccess::Read,
     "none" => AdminAccess::None,
 );
 
-pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind::list(
+pub(crate) const TOKENS: ValueKind<Vec<Secret>> = ValueKind::list(
     "a list of tokens, each of at least 16 characters without spaces (openssl rand -hex 32 generates one)",
     |reader, node| {
         reader.list(node, |reader, node| {

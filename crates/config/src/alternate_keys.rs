@@ -9,8 +9,8 @@ use turnpike_turn::server::{Alternate, AlternateWhen, Transport};
 use turnpike_wire::names::server_name;
 
 use super::{
-    key::{Kind, named, settings},
-    tables::Place,
+    key::{ValueKind, named, settings},
+    tables::KeyPosition,
 };
 
 settings! {
@@ -20,7 +20,7 @@ settings! {
             reload "alternate.domain" .domain DOMAIN,
             reload "alternate.transports" .transports TRANSPORTS,
             reload "alternate.when" .when WHEN;
-        place: Place = Place::default();
+        place: KeyPosition = KeyPosition::default();
     }
 }
 
@@ -30,25 +30,25 @@ fn nowhere() -> Alternate {
     Alternate { address, domain: None, transports: Vec::new(), when: AlternateWhen::default() }
 }
 
-const ADDRESS: Kind<SocketAddr> = Kind::one(
+const ADDRESS: ValueKind<SocketAddr> = ValueKind::one(
     "\"ADDR:PORT\" of another server, unicast",
     |reader, node| reader.parsed(node, unicast),
     |address| quoted(&address.to_string()),
 );
 
-const DOMAIN: Kind<Option<String>> = Kind::one(
+const DOMAIN: ValueKind<Option<String>> = ValueKind::one(
     "the host name in that server's certificate, such as \"turn2.example.org\"",
     |reader, node| reader.parsed(node, server_name).map(Some),
     |domain| domain.as_deref().map_or_else(String::new, quoted),
 );
 
-const TRANSPORTS: Kind<Vec<Transport>> = Kind::list(
+const TRANSPORTS: ValueKind<Vec<Transport>> = ValueKind::list(
     "a list of \"udp\", \"tcp\", \"tls\" and \"dtls\", or [] for all of them",
     |reader, node| reader.list(node, |reader, node| reader.parsed_as(node)),
     |transports| list(transports.iter().map(|transport| quoted(transport.into()))),
 );
 
-const WHEN: Kind<AlternateWhen> = named!(
+const WHEN: ValueKind<AlternateWhen> = named!(
     "\"drain\", \"full\" or \"always\"",
     "drain" => AlternateWhen::Drain,
     "full" => AlternateWhen::Full,

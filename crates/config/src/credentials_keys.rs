@@ -11,7 +11,7 @@ use turnpike_wire::names::server_name;
 
 use crate::{
     CertificateFiles, Mistake, Settings, StateDir,
-    key::{Kind, list_of},
+    key::{ValueKind, list_of},
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,12 +51,12 @@ impl Default for CredentialsSettings {
     }
 }
 
-pub(crate) const ORIGINS: Kind<Vec<String>> = list_of!(
+pub(crate) const ORIGINS: ValueKind<Vec<String>> = list_of!(
     "a list of origins as browsers write them, such as [\"https://app.example.org\", \"http://localhost:8080\"]",
     origin
 );
 
-pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
+pub(crate) const NAMES: ValueKind<Vec<String>> = list_of!(
     "a list of host names or addresses by which clients reach this server, such as [\"turn.example.org\"], or [] to detect them",
     |text| match text.parse::<IpAddr>() {
         Ok(ip) if ip.is_unspecified() || ip.is_multicast() => Err("clients cannot connect to it"),
@@ -65,7 +65,7 @@ pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
     }
 );
 
-pub(crate) const URIS: Kind<Vec<String>> = Kind::list(
+pub(crate) const URIS: ValueKind<Vec<String>> = ValueKind::list(
     "a list of TURN URIs (RFC 7065), such as [\"turn:turn.example.org:3478?transport=udp\"], or [] to derive them",
     |reader, node| {
         let check = reader.checks.turn_uri;

@@ -3,7 +3,7 @@
 use turnpike_convert::toml_text::list;
 use turnpike_turn::server::RelayAddress;
 
-use crate::key::Kind;
+use crate::key::ValueKind;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiscoverySettings {
@@ -34,7 +34,7 @@ impl DiscoverySettings {
     }
 }
 
-pub(super) const PORTS: Kind<[u16; 2]> = Kind::list(
+pub(super) const PORTS: ValueKind<[u16; 2]> = ValueKind::list(
     "two different ports, 1 to 65535, such as [3478, 3479]",
     |reader, node| match reader.list(node, |reader, node| reader.integer(node, &(1..=u16::MAX)))?[..] {
         [first, second] if first != second => Some([first, second]),

@@ -31,21 +31,21 @@ pub struct Firewall {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FirewallOpening {
-    transport: Transport,
-    place: Place,
+    transport: FirewallProtocol,
+    place: FirewallTarget,
     ports: RangeInclusive<u16>,
     what: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
-enum Transport {
+enum FirewallProtocol {
     Udp,
     Tcp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum FirewallTarget {
     All,
     AllV4,
     AllV6,
@@ -62,44 +62,47 @@ impl Firewall {
         let mut all = Self::default();
         for at in &settings.listen {
             if settings.udp {
-                all.open(Transport::Udp, at.ip(), at.port()..=at.port(), CLIENTS);
+                all.open(FirewallProtocol::Udp, at.ip(), at.port()..=at.port(), CLIENTS);
             }
             if settings.tcp {
-                all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), CLIENTS);
+                all.open(FirewallProtocol::Tcp, at.ip(), at.port()..=at.port(), CLIENTS);
             }
         }
         for at in &settings.tls.listen {
-            all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "clients over TLS");
+            all.open(FirewallProtocol::Tcp, at.ip(), at.port()..=at.port(), "clients over TLS");
         }
         for at in &settings.dtls.listen {
-            all.open(Transport::Udp, at.ip(), at.port()..=at.port(), "clients over DTLS");
+            all.open(FirewallProtocol::Udp, at.ip(), at.port()..=at.port(), "clients over DTLS");
         }
         for at in &settings.credentials.listen {
-            all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "applications, for credentials");
+            all.open(FirewallProtocol::Tcp, at.ip(), at.port()..=at.port(), "applications, for credentials");
         }
         for at in settings.http_challenge_listeners() {
-            all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "certificate authority");
+            all.open(FirewallProtocol::Tcp, at.ip(), at.port()..=at.port(), "certificate authority");
         }
         for address in &settings.discovery.addresses {
             for port in settings.discovery.ports {
-                all.open(Transport::Udp, address.bind, port..=port, "NAT behavior discovery");
+                all.open(FirewallProtocol::Udp, address.bind, port..=port, "NAT behavior discovery");
             }
         }
-        let relay: Vec<Place> = match &settings.relay.addresses[..] {
+        let relay: Vec<FirewallTarget> = match &settings.relay.addresses[..] {
             _ if settings.stun_only => Vec::new(),
-            [] => vec![Place::All],
+            [] => vec![FirewallTarget::All],
             places => places
                 .iter()
                 .map(|place| match place {
-                    RelayPlace::At(address) => Place::of(address.bind),
-                    RelayPlace::Behind(external) if external.is_ipv4() => Place::AllV4,
-                    RelayPlace::Behind(_) => Place::AllV6,
-                    RelayPlace::Detected => Place::All,
+                    RelayPlace::At(address) => FirewallTarget::of(address.bind),
+                    RelayPlace::Behind(external) if external.is_ipv4() => FirewallTarget::AllV4,
+                    RelayPlace::Behind(_) => FirewallTarget::AllV6,
+                    RelayPlace::Detected => FirewallTarget::All,
                 })
                 .collect(),
         };
-        let transports =
-            if settings.relay.tcp { &[Transport::Udp, Transport::Tcp][..] } else { &[Transport::Udp] };
+        let transports = if settings.relay.tcp {
+            &[FirewallProtocol::Udp, FirewallProtocol::Tcp][..]
+        } else {
+            &[FirewallProtocol::Udp]
+        };
         for transport in transports {
             for place in &relay {
                 all.add(*transport, *place, settings.relay.ports.clone(), PEERS);
@@ -142,29 +145,36 @@ impl Firewall {
             Bind::Unix(name) => return self.notes.push(format!("unix:{name}: nothing to open ({what})")),
         };
         let transport = match rule.protocol {
-            Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
-            Protocol::Udp | Protocol::UdpToTcp { .. } => Transport::Udp,
+            Protocol::Tcp | Protocol::TcpToUdp { .. } => FirewallProtocol::Tcp,
+            Protocol::Udp | Protocol::UdpToTcp { .. } => FirewallProtocol::Udp,
         };
         let ports = rule.ports.first..=rule.ports.last;
         let families_share = ip.is_ipv6() && ip.is_unspecified() && !rule.ipv6_only;
         if families_share {
-            self.add(transport, Place::All, ports, &what);
+            self.add(transport, FirewallTarget::All, ports, &what);
         } else {
             self.open(transport, ip, ports, &what);
         }
     }
 
-    fn open(&mut self, transport: Transport, ip: IpAddr, ports: RangeInclusive<u16>, what: &str) {
+    fn open(&mut self, transport: FirewallProtocol, ip: IpAddr, ports: RangeInclusive<u16>, what: &str) {
         if ip.is_loopback() {
-            let opening = FirewallOpening { transport, place: Place::of(ip), ports, what: what.to_owned() };
+            let opening =
+                FirewallOpening { transport, place: FirewallTarget::of(ip), ports, what: what.to_owned() };
             self.notes.push(format!("{opening} is on loopback and does not need to be opened"));
         } else {
-            self.add(transport, Place::of(ip), ports, what);
+            self.add(transport, FirewallTarget::of(ip), ports, what);
         }
     }
 
     /// Skips ports that are already open, and merges wildcards of both families.
-    fn add(&mut self, transport: Transport, place: Place, ports: RangeInclusive<u16>, what: &str) {
+    fn add(
+        &mut self,
+        transport: FirewallProtocol,
+        place: FirewallTarget,
+        ports: RangeInclusive<u16>,
+        what: &str,
+    ) {
         let same = self.openings.iter_mut().find(|known| {
             known.transport == transport && known.ports == ports && known.place.with(place).is_some()
         });
@@ -188,7 +198,7 @@ impl Firewall {
     }
 }
 
-impl Place {
+impl FirewallTarget {
     fn of(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(ip) if ip.is_unspecified() => Self::AllV4,
@@ -243,8 +253,8 @@ impl fmt::Display for FirewallOpening {
         let transport: &str = self.transport.into();
         let ports = self.ports("-");
         match self.place {
-            Place::One(IpAddr::V4(ip)) => write!(f, "{transport} {ip}:{ports}"),
-            Place::One(IpAddr::V6(ip)) => write!(f, "{transport} [{ip}]:{ports}"),
+            FirewallTarget::One(IpAddr::V4(ip)) => write!(f, "{transport} {ip}:{ports}"),
+            FirewallTarget::One(IpAddr::V6(ip)) => write!(f, "{transport} [{ip}]:{ports}"),
             _ => write!(f, "{transport} port {ports}"),
         }?;
         write!(f, " ({})", self.what)

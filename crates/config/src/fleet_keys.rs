@@ -9,7 +9,7 @@ use turnpike_wire::names::server_name;
 
 use super::{
     Secret,
-    key::{Kind, list_of, named},
+    key::{ValueKind, list_of, named},
 };
 
 /// Minimum length in characters. Anyone who can read the store could brute-force a shorter secret.
@@ -74,7 +74,7 @@ pub enum FleetRedirect {
     Always,
 }
 
-pub(super) const URL: Kind<Option<Secret>> = Kind::one(
+pub(super) const URL: ValueKind<Option<Secret>> = ValueKind::one(
     "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST, or \"\" for no fleet",
     |reader, node| match &node.value {
         Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0]).map(Some),
@@ -84,7 +84,7 @@ pub(super) const URL: Kind<Option<Secret>> = Kind::one(
 )
 .secret();
 
-pub(super) const SECRET: Kind<Option<Secret>> = Kind::one(
+pub(super) const SECRET: ValueKind<Option<Secret>> = ValueKind::one(
     "32 characters or more, the same on all nodes, for example from `openssl rand -hex 32`; \"\" without a fleet",
     |reader, node| {
         let secret = match &node.value {
@@ -101,13 +101,13 @@ pub(super) const SECRET: Kind<Option<Secret>> = Kind::one(
 )
 .secret();
 
-pub(super) const NAME: Kind<NodeName> = Kind::one(
+pub(super) const NAME: ValueKind<NodeName> = ValueKind::one(
     "a name of 1 to 64 letters, digits, dots, hyphens and underscores",
     |reader, node| reader.parsed(node, |text| text.parse()),
     |name| quoted(name.as_str()),
 );
 
-pub(super) const NAME_OR_NONE: Kind<Option<NodeName>> = Kind::one(
+pub(super) const NAME_OR_NONE: ValueKind<Option<NodeName>> = ValueKind::one(
     "a name of 1 to 64 letters, digits, dots, hyphens and underscores, or \"\"",
     |reader, node| {
         reader.parsed(node, |text| if text.is_empty() { Ok(None) } else { text.parse().map(Some) })
@@ -115,19 +115,19 @@ pub(super) const NAME_OR_NONE: Kind<Option<NodeName>> = Kind::one(
     |name| quoted(name.as_ref().map_or("", NodeName::as_str)),
 );
 
-pub(super) const ADDRESSES: Kind<Vec<Entrance>> = list_of!(
+pub(super) const ADDRESSES: ValueKind<Vec<Entrance>> = list_of!(
     "a list of \"udp://ADDR:PORT\", \"tcp://...\", \"tls://...\" and \"dtls://...\" that clients use to reach this node, or [] for those of its listeners",
     |text| text.parse::<Entrance>()
 );
 
 /// Listener ports behind a load balancer that rewrites the destination to the node's address.
-pub(super) const PORTS: Kind<Vec<u16>> = Kind::list(
+pub(super) const PORTS: ValueKind<Vec<u16>> = ValueKind::list(
     "a list of listener ports, such as [13478, 15349]",
     |reader, node| reader.list(node, |reader, node| reader.integer(node, &(1..=65_535))),
     |ports| list(ports.iter().map(ToString::to_string)),
 );
 
-pub(super) const DOMAIN: Kind<Option<String>> = Kind::one(
+pub(super) const DOMAIN: ValueKind<Option<String>> = ValueKind::one(
     "the host name in this node's certificate, such as \"turn2.example.org\", or \"\"",
     |reader, node| {
         reader.parsed(node, |text| if text.is_empty() { Ok(None) } else { server_name(text).map(Some) })
@@ -135,7 +135,7 @@ pub(super) const DOMAIN: Kind<Option<String>> = Kind::one(
     |domain| quoted(domain.as_deref().unwrap_or_default()),
 );
 
-pub(super) const REDIRECT: Kind<FleetRedirect> = named!(
+pub(super) const REDIRECT: ValueKind<FleetRedirect> = named!(
     "\"full\", \"load\" or \"always\"",
     "full" => FleetRedirect::Full,
     "load" => FleetRedirect::Load,

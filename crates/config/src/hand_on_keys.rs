@@ -7,18 +7,18 @@ use turnpike_convert::{
     toml_text::{list, quoted},
 };
 use turnpike_rules::{HandOnRule, ProxyVersion, Selector};
-use turnpike_strict::{Node, Value, find};
+use turnpike_strict::{Value, ValueNode, find};
 
-use crate::{key::Kind, read::ValueReader};
+use crate::{key::ValueKind, read::ValueReader};
 
-pub(crate) const RULES: Kind<Vec<HandOnRule>> = Kind::list(
+pub(crate) const RULES: ValueKind<Vec<HandOnRule>> = ValueKind::list(
     "a list of { sni = \"*.example.org\", to = \"ADDR:PORT\" }, each with sni, alpn (one or a list) or plain = true, and \
      optionally proxy_protocol = \"v1\" or \"v2\"",
     |reader, node| reader.list(node, rule),
     |rules| list(rules.iter().map(shown)),
 );
 
-fn rule(reader: &mut ValueReader<'_>, node: &Node) -> Option<HandOnRule> {
+fn rule(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<HandOnRule> {
     let entries = reader.table(node, &["sni", "alpn", "plain", "to", "proxy_protocol"])?;
     let names = find(entries, "sni").map(|node| one_or_more(reader, node));
     let protocols = find(entries, "alpn").map(|node| one_or_more(reader, node));
@@ -48,7 +48,7 @@ fn rule(reader: &mut ValueReader<'_>, node: &Node) -> Option<HandOnRule> {
 }
 
 /// A value, or a list with at least one value.
-fn one_or_more<T: FromStr>(reader: &mut ValueReader<'_>, node: &Node) -> Option<Vec<T>>
+fn one_or_more<T: FromStr>(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<Vec<T>>
 where
     T::Err: Display,
 {

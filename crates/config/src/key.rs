@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use turnpike_strict::{Node, Value};
+use turnpike_strict::{Value, ValueNode};
 
 use super::{Checks, Mistake, Origin, read::ValueReader};
 
@@ -15,7 +15,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) secret: bool,
     pub(crate) reload: bool,
     /// Reads a value into the settings; `None` if it is invalid.
-    pub(crate) apply: fn(&mut ValueReader<'_>, &Node, &mut S) -> Option<()>,
+    pub(crate) apply: fn(&mut ValueReader<'_>, &ValueNode, &mut S) -> Option<()>,
     /// Formats the effective value as TOML, with secrets masked.
     pub(crate) show: fn(&S) -> String,
     /// Compares values, including secrets, whose displayed form is always the same.
@@ -28,7 +28,7 @@ impl<S> KeySpec<S> {
     /// Reads its value into the settings; `None` if it is invalid. Errors go to `problems`.
     pub(crate) fn read(
         &self,
-        node: &Node,
+        node: &ValueNode,
         settings: &mut S,
         checks: Checks,
         problems: &mut Vec<Mistake>,
@@ -65,19 +65,19 @@ pub(crate) fn variables(path: &str) -> [String; 2] {
     [name, file]
 }
 
-pub(crate) struct Kind<T> {
+pub(crate) struct ValueKind<T> {
     pub(crate) expected: &'static str,
     pub(crate) list: bool,
     pub(crate) secret: bool,
-    pub(crate) read: fn(&mut ValueReader<'_>, &Node) -> Option<T>,
+    pub(crate) read: fn(&mut ValueReader<'_>, &ValueNode) -> Option<T>,
     /// Inverse of `read`: formats a value as TOML.
     pub(crate) show: fn(&T) -> String,
 }
 
-impl<T> Kind<T> {
+impl<T> ValueKind<T> {
     pub(crate) const fn one(
         expected: &'static str,
-        read: fn(&mut ValueReader<'_>, &Node) -> Option<T>,
+        read: fn(&mut ValueReader<'_>, &ValueNode) -> Option<T>,
         show: fn(&T) -> String,
     ) -> Self {
         Self { expected, list: false, secret: false, read, show }
@@ -85,7 +85,7 @@ impl<T> Kind<T> {
 
     pub(crate) const fn list(
         expected: &'static str,
-        read: fn(&mut ValueReader<'_>, &Node) -> Option<T>,
+        read: fn(&mut ValueReader<'_>, &ValueNode) -> Option<T>,
         show: fn(&T) -> String,
     ) -> Self {
         Self { expected, list: true, secret: false, read, show }
@@ -99,7 +99,7 @@ impl<T> Kind<T> {
 
 macro_rules! list_of {
     ($expected:expr, $parse:expr) => {
-        $crate::key::Kind::list(
+        $crate::key::ValueKind::list(
             $expected,
             |reader, node| reader.list(node, |reader, node| reader.parsed(node, $parse)),
             |items| turnpike_convert::toml_text::strings(items),
@@ -110,7 +110,7 @@ pub(crate) use list_of;
 
 macro_rules! text {
     ($expected:literal, $is_right:expr) => {
-        $crate::key::Kind::one(
+        $crate::key::ValueKind::one(
             $expected,
             |reader, node| {
                 let text = reader.text(node)?;
@@ -125,7 +125,7 @@ pub(crate) use text;
 
 macro_rules! number {
     ($type:ty, $what:literal, $least:literal..=$most:literal) => {
-        $crate::key::Kind::<$type>::one(
+        $crate::key::ValueKind::<$type>::one(
             concat!($what, ", ", $least, " to ", $most),
             |reader, node| reader.integer(node, &($least..=$most)),
             ToString::to_string,
@@ -136,7 +136,7 @@ pub(crate) use number;
 
 macro_rules! number_or_none {
     ($type:ty, $what:literal, $least:literal..=$most:literal) => {
-        $crate::key::Kind::<Option<$type>>::one(
+        $crate::key::ValueKind::<Option<$type>>::one(
             concat!($what, ", ", $least, " to ", $most, ", or \"none\""),
             |reader, node| match &node.value {
                 turnpike_strict::Value::Text(text) if **text == "none" => Some(None),
@@ -152,7 +152,7 @@ pub(crate) use number_or_none;
 
 macro_rules! seconds {
     ($least:literal..=$most:literal) => {
-        $crate::key::Kind::<std::time::Duration>::one(
+        $crate::key::ValueKind::<std::time::Duration>::one(
             concat!("seconds, ", $least, " to ", $most),
             |reader, node| reader.integer(node, &($least..=$most)).map(std::time::Duration::from_secs),
             |time| time.as_secs().to_string(),
@@ -161,10 +161,10 @@ macro_rules! seconds {
 }
 pub(crate) use seconds;
 
-/// [`Kind`] of an enumeration with named values.
+/// [`ValueKind`] of an enumeration with named values.
 macro_rules! named {
     ($expected:literal, $($name:literal => $value:path),+ $(,)?) => {
-        $crate::key::Kind::one(
+        $crate::key::ValueKind::one(
             $expected,
             |reader, node| {
                 reader.parsed(node, |text| match text {
@@ -200,7 +200,7 @@ macro_rules! scalar {
 }
 pub(crate) use scalar;
 
-/// A key that is one field, of a [`Kind`], applied by a reload (`reload`) or only at startup (`start`).
+/// A key that is one field, of a [`ValueKind`], applied by a reload (`reload`) or only at startup (`start`).
 /// Text after `=>` replaces the kind's expected form.
 macro_rules! field {
     (start $($rest:tt)+) => { $crate::key::field!(@ false, $($rest)+) };
@@ -300,14 +300,14 @@ pub(crate) fn table_as_toml<S>(
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct KeyChange {
     pub key: &'static str,
     pub values: Option<(String, String)>,
 }
 
-pub(crate) fn changes<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<Change> {
+pub(crate) fn changes<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<KeyChange> {
     let differing = keys.iter().filter(|spec| spec.reload && (spec.differs)(old, new));
-    let change = |spec: &KeySpec<S>| Change {
+    let change = |spec: &KeySpec<S>| KeyChange {
         key: spec.path,
         values: (!spec.secret).then(|| ((spec.show)(old), (spec.show)(new))),
     };
@@ -328,16 +328,16 @@ pub(crate) mod kind {
 
     use turnpike_convert::toml_text::quoted;
 
-    use super::{Kind, Value};
+    use super::{Value, ValueKind};
     use turnpike_wire::names::server_name;
 
     use crate::LogFormat;
 
-    pub(crate) const SWITCH: Kind<bool> =
-        Kind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);
+    pub(crate) const SWITCH: ValueKind<bool> =
+        ValueKind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);
 
     /// Number of threads; `None` means one per core.
-    pub(crate) const WORKERS: Kind<Option<usize>> = Kind::one(
+    pub(crate) const WORKERS: ValueKind<Option<usize>> = ValueKind::one(
         "a number of threads, 1 to 1024, or \"auto\" for one per core",
         |reader, node| match &node.value {
             Value::Text(text) if **text == "auto" => Some(None),
@@ -346,13 +346,13 @@ pub(crate) mod kind {
         |workers| workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
     );
 
-    pub(crate) const FILE: Kind<Option<PathBuf>> = Kind::one(
+    pub(crate) const FILE: ValueKind<Option<PathBuf>> = ValueKind::one(
         "the path of a file, or \"\" for none",
         |reader, node| reader.text(node).map(|path| (!path.is_empty()).then(|| PathBuf::from(path))),
         |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
     );
 
-    pub(crate) const HOSTS: Kind<Vec<String>> = list_of!(
+    pub(crate) const HOSTS: ValueKind<Vec<String>> = list_of!(
         "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
         |text| match text.parse::<IpAddr>() {
             Ok(_) => Err("addresses are always accepted and need no entry"),
@@ -360,7 +360,7 @@ pub(crate) mod kind {
         }
     );
 
-    pub(crate) const LOG_LEVEL: Kind<String> = Kind::one(
+    pub(crate) const LOG_LEVEL: ValueKind<String> = ValueKind::one(
         "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
         |reader, node| {
             let check = reader.checks.log_filter;
@@ -369,7 +369,7 @@ pub(crate) mod kind {
         |filter| quoted(filter),
     );
 
-    pub(crate) const LOG_FORMAT: Kind<LogFormat> = named!(
+    pub(crate) const LOG_FORMAT: ValueKind<LogFormat> = named!(
         "\"text\", \"json\" or \"journald\"",
         "text" => LogFormat::Text,
         "json" => LogFormat::Json,

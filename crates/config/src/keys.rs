@@ -4,7 +4,7 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
 
 use turnpike_convert::forward::parts::without_zone;
 use turnpike_convert::toml_text::{list, quoted};
-use turnpike_strict::{Node, Value, find};
+use turnpike_strict::{Value, ValueNode, find};
 use turnpike_turn::server::{AllowRule, Cidr, RelayAddress};
 use turnpike_wire::address::{AddressError, socket_address};
 use turnpike_wire::names::{is_realm, is_username};
@@ -12,12 +12,12 @@ use turnpike_wire::secret::MASK;
 
 use super::{
     CertificateFiles, ConfiguredUser, DatapathChoice, StoredKey, UserSecret,
-    key::{Kind, kind, list_of, text},
+    key::{ValueKind, kind, list_of, text},
     read::ValueReader,
 };
 use crate::{RelayPlace, Secret, relay_keys};
 
-pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
+pub(super) const ADDRESSES: ValueKind<Vec<SocketAddr>> =
     list_of!("a list of \"ADDR:PORT\", such as [\"0.0.0.0:3478\", \"[::]:3478\"]", |text| {
         address(text.trim())
     });
@@ -34,7 +34,7 @@ pub(super) fn zoned<T>(read: Result<T, AddressError>) -> Result<T, &'static str>
     })
 }
 
-pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
+pub(super) const DATAPATH: ValueKind<DatapathChoice> = ValueKind::one(
     "\"auto\", \"basic\", \"mmsg\", \"gso\", \"kernel\", \"xdp\" or \"xdp-generic\"",
     |reader, node| {
         reader.parsed(node, |text| match text {
@@ -59,15 +59,15 @@ pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
 pub(super) const SECURE_ADDRESSES: &str =
     "a list of \"ADDR:PORT\", such as [\"0.0.0.0:5349\", \"[::]:5349\"]";
 
-pub(super) const REALM: Kind<String> =
+pub(super) const REALM: ValueKind<String> =
     text!("a name of 1 to 127 characters without control characters, \" or \\", is_realm);
 
-pub(super) const SOFTWARE: Kind<String> =
+pub(super) const SOFTWARE: ValueKind<String> =
     text!("a name of at most 127 characters, or \"\" to send none", |software| {
         software.chars().count() <= 127 && !software.contains(char::is_control)
     });
 
-pub(super) const CERTIFICATES: Kind<Vec<CertificateFiles>> = Kind::list(
+pub(super) const CERTIFICATES: ValueKind<Vec<CertificateFiles>> = ValueKind::list(
     "a list of { cert = \"FILE\", key = \"FILE\" }",
     |reader, node| reader.list(node, certificate_files),
     |all| {
@@ -79,7 +79,7 @@ pub(super) const CERTIFICATES: Kind<Vec<CertificateFiles>> = Kind::list(
     },
 );
 
-pub(super) const KEY_PASSWORD: Kind<Option<Secret>> = Kind::one(
+pub(super) const KEY_PASSWORD: ValueKind<Option<Secret>> = ValueKind::one(
     "the password of encrypted private keys, \"\" for none",
     |reader, node| {
         let password = match &node.value {
@@ -92,19 +92,19 @@ pub(super) const KEY_PASSWORD: Kind<Option<Secret>> = Kind::one(
 )
 .secret();
 
-pub(super) const EXTERNAL_ADDRESSES: Kind<Vec<RelayAddress>> = Kind::list(
+pub(super) const EXTERNAL_ADDRESSES: ValueKind<Vec<RelayAddress>> = ValueKind::list(
     "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family",
     |reader, node| reader.list(node, |reader, node| reader.parsed(node, relay_keys::address)),
     |addresses| list(addresses.iter().map(|address| quoted(&RelayPlace::At(*address).to_string()))),
 );
 
-pub(super) const PORTS: Kind<RangeInclusive<u16>> = Kind::one(
+pub(super) const PORTS: ValueKind<RangeInclusive<u16>> = ValueKind::one(
     "\"A-B\", ports 1 to 65535, at least 2 of them (EVEN-PORT reserves pairs), such as \"49152-65535\"",
     |reader, node| reader.parsed(node, port_range),
     |ports| quoted(&format!("{}-{}", ports.start(), ports.end())),
 );
 
-pub(super) const USERS: Kind<Vec<ConfiguredUser>> = Kind::list(
+pub(super) const USERS: ValueKind<Vec<ConfiguredUser>> = ValueKind::list(
     "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex digits\" } or of \
      \"NAME:PASSWORD\"",
     |reader, node| reader.list(node, user),
@@ -122,7 +122,7 @@ pub(super) const USERS: Kind<Vec<ConfiguredUser>> = Kind::list(
 
 const BAD_NAME: &str = "a name is 1 to 508 bytes long, without control characters or colons";
 
-pub(super) const SECRETS: Kind<Vec<Secret>> = Kind::list(
+pub(super) const SECRETS: ValueKind<Vec<Secret>> = ValueKind::list(
     "a list of shared secrets, none of them empty",
     |reader, node| {
         reader.list(node, |reader, node| {
@@ -137,18 +137,18 @@ pub(super) const SECRETS: Kind<Vec<Secret>> = Kind::list(
 )
 .secret();
 
-pub(super) const CIDRS: Kind<Vec<Cidr>> =
+pub(super) const CIDRS: ValueKind<Vec<Cidr>> =
     list_of!("a list of prefixes, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]", |text| {
         without_zone(text.trim())?.parse::<Cidr>()
     });
 
-pub(super) const ALLOW_RULES: Kind<Vec<AllowRule>> = list_of!(
+pub(super) const ALLOW_RULES: ValueKind<Vec<AllowRule>> = list_of!(
     "a list of prefixes, or of addresses with ports, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\", \
      \"192.0.2.7:5060\", \"[2001:db8::7]:5000-5100\"]",
     |text| without_zone(text.trim())?.parse::<AllowRule>()
 );
 
-fn certificate_files(reader: &mut ValueReader<'_>, node: &Node) -> Option<CertificateFiles> {
+fn certificate_files(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<CertificateFiles> {
     let entries = reader.table(node, &["cert", "key"])?;
     let mut find = |wanted: &str| match find(entries, wanted) {
         Some(node) => match (kind::FILE.read)(reader, node)? {
@@ -174,7 +174,7 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
     Ok(first..=last)
 }
 
-fn user(reader: &mut ValueReader<'_>, node: &Node) -> Option<ConfiguredUser> {
+fn user(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<ConfiguredUser> {
     if let Value::Text(text) = &node.value {
         let why = match text.split_once(':') {
             None => "the colon and the password are missing".to_owned(),
@@ -222,7 +222,7 @@ fn user(reader: &mut ValueReader<'_>, node: &Node) -> Option<ConfiguredUser> {
     Some(ConfiguredUser { name: name_text, secret })
 }
 
-fn stored_key(reader: &mut ValueReader<'_>, node: &Node) -> Option<StoredKey> {
+fn stored_key(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<StoredKey> {
     let text = reader.secret(node)?;
     match StoredKey::from_hex(text.reveal()) {
         Some(key) => Some(key),

@@ -50,7 +50,7 @@ pub use credentials_keys::CredentialsSettings;
 pub use discovery_keys::DiscoverySettings;
 pub use firewall::{Firewall, FirewallFormat};
 pub use fleet_keys::{FleetRedirect, FleetSettings};
-pub use key::Change;
+pub use key::KeyChange;
 pub use oauth_keys::{OauthSettings, TokenKeySettings};
 pub use read::Checks;
 pub use realm_keys::RealmSettings;
@@ -68,7 +68,7 @@ pub use sources::{
     LoadedConfig, Sources, UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE, known_variables, settings_of,
 };
 pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
-pub use tables::Place;
+pub use tables::KeyPosition;
 pub use turnpike_strict::{Mistake, Mistakes, Origin};
 pub use turnpike_wire::secret::Secret;
 pub use world_readable::readable_by_all;

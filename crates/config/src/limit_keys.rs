@@ -3,41 +3,41 @@
 use std::collections::HashMap;
 
 use turnpike_convert::toml_text::quoted;
-use turnpike_strict::{Node, Value};
+use turnpike_strict::{Value, ValueNode};
 use turnpike_turn::server::{Bandwidth, MaxAllocationDuration, PrefixLengths, Rates, RefusalLimit};
 
 use super::{
-    key::{Kind, number_or_none},
+    key::{ValueKind, number_or_none},
     read::ValueReader,
 };
 use crate::{RealmSettings, Settings, realms};
 
 /// Bits per second; `None` for no limit.
-pub(super) const RATE: Kind<Option<u64>> = Kind::one(
+pub(super) const RATE: ValueKind<Option<u64>> = ValueKind::one(
     "bits per second, 1000 to 1000000000000, optionally with k, M or G, such as \"2M\", or \"none\"",
     read_rate,
     show_rate,
 );
 
 /// [`RATE`] of one realm; `None` inherits the setting for all realms.
-pub(super) const REALM_RATE: Kind<Option<Option<u64>>> = Kind::one(
+pub(super) const REALM_RATE: ValueKind<Option<Option<u64>>> = ValueKind::one(
     RATE.expected,
     |reader, node| read_rate(reader, node).map(Some),
     |rate| rate.as_ref().map_or_else(String::new, show_rate),
 );
 
 /// Maximum duration of an allocation in seconds; `None` for no limit.
-pub(super) const MAX_ALLOCATION_DURATION: Kind<Option<u32>> =
+pub(super) const MAX_ALLOCATION_DURATION: ValueKind<Option<u32>> =
     number_or_none!(u32, "seconds", 60..=31_536_000);
 
 /// [`MAX_ALLOCATION_DURATION`] of one realm; `None` inherits the setting for all realms.
-pub(super) const REALM_MAX_ALLOCATION_DURATION: Kind<Option<Option<u32>>> = Kind::one(
+pub(super) const REALM_MAX_ALLOCATION_DURATION: ValueKind<Option<Option<u32>>> = ValueKind::one(
     MAX_ALLOCATION_DURATION.expected,
     |reader, node| (MAX_ALLOCATION_DURATION.read)(reader, node).map(Some),
     |length| length.as_ref().map_or_else(String::new, MAX_ALLOCATION_DURATION.show),
 );
 
-fn read_rate(reader: &mut ValueReader<'_>, node: &Node) -> Option<Option<u64>> {
+fn read_rate(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<Option<u64>> {
     match &node.value {
         Value::Text(_) => reader.parsed(node, rate),
         _ => reader.integer(node, &Bandwidth::RATES).map(Some),

@@ -3,13 +3,13 @@
 use std::fs;
 
 use turnpike_convert::toml_text::{list, quoted};
-use turnpike_strict::{Node, find};
+use turnpike_strict::{ValueNode, find};
 use turnpike_turn::access_token::TokenKey;
 use turnpike_wire::names::is_username;
 use turnpike_wire::secret::MASK;
 
 use super::{
-    key::{Kind, text},
+    key::{ValueKind, text},
     read::ValueReader,
 };
 use crate::{Secret, access_tokens::token_key};
@@ -39,12 +39,12 @@ pub struct TokenKeySettings {
     pub realm: Option<String>,
 }
 
-pub(super) const SERVER_NAME: Kind<String> =
+pub(super) const SERVER_NAME: ValueKind<String> =
     text!("a name of at most 255 bytes without control characters, or \"\" for server.realm", |name| {
         name.len() <= 255 && !name.contains(char::is_control)
     });
 
-pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind::list(
+pub(super) const KEYS: ValueKind<Vec<TokenKeySettings>> = ValueKind::list(
     "[[oauth.key]] with a kid and either key = \"base64 of 16 or 32 bytes\" or key_file = \"FILE\"; optionally algorithm \
                (\"A128GCM\", \"A256GCM\"), lifetime (seconds, 1 to 31536000) and realm",
     |reader, node| reader.list(node, issuer_key),
@@ -64,7 +64,7 @@ pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind::list(
 )
 .secret();
 
-fn issuer_key(reader: &mut ValueReader<'_>, node: &Node) -> Option<TokenKeySettings> {
+fn issuer_key(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<TokenKeySettings> {
     let entries = reader.table(node, &["kid", "key", "key_file", "algorithm", "lifetime", "realm"])?;
     let find = |wanted| find(entries, wanted);
     let Some(kid_node) = find("kid") else {

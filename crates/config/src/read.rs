@@ -3,7 +3,7 @@
 
 use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 
-use turnpike_strict::{Entry, Node, Value};
+use turnpike_strict::{TableEntry, Value, ValueNode};
 
 use super::{Mistake, Secret};
 
@@ -39,22 +39,22 @@ impl<'a> ValueReader<'a> {
         Self { path, expected, secret, checks, problems }
     }
 
-    pub(crate) fn text(&mut self, node: &Node) -> Option<String> {
+    pub(crate) fn text(&mut self, node: &ValueNode) -> Option<String> {
         self.as_text(node).map(str::to_owned)
     }
 
-    pub(crate) fn secret(&mut self, node: &Node) -> Option<Secret> {
+    pub(crate) fn secret(&mut self, node: &ValueNode) -> Option<Secret> {
         self.as_text(node).map(Secret::new)
     }
 
-    fn as_text<'n>(&mut self, node: &'n Node) -> Option<&'n str> {
+    fn as_text<'n>(&mut self, node: &'n ValueNode) -> Option<&'n str> {
         match &node.value {
             Value::Text(text) => Some(text.as_str()),
             _ => self.refuse(node, None),
         }
     }
 
-    pub(crate) fn boolean(&mut self, node: &Node) -> Option<bool> {
+    pub(crate) fn boolean(&mut self, node: &ValueNode) -> Option<bool> {
         match &node.value {
             Value::Boolean(value) => Some(*value),
             Value::Text(text) => match text.as_str() {
@@ -66,7 +66,7 @@ impl<'a> ValueReader<'a> {
         }
     }
 
-    pub(crate) fn integer<T>(&mut self, node: &Node, range: &RangeInclusive<T>) -> Option<T>
+    pub(crate) fn integer<T>(&mut self, node: &ValueNode, range: &RangeInclusive<T>) -> Option<T>
     where
         T: TryFrom<i64> + PartialOrd,
     {
@@ -89,7 +89,7 @@ impl<'a> ValueReader<'a> {
     /// Parses text with `parse`; its error is reported.
     pub(crate) fn parsed<T, E: Display>(
         &mut self,
-        node: &Node,
+        node: &ValueNode,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         match parse(self.as_text(node)?) {
@@ -101,14 +101,14 @@ impl<'a> ValueReader<'a> {
         }
     }
 
-    pub(crate) fn parsed_as<T: FromStr>(&mut self, node: &Node) -> Option<T> {
+    pub(crate) fn parsed_as<T: FromStr>(&mut self, node: &ValueNode) -> Option<T> {
         self.parsed(node, |text| text.trim().parse::<T>().map_err(|_| ""))
     }
 
     pub(crate) fn list<T>(
         &mut self,
-        node: &Node,
-        mut item: impl FnMut(&mut Self, &Node) -> Option<T>,
+        node: &ValueNode,
+        mut item: impl FnMut(&mut Self, &ValueNode) -> Option<T>,
     ) -> Option<Vec<T>> {
         let Value::List(nodes) = &node.value else {
             return self.refuse(node, None);
@@ -118,7 +118,7 @@ impl<'a> ValueReader<'a> {
     }
 
     /// Returns the entries of an inline table, and reports keys that are not `allowed`.
-    pub(crate) fn table<'n>(&mut self, node: &'n Node, allowed: &[&str]) -> Option<&'n [Entry]> {
+    pub(crate) fn table<'n>(&mut self, node: &'n ValueNode, allowed: &[&str]) -> Option<&'n [TableEntry]> {
         let Value::Table(entries) = &node.value else {
             return self.refuse(node, None);
         };
@@ -130,13 +130,13 @@ impl<'a> ValueReader<'a> {
         good.then_some(entries)
     }
 
-    pub(crate) fn refuse<T>(&mut self, node: &Node, detail: Option<String>) -> Option<T> {
+    pub(crate) fn refuse<T>(&mut self, node: &ValueNode, detail: Option<String>) -> Option<T> {
         self.refuse_suggesting(node, detail, None)
     }
 
     pub(crate) fn refuse_suggesting<T>(
         &mut self,
-        node: &Node,
+        node: &ValueNode,
         detail: Option<String>,
         meant: Option<&str>,
     ) -> Option<T> {

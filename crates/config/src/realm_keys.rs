@@ -6,10 +6,10 @@ use turnpike_wire::names::server_name;
 
 use super::{
     ConfiguredUser,
-    key::{self, Change, Kind, list_of, settings},
+    key::{self, KeyChange, ValueKind, list_of, settings},
     keys,
     limit_keys::{REALM_MAX_ALLOCATION_DURATION, REALM_RATE},
-    tables::Place,
+    tables::KeyPosition,
 };
 use crate::{Origin, Secret};
 
@@ -36,7 +36,7 @@ settings! {
         /// Maximum duration of an allocation in seconds.
         max_allocation_duration: Option<Option<u32>> = None, reload "realm.max_allocation_duration" REALM_MAX_ALLOCATION_DURATION;
         relay_ports: Option<RangeInclusive<u16>> = None, reload "realm.relay_ports" RELAY_PORTS;
-        place: Place = Place::default();
+        place: KeyPosition = KeyPosition::default();
     }
 }
 
@@ -59,23 +59,23 @@ impl RealmSettings {
         has_more || !matches!(self.place.0, Origin::Default)
     }
 
-    pub fn changed(&self, new: &Self) -> Vec<Change> {
+    pub fn changed(&self, new: &Self) -> Vec<KeyChange> {
         key::changes(REALM_KEYS, self, new)
     }
 }
 
-const SERVER_NAMES: Kind<Vec<String>> =
+const SERVER_NAMES: ValueKind<Vec<String>> =
     list_of!("a list of host names that TLS clients request, such as [\"turn.example.org\"]", server_name);
 
 /// `None` inherits the limit of the whole server.
-const LIMIT: Kind<Option<usize>> = Kind::one(
+const LIMIT: ValueKind<Option<usize>> = ValueKind::one(
     "a number, 1 to 1000000",
     |reader, node| reader.integer(node, &(1..=1_000_000)).map(Some),
     |most| most.map_or_else(String::new, |most| most.to_string()),
 );
 
 /// `None` uses the ports that no realm owns.
-const RELAY_PORTS: Kind<Option<RangeInclusive<u16>>> = Kind::one(
+const RELAY_PORTS: ValueKind<Option<RangeInclusive<u16>>> = ValueKind::one(
     keys::PORTS.expected,
     |reader, node| (keys::PORTS.read)(reader, node).map(Some),
     |ports| ports.as_ref().map_or_else(String::new, keys::PORTS.show),

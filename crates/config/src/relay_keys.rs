@@ -6,7 +6,7 @@ use turnpike_convert::forward::parts::without_zone;
 use turnpike_turn::server::RelayAddress;
 use turnpike_wire::address::is_swapped;
 
-use crate::key::{Kind, list_of};
+use crate::key::{ValueKind, list_of};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPlace {
@@ -91,7 +91,7 @@ pub fn resolve(places: &[RelayPlace], found: &[IpAddr]) -> (Vec<RelayAddress>, V
     (addresses, missing)
 }
 
-pub(crate) const ADDRESSES: Kind<Vec<RelayPlace>> = list_of!(
+pub(crate) const ADDRESSES: ValueKind<Vec<RelayPlace>> = list_of!(
     "a list of \"LOCAL\" or, behind a NAT, \"LOCAL=PUBLIC\", unicast and both of one family; \"auto\" in place of LOCAL, or [], to detect it",
     place
 );

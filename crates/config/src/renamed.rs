@@ -1,7 +1,7 @@
 //! Renamed keys. Files and the environment may use the old name for one more version; a notice gives the new
 //! name.
 
-use turnpike_strict::{Entry, Node, Value};
+use turnpike_strict::{TableEntry, Value, ValueNode};
 
 use crate::{Mistake, Origin, key::variable};
 
@@ -54,7 +54,7 @@ pub(crate) struct RenamedUses {
 }
 
 /// Gives the keys of a parsed file their new names.
-pub(crate) fn rename_entries(entries: &mut Vec<Entry>, renamed: &[RenamedKey]) -> RenamedUses {
+pub(crate) fn rename_entries(entries: &mut Vec<TableEntry>, renamed: &[RenamedKey]) -> RenamedUses {
     let mut uses = RenamedUses::default();
     for key in renamed {
         let mut places = Vec::new();
@@ -84,7 +84,7 @@ pub(crate) fn rename_entries(entries: &mut Vec<Entry>, renamed: &[RenamedKey]) -
                 Some(members) if members.iter().any(|member| member.key == new_name) => {
                     uses.conflicts.push(key.conflict(&member.origin));
                 }
-                Some(members) => members.push(Entry { key: new_name.to_owned(), ..member }),
+                Some(members) => members.push(TableEntry { key: new_name.to_owned(), ..member }),
                 // A value that is not a table is reported when it is read.
                 None => {}
             }
@@ -92,7 +92,7 @@ pub(crate) fn rename_entries(entries: &mut Vec<Entry>, renamed: &[RenamedKey]) -
         uses.notices.extend(key.notice(&places));
     }
     // A section that contained only moved keys may have a name that no longer exists.
-    let is_emptied = |entry: &Entry| {
+    let is_emptied = |entry: &TableEntry| {
         matches!(&entry.node.value, Value::Table(members) if members.is_empty())
             && renamed.iter().any(|key| key.old_parts().0 == entry.key && key.new_parts().0 != entry.key)
     };
@@ -141,7 +141,7 @@ impl RenamedKey {
     }
 
     /// Renames the key within a table.
-    fn rename_in(&self, members: &mut Vec<Entry>, places: &mut Vec<Origin>, uses: &mut RenamedUses) {
+    fn rename_in(&self, members: &mut Vec<TableEntry>, places: &mut Vec<Origin>, uses: &mut RenamedUses) {
         let (name, new_name) = (self.old_parts().1, self.new_parts().1);
         let Some(at) = members.iter().position(|member| member.key == name) else { return };
         places.push(members[at].origin.clone());
@@ -166,10 +166,14 @@ impl RenamedKey {
 }
 
 /// Members of the section, which is added if the file lacks it.
-fn table<'e>(entries: &'e mut Vec<Entry>, section: &str, origin: &Origin) -> Option<&'e mut Vec<Entry>> {
+fn table<'e>(
+    entries: &'e mut Vec<TableEntry>,
+    section: &str,
+    origin: &Origin,
+) -> Option<&'e mut Vec<TableEntry>> {
     let at = entries.iter().position(|entry| entry.key == section).unwrap_or_else(|| {
-        let node = Node { value: Value::Table(Vec::new()), origin: origin.clone() };
-        entries.push(Entry { key: section.to_owned(), origin: origin.clone(), node });
+        let node = ValueNode { value: Value::Table(Vec::new()), origin: origin.clone() };
+        entries.push(TableEntry { key: section.to_owned(), origin: origin.clone(), node });
         entries.len() - 1
     });
     match &mut entries[at].node.value {
@@ -196,7 +200,7 @@ mod tests {
         RenamedKey { old: "rule.tcp_nodelay", new: "rule.nodelay" },
     ];
 
-    fn entries(text: &str) -> Vec<Entry> {
+    fn entries(text: &str) -> Vec<TableEntry> {
         let mut problems = Vec::new();
         let entries = parse_file(Path::new("t.toml"), text, &mut problems);
         assert!(problems.is_empty());
@@ -204,8 +208,8 @@ mod tests {
     }
 
     /// Keys in the order of the file, each prefixed with its section.
-    fn keys(entries: &[Entry]) -> Vec<String> {
-        let of = |section: &str, node: &Node| match &node.value {
+    fn keys(entries: &[TableEntry]) -> Vec<String> {
+        let of = |section: &str, node: &ValueNode| match &node.value {
             Value::Table(members) => {
                 members.iter().map(|member| format!("{section}.{}", member.key)).collect()
             }

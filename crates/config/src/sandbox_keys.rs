@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::key::{Kind, named};
+use crate::key::{ValueKind, named};
 use turnpike_convert::toml_text::strings;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,10 +20,10 @@ pub enum SandboxMode {
     Off,
 }
 
-pub(crate) const MODE: Kind<SandboxMode> =
+pub(crate) const MODE: ValueKind<SandboxMode> =
     named!("\"on\" or \"off\"", "on" => SandboxMode::On, "off" => SandboxMode::Off);
 
-pub(crate) const DIRECTORIES: Kind<Vec<PathBuf>> = Kind::list(
+pub(crate) const DIRECTORIES: ValueKind<Vec<PathBuf>> = ValueKind::list(
     "a list of absolute paths of directories, such as [\"/srv/certificates\"]",
     |reader, node| {
         reader.list(node, |reader, node| {

@@ -16,7 +16,7 @@ use crate::{
     admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, fleet_keys, hand_on_keys,
-    key::{self, Change, kind, number, number_or_none, seconds, settings},
+    key::{self, KeyChange, kind, number, number_or_none, seconds, settings},
     keys,
     limit_keys::{MAX_ALLOCATION_DURATION, RATE},
     oauth_keys,
@@ -268,7 +268,7 @@ impl Settings {
         }
     }
 
-    pub fn changed(&self, new: &Self) -> Vec<Change> {
+    pub fn changed(&self, new: &Self) -> Vec<KeyChange> {
         key::changes(KEYS, self, new)
     }
 }

@@ -1,11 +1,11 @@
-//! Converts the sources of settings (flags, environment, file) to [`Node`]s that record their origin.
+//! Converts the sources of settings (flags, environment, file) to [`ValueNode`]s that record their origin.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use turnpike_strict::{Entry, Node, Value, nearest, parse_value};
+use turnpike_strict::{TableEntry, Value, ValueNode, nearest, parse_value};
 use zeroize::Zeroizing;
 
 use super::{
@@ -31,15 +31,15 @@ impl Flags {
         }
     }
 
-    pub(crate) fn node<S>(&self, spec: &KeySpec<S>) -> Option<Node> {
+    pub(crate) fn node<S>(&self, spec: &KeySpec<S>) -> Option<ValueNode> {
         self.node_from(spec, Origin::Flag)
     }
 
-    pub(crate) fn variable<S>(&self, spec: &KeySpec<S>) -> Option<Node> {
+    pub(crate) fn variable<S>(&self, spec: &KeySpec<S>) -> Option<ValueNode> {
         self.node_from(spec, |name| Origin::Environment(name.to_owned()))
     }
 
-    fn node_from<S>(&self, spec: &KeySpec<S>, origin: impl Fn(&'static str) -> Origin) -> Option<Node> {
+    fn node_from<S>(&self, spec: &KeySpec<S>, origin: impl Fn(&'static str) -> Origin) -> Option<ValueNode> {
         let (_, name, values) = self.0.iter().find(|(key, ..)| *key == spec.path)?;
         Some(textual(spec, values.iter().map(String::as_str), &origin(name)))
     }
@@ -52,7 +52,7 @@ pub(crate) fn environment_node<S>(
     spec: &KeySpec<S>,
     environment: &[(String, String)],
     problems: &mut Vec<Mistake>,
-) -> Option<Node> {
+) -> Option<ValueNode> {
     let found = Variable::find(spec.path, environment, problems)?;
     if spec.list && found.has_tables() {
         return found.parsed(problems);
@@ -79,11 +79,11 @@ pub(crate) fn environment_tables(
     name: &'static str,
     environment: &[(String, String)],
     problems: &mut Vec<Mistake>,
-) -> Option<Entry> {
+) -> Option<TableEntry> {
     let found = Variable::find(name, environment, problems)?;
     let origin = found.origin();
     let node = if found.text.trim().is_empty() {
-        Node { value: Value::List(Vec::new()), origin: origin.clone() }
+        ValueNode { value: Value::List(Vec::new()), origin: origin.clone() }
     } else if found.has_tables() {
         found.parsed(problems)?
     } else {
@@ -91,7 +91,7 @@ pub(crate) fn environment_tables(
         problems.push(Mistake::new(&origin, name, "it is not a list of tables", expected));
         return None;
     };
-    Some(Entry { key: name.to_owned(), origin, node })
+    Some(TableEntry { key: name.to_owned(), origin, node })
 }
 
 struct Variable {
@@ -143,7 +143,7 @@ impl Variable {
         text.is_some_and(|rest| rest.trim_start().starts_with('{'))
     }
 
-    fn parsed(&self, problems: &mut Vec<Mistake>) -> Option<Node> {
+    fn parsed(&self, problems: &mut Vec<Mistake>) -> Option<ValueNode> {
         let place = self.file.as_deref().unwrap_or(Path::new(&self.name));
         parse_value(place, self.text.trim(), problems)
     }
@@ -156,7 +156,7 @@ fn secrets<S>(
     text: &str,
     origin: Origin,
     problems: &mut Vec<Mistake>,
-) -> Option<Node> {
+) -> Option<ValueNode> {
     let mut nodes = Vec::new();
     let mut is_good = true;
     for (line, secret) in secret_file::lines(text) {
@@ -165,7 +165,7 @@ fn secrets<S>(
             problems.push(Mistake::new(&origin, spec.path, fault, ""));
             is_good = false;
         }
-        nodes.push(Node { value: Value::text(secret), origin });
+        nodes.push(ValueNode { value: Value::text(secret), origin });
     }
     if nodes.is_empty() {
         let problem = format!("{} is empty", path.display());
@@ -177,7 +177,7 @@ fn secrets<S>(
         ));
         return None;
     }
-    is_good.then(|| Node { value: Value::List(nodes), origin })
+    is_good.then(|| ValueNode { value: Value::List(nodes), origin })
 }
 
 /// Warnings about unknown variables with our prefix. Not errors: Kubernetes sets `TURNPIKE_PORT` etc. in
@@ -196,10 +196,10 @@ pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[Strin
         .collect()
 }
 
-fn textual<'a, S>(spec: &KeySpec<S>, values: impl Iterator<Item = &'a str>, origin: &Origin) -> Node {
-    let nodes = values.map(|text| Node { value: Value::text(text), origin: origin.clone() });
+fn textual<'a, S>(spec: &KeySpec<S>, values: impl Iterator<Item = &'a str>, origin: &Origin) -> ValueNode {
+    let nodes = values.map(|text| ValueNode { value: Value::text(text), origin: origin.clone() });
     if spec.list {
-        return Node { value: Value::List(nodes.collect()), origin: origin.clone() };
+        return ValueNode { value: Value::List(nodes.collect()), origin: origin.clone() };
     }
-    nodes.last().unwrap_or(Node { value: Value::text(""), origin: origin.clone() })
+    nodes.last().unwrap_or(ValueNode { value: Value::text(""), origin: origin.clone() })
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_convert::wrong_format;
-use turnpike_strict::{Entry, Node, Value, file_text, nearest, parse_file};
+use turnpike_strict::{TableEntry, Value, ValueNode, file_text, nearest, parse_file};
 
 use crate::{
     AlternateSettings, Checks, Flags, Mistake, Mistakes, Origin, RealmSettings, Settings,
@@ -88,7 +88,7 @@ impl Sources {
 
     pub(crate) fn merge<C>(
         &self,
-        mut entries: Vec<Entry>,
+        mut entries: Vec<TableEntry>,
         mut problems: Vec<Mistake>,
         certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
     ) -> Result<LoadedConfig<C>, Mistakes> {
@@ -139,7 +139,7 @@ impl Sources {
         &self,
         keys: &'static [KeySpec<S>],
         tables: &[&'static str],
-        file: &[Entry],
+        file: &[TableEntry],
         settings: &mut S,
         problems: &mut Vec<Mistake>,
     ) -> BTreeMap<&'static str, Origin> {
@@ -166,11 +166,11 @@ impl Sources {
         &self,
         name: &'static str,
         problems: &mut Vec<Mistake>,
-    ) -> Option<Entry> {
+    ) -> Option<TableEntry> {
         source::environment_tables(name, &self.environment, problems)
     }
 
-    pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
+    pub(crate) fn exposed(&self, file: &[TableEntry]) -> Vec<String> {
         let with_secrets = world_readable::files(file, &self.environment);
         with_secrets
             .iter()
@@ -202,12 +202,12 @@ pub fn known_variables() -> Vec<String> {
 }
 
 /// Entries of a file. A file in another program's format is reported as a single error.
-fn file_entries(path: &Path, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
+fn file_entries(path: &Path, problems: &mut Vec<Mistake>) -> Result<Vec<TableEntry>, Mistakes> {
     let Some(text) = file_text(path, problems) else { return Ok(Vec::new()) };
     entries_of(path, &text, problems)
 }
 
-fn entries_of(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
+fn entries_of(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Result<Vec<TableEntry>, Mistakes> {
     if let Some(problem) = wrong_format::of_another_program(path, text, wrong_format::FormatReader::Serve) {
         return Err(Mistakes(vec![problem]));
     }
@@ -247,9 +247,9 @@ const TABLES: &[&str] = &["realm", "alternate"];
 fn sort_out<'a, S>(
     table: &'static [KeySpec<S>],
     tables: &[&'static str],
-    entries: &'a [Entry],
+    entries: &'a [TableEntry],
     problems: &mut Vec<Mistake>,
-) -> BTreeMap<&'static str, &'a Node> {
+) -> BTreeMap<&'static str, &'a ValueNode> {
     let mut known = BTreeMap::new();
     for section in entries.iter().filter(|entry| !tables.contains(&entry.key.as_str())) {
         let keys: Vec<&KeySpec<S>> = table.iter().filter(|spec| spec.section() == section.key).collect();
@@ -278,7 +278,11 @@ fn sort_out<'a, S>(
     known
 }
 
-fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], section: &Entry) -> Mistake {
+fn unknown_section<S>(
+    table: &'static [KeySpec<S>],
+    tables: &[&'static str],
+    section: &TableEntry,
+) -> Mistake {
     let mut sections: Vec<&str> = table.iter().map(KeySpec::section).collect();
     sections.dedup();
     sections.extend(tables);
@@ -295,8 +299,8 @@ fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], sec
 
 fn unknown_key<S>(
     table: &'static [KeySpec<S>],
-    section: &Entry,
-    member: &Entry,
+    section: &TableEntry,
+    member: &TableEntry,
     keys: &[&KeySpec<S>],
 ) -> Mistake {
     let names: Vec<&str> = keys.iter().map(|spec| spec.name()).collect();

@@ -8,7 +8,7 @@ use turnpike_wire::secret::MASK;
 
 use super::{
     Secret,
-    key::{Kind, named},
+    key::{ValueKind, named},
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub struct Stored {
     pub md5_only: Option<BTreeSet<String>>,
 }
 
-pub(super) const URL: Kind<Option<Secret>> = Kind::one(
+pub(super) const URL: ValueKind<Option<Secret>> = ValueKind::one(
     "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://..., rediss://..., sqlite:///PATH or a line of \
                turnserver.conf (psql-userdb=...), or \"\" for the embedded store",
     |reader, node| match &node.value {
@@ -112,7 +112,7 @@ pub(super) const URL: Kind<Option<Secret>> = Kind::one(
 )
 .secret();
 
-pub(super) const STATE: Kind<StateDir> = Kind::one(
+pub(super) const STATE: ValueKind<StateDir> = ValueKind::one(
     "a directory, \"\" for $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or ~/.local/state/turnpike, or \"off\" for no store",
     |reader, node| {
         let text = reader.text(node)?;
@@ -138,7 +138,7 @@ fn is_file_name(text: &str) -> bool {
     text.contains("://") || [".sqlite", ".sqlite3", ".db"].iter().any(|ending| text.ends_with(ending))
 }
 
-pub(super) const UNAVAILABLE: Kind<WhenUnavailable> = named!(
+pub(super) const UNAVAILABLE: ValueKind<WhenUnavailable> = named!(
     "\"error\" (500) or \"drop\" (no answer)",
     "error" => WhenUnavailable::Error,
     "drop" => WhenUnavailable::Drop,

@@ -3,21 +3,21 @@
 
 use std::collections::BTreeSet;
 
-use turnpike_strict::{Entry, Node, Value};
+use turnpike_strict::{TableEntry, Value, ValueNode};
 
 use super::{Checks, Mistake, Origin, key::KeySpec};
 
 /// A position in the file, which is ignored when settings are compared.
 #[derive(Clone, Debug)]
-pub struct Place(pub(crate) Origin);
+pub struct KeyPosition(pub(crate) Origin);
 
-impl PartialEq for Place {
+impl PartialEq for KeyPosition {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Default for Place {
+impl Default for KeyPosition {
     fn default() -> Self {
         Self(Origin::Default)
     }
@@ -25,7 +25,7 @@ impl Default for Place {
 
 pub(crate) struct Repeated<S> {
     pub(crate) settings: S,
-    pub(crate) place: Place,
+    pub(crate) place: KeyPosition,
 }
 
 /// Reads every `[[name]]` of a file; a table with errors is left out. `must` lists mandatory keys.
@@ -33,7 +33,7 @@ pub(crate) fn read<S: Default>(
     name: &'static str,
     keys: &'static [KeySpec<S>],
     must: &[&'static str],
-    entries: &[Entry],
+    entries: &[TableEntry],
     problems: &mut Vec<Mistake>,
 ) -> Vec<Repeated<S>> {
     let mut read = Vec::new();
@@ -50,7 +50,7 @@ pub(crate) fn read<S: Default>(
 pub(crate) fn as_toml<'a, S: 'a>(
     name: &'static str,
     keys: &'static [KeySpec<S>],
-    tables: impl Iterator<Item = (&'a S, &'a Place)>,
+    tables: impl Iterator<Item = (&'a S, &'a KeyPosition)>,
 ) -> String {
     use std::fmt::Write as _;
     let mut text = String::new();
@@ -71,8 +71,8 @@ fn read_one<S: Default>(
     name: &'static str,
     keys: &'static [KeySpec<S>],
     must: &[&'static str],
-    entry: &Entry,
-    table: &Node,
+    entry: &TableEntry,
+    table: &ValueNode,
     problems: &mut Vec<Mistake>,
 ) -> Option<Repeated<S>> {
     let Value::Table(members) = &table.value else {
@@ -102,9 +102,9 @@ fn read_one<S: Default>(
         ));
         good = false;
     }
-    good.then(|| Repeated { settings, place: Place(table.origin.clone()) })
+    good.then(|| Repeated { settings, place: KeyPosition(table.origin.clone()) })
 }
 
-fn no_array(name: &str, entry: &Entry) -> Mistake {
+fn no_array(name: &str, entry: &TableEntry) -> Mistake {
     Mistake::new(&entry.origin, name, "it is not a list of tables", format!("[[{name}]], once for each"))
 }

@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
-use turnpike_strict::{Entry, Node, Value};
+use turnpike_strict::{TableEntry, Value, ValueNode};
 
 use super::{Origin, key::KeySpec, realm_keys::REALM_KEYS, settings::KEYS};
 
@@ -21,7 +21,7 @@ pub fn readable_by_all(file: &Path, what: &str) -> Option<String> {
 }
 
 /// Files that hold secrets, even if a flag overrides them.
-pub(super) fn files(entries: &[Entry], environment: &[(String, String)]) -> BTreeSet<PathBuf> {
+pub(super) fn files(entries: &[TableEntry], environment: &[(String, String)]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for spec in KEYS.iter().filter(|spec| spec.secret) {
         let [_, variable] = spec.variables();
@@ -51,7 +51,7 @@ fn look_into<S>(table: &Value, keys: &[KeySpec<S>], section: &str, found: &mut B
     }
 }
 
-fn secrets_in(node: &Node, found: &mut BTreeSet<PathBuf>) {
+fn secrets_in(node: &ValueNode, found: &mut BTreeSet<PathBuf>) {
     match &node.value {
         Value::Text(text) if !text.is_empty() => {
             if let Origin::File { path, .. } = &node.origin {

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, path::Path};
 
-use turnpike_strict::{Entry, Mistake, Origin};
+use turnpike_strict::{Mistake, Origin, TableEntry};
 
 use crate::coturn::options::is_option;
 
@@ -72,11 +72,11 @@ fn expected(format: ForeignFormat, reader: FormatReader, path: &Path) -> Option<
 /// Returns an error for sections that only the other command has.
 pub fn of_the_other_command(
     path: &Path,
-    entries: &[Entry],
+    entries: &[TableEntry],
     (ours, theirs): (&[&str], &[&str]),
     reader: FormatReader,
 ) -> Option<Mistake> {
-    let is_of = |sections: &[&str], entry: &&Entry| sections.contains(&entry.key.as_str());
+    let is_of = |sections: &[&str], entry: &&TableEntry| sections.contains(&entry.key.as_str());
     if entries.iter().any(|entry| is_of(ours, &entry)) {
         return None;
     }

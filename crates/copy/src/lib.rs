@@ -6,7 +6,7 @@
 //! splice   socket ─▶ pooled pipe ─▶ socket            bytes stay in the kernel; an empty pipe returns to the pool
 //! ```
 //!
-//! Each worker has one [`Mover`]; each connection has two [`Flow`]s, one per direction. A flow reads only
+//! Each worker has one [`Mover`]; each connection has two [`CopyDirection`]s, one per direction. A flow reads only
 //! after its sink has accepted all held bytes, so it holds at most one buffer or one full pipe.
 //!
 //! Sockets are watched edge-triggered ([`turnpike_net::Interest::Edge`]). The owner maps events to calls:
@@ -18,7 +18,7 @@
 //! ```
 //!
 //! A short read means that the socket is empty, so each message costs one read and one write; data that
-//! arrives later raises another event. (Only an urgent byte also ends a read early, see [`Flow::on_urgent`].)
+//! arrives later raises another event. (Only an urgent byte also ends a read early, see [`CopyDirection::on_urgent`].)
 //! A spliced flow gets one call per turn, so that data can accumulate.
 #![forbid(unsafe_code)]
 
@@ -57,10 +57,10 @@ const ONE_SEGMENT: usize = 500;
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
-pub struct Flow {
+pub struct CopyDirection {
     /// Number of bytes read from the source. The owner may add bytes that it has read itself.
     pub bytes: u64,
-    held: Held,
+    held: Unsent,
     /// The source may have unread data. Set on an event, cleared by [`Mover::pump`].
     pub readable: bool,
     /// The source's FIN has arrived, so a short read is the last one. Set on an event.
@@ -86,16 +86,16 @@ pub struct Flow {
     /// [`Pumped::Spent`] at zero, after passing on the bytes it has read.
     pub budget: Option<u64>,
     /// End of stream may be premature, because the source can have bytes that reads do not see yet.
-    /// [`Mover::pump`] then sets [`Flow::end_read`] and returns [`Pumped::Idle`] until [`Flow::believe_end`]
+    /// [`Mover::pump`] then sets [`CopyDirection::end_read`] and returns [`Pumped::Idle`] until [`CopyDirection::believe_end`]
     /// confirms the end.
     pub doubts_end: bool,
-    /// End of stream was read but is in doubt; see [`Flow::doubts_end`]. The owner clears this.
+    /// End of stream was read but is in doubt; see [`CopyDirection::doubts_end`]. The owner clears this.
     pub end_read: bool,
 }
 
 /// Bytes that have been read but not yet written.
 #[derive(Debug, Default)]
-enum Held {
+enum Unsent {
     #[default]
     Nothing,
     /// Buffer, and the offset of its unsent bytes (at least one).
@@ -112,7 +112,7 @@ pub enum Pumped {
     Blocked,
     /// More may follow, but other flows are waiting.
     Again,
-    /// [`Flow::budget`] is used up.
+    /// [`CopyDirection::budget`] is used up.
     Spent,
     /// End of stream was passed on.
     Done,
@@ -120,7 +120,7 @@ pub enum Pumped {
     SinkFailed,
 }
 
-impl Flow {
+impl CopyDirection {
     pub fn new(nodelay_due: bool) -> Self {
         Self { nodelay_due, ..Self::default() }
     }
@@ -129,9 +129,9 @@ impl Flow {
     #[inline]
     pub fn is_blocked(&self) -> bool {
         match &self.held {
-            Held::Nothing => false,
-            Held::Bytes(..) => true,
-            Held::Pipe(pipe) => pipe.held() > 0,
+            Unsent::Nothing => false,
+            Unsent::Bytes(..) => true,
+            Unsent::Pipe(pipe) => pipe.held() > 0,
         }
     }
 
@@ -149,11 +149,11 @@ impl Flow {
         self.shut
     }
 
-    /// Queues bytes to be sent before all others; they are not counted in [`Flow::bytes`]. Only valid before
+    /// Queues bytes to be sent before all others; they are not counted in [`CopyDirection::bytes`]. Only valid before
     /// the first [`Mover::pump`].
     pub fn lead_with(&mut self, bytes: Vec<u8>) {
         if !bytes.is_empty() {
-            self.held = Held::Bytes(bytes, 0);
+            self.held = Unsent::Bytes(bytes, 0);
         }
     }
 
@@ -166,7 +166,7 @@ impl Flow {
         let _ = set_socket_oobinline(source, true);
     }
 
-    /// Confirms an end of stream that [`Flow::doubts_end`] held back.
+    /// Confirms an end of stream that [`CopyDirection::doubts_end`] held back.
     pub fn believe_end(&mut self) {
         self.doubts_end = false;
         self.ended = true;
@@ -258,7 +258,7 @@ impl Mover {
     /// of stream is not passed on.
     pub fn pump(
         &mut self,
-        flow: &mut Flow,
+        flow: &mut CopyDirection,
         from: &TcpSocket,
         to: &TcpSocket,
         splice: Option<bool>,
@@ -316,31 +316,31 @@ impl Mover {
 
     /// Recovers the pipe or buffer of an ended connection. A pipe that still contains data is closed. If the
     /// flow is dropped instead, the pool loses a pipe.
-    pub fn reclaim(&mut self, flow: &mut Flow) {
+    pub fn reclaim(&mut self, flow: &mut CopyDirection) {
         match mem::take(&mut flow.held) {
-            Held::Nothing => {}
-            Held::Bytes(bytes, _) => self.recycle(bytes),
-            Held::Pipe(pipe) => self.give_back(pipe),
+            Unsent::Nothing => {}
+            Unsent::Bytes(bytes, _) => self.recycle(bytes),
+            Unsent::Pipe(pipe) => self.give_back(pipe),
         }
     }
 
     /// Sends held bytes; true if none are left.
-    fn drain(&mut self, flow: &mut Flow, to: &TcpSocket) -> io::Result<bool> {
+    fn drain(&mut self, flow: &mut CopyDirection, to: &TcpSocket) -> io::Result<bool> {
         match &mut flow.held {
-            Held::Nothing => Ok(true),
-            Held::Bytes(bytes, at) => {
+            Unsent::Nothing => Ok(true),
+            Unsent::Bytes(bytes, at) => {
                 while *at < bytes.len() {
                     match to.write(&bytes[*at..]) {
                         Ok(sent) => *at += sent,
                         Err(error) => return blocked(error),
                     }
                 }
-                if let Held::Bytes(bytes, _) = mem::take(&mut flow.held) {
+                if let Unsent::Bytes(bytes, _) = mem::take(&mut flow.held) {
                     self.recycle(bytes);
                 }
                 Ok(true)
             }
-            Held::Pipe(pipe) => {
+            Unsent::Pipe(pipe) => {
                 if flow.nodelay_due && pipe.held() > 0 {
                     flow.nodelay_due = false;
                     // If this fails, the following write fails too.
@@ -358,9 +358,9 @@ impl Mover {
     }
 
     /// Fills the flow's empty pipe once.
-    fn splice(&mut self, flow: &mut Flow, from: &TcpSocket) -> io::Result<()> {
+    fn splice(&mut self, flow: &mut CopyDirection, from: &TcpSocket) -> io::Result<()> {
         let most = flow.within_budget(usize::MAX);
-        let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
+        let Unsent::Pipe(pipe) = &mut flow.held else { return Ok(()) };
         match pipe.fill(from, most) {
             // 0 may also mean that an urgent byte precedes FIN, even if the byte's event has not arrived yet.
             Ok(0) if from.is_at_urgent_byte() => {
@@ -383,8 +383,13 @@ impl Mover {
     }
 
     /// Does one read and one write. The outer error comes from the sink.
-    fn copy(&mut self, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket) -> io::Result<io::Result<()>> {
-        if let Held::Pipe(_) = flow.held {
+    fn copy(
+        &mut self,
+        flow: &mut CopyDirection,
+        from: &TcpSocket,
+        to: &TcpSocket,
+    ) -> io::Result<io::Result<()>> {
+        if let Unsent::Pipe(_) = flow.held {
             self.reclaim(flow);
         }
         let most = flow.within_budget(self.buffer.len());
@@ -414,13 +419,13 @@ impl Mover {
         if sent < got {
             let mut left = self.spare.pop().unwrap_or_default();
             left.extend_from_slice(&self.buffer[sent..got]);
-            flow.held = Held::Bytes(left, 0);
+            flow.held = Unsent::Bytes(left, 0);
         }
         Ok(Ok(()))
     }
 
-    fn lend(&mut self, flow: &mut Flow) -> bool {
-        if let Held::Pipe(_) = flow.held {
+    fn lend(&mut self, flow: &mut CopyDirection) -> bool {
+        if let Unsent::Pipe(_) = flow.held {
             return true;
         }
         let pipe = match self.idle.pop() {
@@ -434,13 +439,13 @@ impl Mover {
                 Err(_) => return false,
             },
         };
-        flow.held = Held::Pipe(pipe);
+        flow.held = Unsent::Pipe(pipe);
         true
     }
 
     /// Returns an empty pipe to the pool.
-    fn stop(&mut self, flow: &mut Flow, pumped: Pumped) -> Pumped {
-        if matches!(&flow.held, Held::Pipe(pipe) if pipe.held() == 0) {
+    fn stop(&mut self, flow: &mut CopyDirection, pumped: Pumped) -> Pumped {
+        if matches!(&flow.held, Unsent::Pipe(pipe) if pipe.held() == 0) {
             self.reclaim(flow);
         }
         pumped

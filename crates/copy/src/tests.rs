@@ -79,7 +79,13 @@ fn is_pattern(heard: &[u8], at: usize) -> bool {
 }
 
 /// Moves one message of `len` bytes and returns the number of spliced bytes.
-fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: Option<bool>, len: usize) -> u64 {
+fn message(
+    mover: &mut Mover,
+    flow: &mut CopyDirection,
+    ends: &mut Ends,
+    copy: Option<bool>,
+    len: usize,
+) -> u64 {
     let bytes = pattern(flow.bytes as usize, len);
     ends.source.write_all(bytes).unwrap();
     arrive(&ends.from, len);
@@ -91,7 +97,7 @@ fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: Option<boo
     mover.take_moved().spliced
 }
 
-fn to_the_end(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: Option<bool>) -> Pumped {
+fn to_the_end(mover: &mut Mover, flow: &mut CopyDirection, ends: &mut Ends, copy: Option<bool>) -> Pumped {
     loop {
         match mover.pump(flow, &ends.from, &ends.to, copy, false) {
             Pumped::Again => {}
@@ -129,7 +135,7 @@ fn transfer(copy: Option<bool>, total: usize, appetite: usize) {
         source.shutdown(Shutdown::Write).unwrap();
         source
     });
-    let (mut mover, mut flow) = (Mover::default(), Flow::default());
+    let (mut mover, mut flow) = (Mover::default(), CopyDirection::default());
     let (mut heard, mut buffer, mut blocked) = (0, vec![0; appetite], 0);
     until(|| {
         // Treat each turn as an event, because reading an empty socket is harmless.
@@ -177,7 +183,7 @@ fn every_byte_arrives_at_a_sink_with_large_reads() {
 fn end_of_stream_leaves_the_other_direction_open() {
     for copy in MODES {
         let (mut mover, mut ends) = (Mover::default(), Ends::new());
-        let (mut there, mut back) = (Flow::default(), Flow::default());
+        let (mut there, mut back) = (CopyDirection::default(), CopyDirection::default());
         message(&mut mover, &mut there, &mut ends, copy, 9);
         ends.source.shutdown(Shutdown::Write).unwrap();
         until(|| {
@@ -194,7 +200,7 @@ fn end_of_stream_leaves_the_other_direction_open() {
 
 #[test]
 fn last_end_of_stream_is_passed_on_by_closing() {
-    let (mut mover, mut flow, ends) = (Mover::default(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, ends) = (Mover::default(), CopyDirection::default(), Ends::new());
     ends.source.shutdown(Shutdown::Write).unwrap();
     until(|| {
         flow.readable = true;
@@ -208,7 +214,7 @@ fn last_end_of_stream_is_passed_on_by_closing() {
 
 #[test]
 fn known_end_of_stream_needs_no_extra_read() {
-    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, mut ends) = (Mover::default(), CopyDirection::default(), Ends::new());
     ends.source.write_all(b"last").unwrap();
     ends.source.shutdown(Shutdown::Write).unwrap();
     arrive(&ends.from, 4);
@@ -221,7 +227,7 @@ fn known_end_of_stream_needs_no_extra_read() {
 
 #[test]
 fn suspected_end_of_stream_is_passed_on_once_confirmed() {
-    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, mut ends) = (Mover::default(), CopyDirection::default(), Ends::new());
     ends.source.write_all(b"last").unwrap();
     ends.source.shutdown(Shutdown::Write).unwrap();
     flow.doubts_end = true;
@@ -247,7 +253,7 @@ fn suspected_end_of_stream_is_passed_on_once_confirmed() {
 #[test]
 fn leading_bytes_are_sent_first() {
     for copy in MODES {
-        let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
+        let (mut mover, mut flow, mut ends) = (Mover::default(), CopyDirection::default(), Ends::new());
         flow.lead_with(b"header ".to_vec());
         assert!(flow.is_blocked());
         ends.source.write_all(b"body").unwrap();
@@ -263,8 +269,9 @@ fn leading_bytes_are_sent_first() {
 #[test]
 fn bulk_moves_to_a_pipe_and_interactive_traffic_back() {
     const LARGE: usize = BULK + 1000;
-    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
-    let mut spliced = |flow: &mut Flow, len| message(&mut mover, flow, &mut ends, BY_TRAFFIC, len) as usize;
+    let (mut mover, mut flow, mut ends) = (Mover::default(), CopyDirection::default(), Ends::new());
+    let mut spliced =
+        |flow: &mut CopyDirection, len| message(&mut mover, flow, &mut ends, BY_TRAFFIC, len) as usize;
     for _ in 0..100 {
         assert_eq!(spliced(&mut flow, 32), 0);
     }
@@ -290,7 +297,7 @@ fn bulk_moves_to_a_pipe_and_interactive_traffic_back() {
 
 #[test]
 fn plain_flow_is_copied_even_if_it_is_bulk() {
-    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, mut ends) = (Mover::default(), CopyDirection::default(), Ends::new());
     flow.plain = true;
     for _ in 0..2 * BULK_READS {
         assert_eq!(message(&mut mover, &mut flow, &mut ends, BY_TRAFFIC, BULK + 1000), 0);
@@ -302,7 +309,7 @@ fn plain_flow_is_copied_even_if_it_is_bulk() {
 
 #[test]
 fn urgent_byte_prevents_the_use_of_pipes() {
-    let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
+    let (mut mover, mut flow, mut ends) = (Mover::default(), CopyDirection::default(), Ends::new());
     assert_eq!(message(&mut mover, &mut flow, &mut ends, SPLICED, 100), 100);
     flow.on_urgent(&ends.from);
     assert_eq!(message(&mut mover, &mut flow, &mut ends, SPLICED, 100), 0);
@@ -313,7 +320,7 @@ fn urgent_byte_prevents_the_use_of_pipes() {
 fn unannounced_urgent_byte_does_not_end_the_stream() {
     for copy in MODES {
         let (mut mover, mut flow, mut ends) =
-            (Mover::default(), Flow { readable: true, ..Flow::default() }, Ends::new());
+            (Mover::default(), CopyDirection { readable: true, ..CopyDirection::default() }, Ends::new());
         ends.source.write_all(b"abc").unwrap();
         socket2::SockRef::from(&ends.source).send_out_of_band(b"!").unwrap();
         ends.source.write_all(b"def").unwrap();
@@ -342,9 +349,9 @@ fn mover_limits_open_and_idle_pipes() {
     assert!(rlimit::raise_open_files(needed) >= needed, "raise the limit on open files (ulimit -n)");
     let (mut mover, mut ends) = (Mover::default(), Ends::new());
     let mut waiting = fill_up(&ends.to);
-    let flows: Vec<Flow> = (0..PIPES + 2)
+    let flows: Vec<CopyDirection> = (0..PIPES + 2)
         .map(|number| {
-            let mut flow = Flow::default();
+            let mut flow = CopyDirection::default();
             until(|| {
                 ends.source.write_all(pattern(32 * number, 32)).unwrap();
                 arrive(&ends.from, 32);
@@ -358,7 +365,7 @@ fn mover_limits_open_and_idle_pipes() {
                     }
                 }
             });
-            assert_eq!(matches!(flow.held, Held::Pipe(_)), number < PIPES, "flow {number}");
+            assert_eq!(matches!(flow.held, Unsent::Pipe(_)), number < PIPES, "flow {number}");
             flow
         })
         .collect();
@@ -380,7 +387,7 @@ fn mover_limits_open_and_idle_pipes() {
 #[test]
 fn nodelay_is_set_before_nagle_could_delay() {
     for copy in MODES {
-        let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::new(true), Ends::new());
+        let (mut mover, mut flow, mut ends) = (Mover::default(), CopyDirection::new(true), Ends::new());
         let nodelay = |ends: &Ends| socket2::SockRef::from(&ends.to).tcp_nodelay().unwrap();
         message(&mut mover, &mut flow, &mut ends, copy, ONE_SEGMENT);
         // A single short message needs no setsockopt(2); the pipe always sets TCP_NODELAY.
@@ -396,7 +403,7 @@ fn broken_source_and_sink_are_distinguished() {
         socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
     };
     for copy in MODES {
-        let (mut mover, mut flow, ends) = (Mover::default(), Flow::default(), Ends::new());
+        let (mut mover, mut flow, ends) = (Mover::default(), CopyDirection::default(), Ends::new());
         reset(ends.source);
         let ended = until(|| {
             flow.on_error();
@@ -405,7 +412,7 @@ fn broken_source_and_sink_are_distinguished() {
         });
         assert_eq!(ended, Pumped::SourceFailed, "{copy:?}");
 
-        let (mut flow, mut ends) = (Flow::default(), Ends::new());
+        let (mut flow, mut ends) = (CopyDirection::default(), Ends::new());
         reset(ends.sink);
         let ended = until(|| {
             ends.source.write_all(b"x").unwrap();
@@ -423,7 +430,7 @@ fn broken_source_and_sink_are_distinguished() {
 fn budget_limits_reads_to_the_byte_and_loses_nothing() {
     for copy in MODES {
         let (mut mover, mut ends) = (Mover::default(), Ends::new());
-        let mut flow = Flow::new(false);
+        let mut flow = CopyDirection::new(false);
         flow.readable = true;
         let all = 300_000;
         ends.source.write_all(pattern(0, all)).unwrap();

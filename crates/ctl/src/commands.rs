@@ -23,7 +23,7 @@ pub use health::{health, wait_for_end};
 
 use crate::{
     client::{Client, ClientError, listed},
-    table::{Table, write_members},
+    table::{PagedTable, write_members},
 };
 
 const PAGE: usize = 1000;
@@ -216,13 +216,17 @@ fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
 
 enum ListOutput<const N: usize> {
     /// The last field counts the rows written so far.
-    Table(Table<N>, OutputFormat, usize),
+    Table(PagedTable<N>, OutputFormat, usize),
     Json(bool),
 }
 
 impl<const N: usize> ListOutput<N> {
     fn new(format: OutputFormat, head: [&'static str; N]) -> Self {
-        if format.is_json() { Self::Json(false) } else { Self::Table(Table::new(head, format), format, 0) }
+        if format.is_json() {
+            Self::Json(false)
+        } else {
+            Self::Table(PagedTable::new(head, format), format, 0)
+        }
     }
 
     fn show<T: Serialize>(

@@ -45,7 +45,7 @@ impl OutputFormat {
 }
 
 /// Writes rows page by page; the first page determines the widths.
-pub(crate) struct Table<const N: usize> {
+pub(crate) struct PagedTable<const N: usize> {
     head: [&'static str; N],
     columns: usize,
     layout: Option<TableLayout<N>>,
@@ -56,7 +56,7 @@ enum TableLayout<const N: usize> {
     Records,
 }
 
-impl<const N: usize> Table<N> {
+impl<const N: usize> PagedTable<N> {
     pub(crate) fn new(head: [&'static str; N], format: OutputFormat) -> Self {
         Self { head, columns: format.columns(), layout: None }
     }
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     fn written(parts: &[&[[&str; 2]]], columns: Option<usize>) -> String {
-        let mut table = Table::new(["A", "LONG"], OutputFormat::Text(columns));
+        let mut table = PagedTable::new(["A", "LONG"], OutputFormat::Text(columns));
         let mut out = Vec::new();
         for rows in parts {
             let rows: Vec<[String; 2]> = rows.iter().map(|row| row.map(str::to_owned)).collect();

@@ -30,11 +30,11 @@ use serde::{Deserialize, Serialize};
 
 /// A counted group: all allocations, those of a realm, or those of a user. The name is opaque.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Bucket(pub [u8; 16]);
+pub struct QuotaBucket(pub [u8; 16]);
 
 /// Extent to which all nodes together use a limit, as last reported by the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum QuotaLevel {
     /// Less than half of the limit is held.
     #[default]
     Calm,
@@ -44,7 +44,7 @@ pub enum Level {
     Full,
 }
 
-impl Level {
+impl QuotaLevel {
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::Calm, Self::Heavy, Self::Full].into_iter().find(|level| *level as u8 == number)
@@ -65,22 +65,22 @@ impl Level {
 /// held `old`. Returns the new quota of the node, the new sum, and the level. Reported use is always
 /// accepted, even above the limit. The store's script does the same.
 #[must_use]
-pub fn grant(limit: u32, nodes: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, Level) {
+pub fn grant(limit: u32, nodes: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, QuotaLevel) {
     let others = sum.saturating_sub(old);
     let room = limit.saturating_sub(others).saturating_sub(used);
     let share = (room / (2 * nodes.max(1))).max(1);
     let spare = if room > 0 { want.saturating_sub(used).min(share) } else { 0 };
     let held = used + spare;
     let sum = others.saturating_add(held);
-    (held, sum, Level::of(sum, limit))
+    (held, sum, QuotaLevel::of(sum, limit))
 }
 
 /// [`grant`] while the store's records are incomplete: grants nothing new, and a node keeps its quota.
 #[must_use]
-pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, Level) {
+pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, QuotaLevel) {
     let held = used.max(want);
     let sum = sum.saturating_sub(old).saturating_add(held);
-    (held, sum, Level::of(sum, limit))
+    (held, sum, QuotaLevel::of(sum, limit))
 }
 
 /// State of the store's records of what all nodes hold.
@@ -97,7 +97,7 @@ pub enum Books {
 
 /// Conditions that apply to all buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct LeaseTerms {
     /// Nodes that share the limits.
     pub nodes: u32,
     /// False during a store outage: allocations are counted, but no client is refused because of the fleet.
@@ -107,15 +107,15 @@ pub struct Terms {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    pub bucket: Bucket,
+    pub bucket: QuotaBucket,
     pub limit: u32,
     pub used: u32,
     pub want: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
-    pub bucket: Bucket,
+pub struct QuotaGrant {
+    pub bucket: QuotaBucket,
     /// Reported use of this node.
     pub told: u32,
     pub held: u32,
@@ -126,7 +126,7 @@ pub struct Grant {
 /// A bucket as the store has recorded it for this node, for the handover to a new process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    pub bucket: Bucket,
+    pub bucket: QuotaBucket,
     pub limit: u32,
     pub told: u32,
     pub held: u32,
@@ -146,7 +146,7 @@ pub enum Denial {
 const BURST: u32 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Share {
+struct NodeShare {
     used: u32,
     held: u32,
     /// Use that was last reported to the store; 0 if none was.
@@ -166,15 +166,15 @@ struct Share {
     recent: u32,
 }
 
-impl Share {
+impl NodeShare {
     /// True if one more allocation is allowed.
-    fn allows(&self, level: Level, Terms { nodes, books, .. }: Terms) -> bool {
+    fn allows(&self, level: QuotaLevel, LeaseTerms { nodes, books, .. }: LeaseTerms) -> bool {
         let few = BURST.min(self.limit / 2 + 1);
         let unasked = match (books, level) {
-            (_, Level::Full) => 0,
+            (_, QuotaLevel::Full) => 0,
             (Books::Recovering | Books::Unknown, _) => (self.limit / nodes.max(1)).max(few),
-            (Books::Whole, Level::Calm) => self.told.saturating_add(self.left() / nodes.max(1)).max(few),
-            (Books::Whole, Level::Heavy) => self.told.saturating_add(1).max(untold(self.limit, nodes)),
+            (Books::Whole, QuotaLevel::Calm) => self.told.saturating_add(self.left() / nodes.max(1)).max(few),
+            (Books::Whole, QuotaLevel::Heavy) => self.told.saturating_add(1).max(untold(self.limit, nodes)),
         };
         self.used < self.held.max(unasked)
     }
@@ -195,7 +195,7 @@ impl Share {
     }
 
     /// Amount to request: the use plus twice the recent growth and a small part of the amount left.
-    fn want(&self, level: Level, Terms { nodes, books, .. }: Terms) -> u32 {
+    fn want(&self, level: QuotaLevel, LeaseTerms { nodes, books, .. }: LeaseTerms) -> u32 {
         match books {
             Books::Whole => {
                 self.used.saturating_add(self.reserve(level, nodes).max(self.recent.saturating_mul(2)))
@@ -206,8 +206,8 @@ impl Share {
 
     /// Amount to keep for future use. A calm bucket needs no reserve, and in a full one other nodes need the
     /// quota.
-    fn reserve(&self, level: Level, nodes: u32) -> u32 {
-        if level == Level::Heavy && self.used > 0 { self.room / (8 * nodes.max(1)) } else { 0 }
+    fn reserve(&self, level: QuotaLevel, nodes: u32) -> u32 {
+        if level == QuotaLevel::Heavy && self.used > 0 { self.room / (8 * nodes.max(1)) } else { 0 }
     }
 }
 
@@ -217,25 +217,25 @@ fn untold(limit: u32, nodes: u32) -> u32 {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Levels(HashMap<Bucket, Level, RandomState>);
+pub struct Levels(HashMap<QuotaBucket, QuotaLevel, RandomState>);
 
 impl Levels {
     /// Maximum number of entries, 25 bytes each; additional buckets are treated as calm.
     const MOST: usize = 16 << 20;
 
     #[must_use]
-    pub fn get(&self, bucket: &Bucket) -> Level {
+    pub fn get(&self, bucket: &QuotaBucket) -> QuotaLevel {
         self.0.get(bucket).copied().unwrap_or_default()
     }
 
-    pub fn raise(&mut self, bucket: Bucket, level: Level) {
+    pub fn raise(&mut self, bucket: QuotaBucket, level: QuotaLevel) {
         if level > self.get(&bucket) {
             self.put(bucket, level);
         }
     }
 
-    pub fn put(&mut self, bucket: Bucket, level: Level) {
-        if level == Level::Calm {
+    pub fn put(&mut self, bucket: QuotaBucket, level: QuotaLevel) {
+        if level == QuotaLevel::Calm {
             self.0.remove(&bucket);
         } else if self.0.len() < Self::MOST || self.0.contains_key(&bucket) {
             self.0.insert(bucket, level);
@@ -260,8 +260,8 @@ impl Levels {
 /// Quotas of one node, or of one of its shards, which have separate buckets.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    shares: HashMap<Bucket, Share, RandomState>,
-    dirty: HashSet<Bucket, RandomState>,
+    shares: HashMap<QuotaBucket, NodeShare, RandomState>,
+    dirty: HashSet<QuotaBucket, RandomState>,
     /// Number of buckets that the store has lost.
     lost: usize,
     /// Number of exchanges so far.
@@ -273,7 +273,13 @@ pub struct Ledger {
 const DENIED_FOR: u64 = 100;
 
 impl Ledger {
-    pub fn acquire(&mut self, bucket: Bucket, limit: u32, level: Level, terms: Terms) -> Result<(), Denial> {
+    pub fn acquire(
+        &mut self,
+        bucket: QuotaBucket,
+        limit: u32,
+        level: QuotaLevel,
+        terms: LeaseTerms,
+    ) -> Result<(), Denial> {
         let share = self.shares.entry(bucket).or_default();
         share.limit = limit;
         if terms.enforced && !share.allows(level, terms) {
@@ -281,12 +287,12 @@ impl Ledger {
             let is_denied = self.exchanges < share.denied_until || share.used >= limit;
             if is_unused {
                 self.forget(&bucket);
-            } else if level != Level::Full {
+            } else if level != QuotaLevel::Full {
                 // The quota was too small, so request more.
                 share.recent = share.recent.saturating_add(1);
                 self.dirty.insert(bucket);
             }
-            let is_full = is_unused || is_denied || level == Level::Full;
+            let is_full = is_unused || is_denied || level == QuotaLevel::Full;
             return Err(if is_full { Denial::Full } else { Denial::Undecided });
         }
         share.used = share.used.saturating_add(1);
@@ -297,7 +303,7 @@ impl Ledger {
         Ok(())
     }
 
-    pub fn release(&mut self, bucket: Bucket) {
+    pub fn release(&mut self, bucket: QuotaBucket) {
         let Some(share) = self.shares.get_mut(&bucket) else { return };
         share.used = share.used.saturating_sub(1);
         if share.is_known() {
@@ -307,15 +313,15 @@ impl Ledger {
         }
     }
 
-    fn forget(&mut self, bucket: &Bucket) {
+    fn forget(&mut self, bucket: &QuotaBucket) {
         if self.shares.remove(bucket).is_some_and(|share| share.is_lost) {
             self.lost -= 1;
         }
     }
 
-    pub fn asks(&mut self, most: usize, levels: &Levels, terms: Terms) -> Vec<Ask> {
+    pub fn asks(&mut self, most: usize, levels: &Levels, terms: LeaseTerms) -> Vec<Ask> {
         self.exchanges += 1;
-        let now: Vec<Bucket> = self.dirty.iter().copied().take(most).collect();
+        let now: Vec<QuotaBucket> = self.dirty.iter().copied().take(most).collect();
         let mut asks = Vec::with_capacity(now.len());
         for bucket in now {
             self.dirty.remove(&bucket);
@@ -328,8 +334,8 @@ impl Ledger {
         asks
     }
 
-    pub fn granted(&mut self, grant: Grant, levels: &Levels, terms: Terms) {
-        let Grant { bucket, told, held, sum } = grant;
+    pub fn granted(&mut self, grant: QuotaGrant, levels: &Levels, terms: LeaseTerms) {
+        let QuotaGrant { bucket, told, held, sum } = grant;
         let Some(share) = self.shares.get_mut(&bucket) else { return };
         (share.held, share.asked) = (held, false);
         if std::mem::take(&mut share.is_lost) {
@@ -362,15 +368,16 @@ impl Ledger {
     }
 
     /// Applies a change of level: a node checks whether it still needs its reserve in a full bucket.
-    pub fn level_changed(&mut self, bucket: Bucket, level: Level) {
-        if level == Level::Full && self.shares.get(&bucket).is_some_and(|share| share.held > share.used) {
+    pub fn level_changed(&mut self, bucket: QuotaBucket, level: QuotaLevel) {
+        if level == QuotaLevel::Full && self.shares.get(&bucket).is_some_and(|share| share.held > share.used)
+        {
             self.dirty.insert(bucket);
         }
     }
 
     /// Reports everything again after the store has lost it. If the store has granted quotas in the meantime,
     /// it may already have granted this node's quota to another.
-    pub fn tell_all(&mut self, terms: Terms) {
+    pub fn tell_all(&mut self, terms: LeaseTerms) {
         self.lost = 0;
         for (bucket, share) in &mut self.shares {
             if terms.books == Books::Whole {
@@ -410,7 +417,7 @@ impl Ledger {
     pub fn told(&self) -> impl Iterator<Item = Told> {
         let known = self.shares.iter().filter(|(_, share)| share.is_known());
         known.map(|(bucket, share)| {
-            let Share { held, told, limit, .. } = *share;
+            let NodeShare { held, told, limit, .. } = *share;
             Told { bucket: *bucket, limit, told, held }
         })
     }
@@ -418,19 +425,20 @@ impl Ledger {
     /// Takes over the quota of the previous process. Its use is counted by [`Self::acquire`] as allocations
     /// arrive; the rest is returned with the next report.
     pub fn take_over(&mut self, Told { bucket, limit, told, held }: Told) {
-        let share = Share { held, told, limit, asked: true, wanted: held, ..Share::default() };
+        let share = NodeShare { held, told, limit, asked: true, wanted: held, ..NodeShare::default() };
         self.shares.insert(bucket, share);
         self.dirty.insert(bucket);
     }
 
     #[must_use]
     pub fn totals(&self) -> (u64, u64, u64) {
-        let sum = |of: fn(&Share) -> u32| self.shares.values().map(|share| u64::from(of(share))).sum::<u64>();
+        let sum =
+            |of: fn(&NodeShare) -> u32| self.shares.values().map(|share| u64::from(of(share))).sum::<u64>();
         (self.shares.len() as u64, sum(|share| share.used), sum(|share| share.held))
     }
 
     #[must_use]
-    pub fn used(&self, bucket: &Bucket) -> u32 {
+    pub fn used(&self, bucket: &QuotaBucket) -> u32 {
         self.shares.get(bucket).map_or(0, |share| share.used)
     }
 
@@ -446,14 +454,14 @@ mod tests {
 
     use super::*;
 
-    const B: Bucket = Bucket([1; 16]);
+    const B: QuotaBucket = QuotaBucket([1; 16]);
 
     struct World {
         nodes: Vec<Ledger>,
-        held: Vec<HashMap<Bucket, u32, RandomState>>,
-        sums: HashMap<Bucket, u32, RandomState>,
+        held: Vec<HashMap<QuotaBucket, u32, RandomState>>,
+        sums: HashMap<QuotaBucket, u32, RandomState>,
         levels: Levels,
-        terms: Terms,
+        terms: LeaseTerms,
     }
 
     impl World {
@@ -464,7 +472,7 @@ mod tests {
                 held: vec![HashMap::default(); nodes],
                 sums: HashMap::default(),
                 levels: Levels::default(),
-                terms: Terms { nodes: count, enforced: true, books: Books::Whole },
+                terms: LeaseTerms { nodes: count, enforced: true, books: Books::Whole },
             }
         }
 
@@ -490,7 +498,7 @@ mod tests {
                     }
                     self.nodes.iter_mut().for_each(|node| node.level_changed(bucket, level));
                 }
-                let grant = Grant { bucket, told: used, held, sum };
+                let grant = QuotaGrant { bucket, told: used, held, sum };
                 self.nodes[node].granted(grant, &self.levels, self.terms);
             }
         }
@@ -526,18 +534,18 @@ mod tests {
 
     #[test]
     fn grant_covers_the_reported_use_and_at_most_the_remainder() {
-        assert_eq!(grant(100, 2, 0, 0, 10, 20), (20, 20, Level::Calm));
+        assert_eq!(grant(100, 2, 0, 0, 10, 20), (20, 20, QuotaLevel::Calm));
         assert_eq!(
             grant(100, 2, 0, 0, 10, 90),
-            (32, 32, Level::Calm),
+            (32, 32, QuotaLevel::Calm),
             "a quarter of what is left, for two nodes"
         );
-        assert_eq!(grant(100, 2, 60, 20, 20, 30), (30, 70, Level::Heavy));
-        assert_eq!(grant(100, 2, 99, 0, 0, 5), (1, 100, Level::Full), "the last allocation");
-        assert_eq!(grant(100, 2, 100, 0, 0, 5), (0, 100, Level::Full));
-        assert_eq!(grant(100, 2, 100, 0, 3, 5), (3, 103, Level::Full), "reported use is accepted");
-        assert_eq!(grant(1, 3, 0, 0, 1, 1), (1, 1, Level::Full));
-        assert_eq!(grant(2, 3, 0, 0, 1, 1), (1, 1, Level::Heavy));
+        assert_eq!(grant(100, 2, 60, 20, 20, 30), (30, 70, QuotaLevel::Heavy));
+        assert_eq!(grant(100, 2, 99, 0, 0, 5), (1, 100, QuotaLevel::Full), "the last allocation");
+        assert_eq!(grant(100, 2, 100, 0, 0, 5), (0, 100, QuotaLevel::Full));
+        assert_eq!(grant(100, 2, 100, 0, 3, 5), (3, 103, QuotaLevel::Full), "reported use is accepted");
+        assert_eq!(grant(1, 3, 0, 0, 1, 1), (1, 1, QuotaLevel::Full));
+        assert_eq!(grant(2, 3, 0, 0, 1, 1), (1, 1, QuotaLevel::Heavy));
     }
 
     #[test]
@@ -616,7 +624,7 @@ mod tests {
         world.terms.enforced = true;
         assert!(!world.acquire(0, 10), "allocations made during the outage are counted");
         world.exchange_all();
-        assert_eq!((world.sums[&B], world.levels.get(&B)), (50, Level::Full));
+        assert_eq!((world.sums[&B], world.levels.get(&B)), (50, QuotaLevel::Full));
         assert!(!world.acquire(1, 10));
         (0..45).for_each(|_| world.nodes[0].release(B));
         world.settle();
@@ -650,7 +658,7 @@ mod tests {
             }
         }
         let (held, used) = (world.held(), world.used());
-        assert!(held <= 200 && used == 120 && world.levels.get(&B) == Level::Heavy);
+        assert!(held <= 200 && used == 120 && world.levels.get(&B) == QuotaLevel::Heavy);
         world.lose_all();
         assert!(world.nodes.iter().all(|node| node.lost() == 1));
         for _ in 0..50 {
@@ -680,7 +688,11 @@ mod tests {
         assert!(!world.acquire(0, 100) && !world.acquire(1, 100));
         (0..10).for_each(|_| world.nodes[0].release(B));
         world.exchange(0);
-        assert_eq!((world.sums[&B], world.levels.get(&B)), (100, Level::Full), "kept for the node's clients");
+        assert_eq!(
+            (world.sums[&B], world.levels.get(&B)),
+            (100, QuotaLevel::Full),
+            "kept for the node's clients"
+        );
         assert_eq!((0..20).filter(|_| world.acquire(0, 100)).count(), 10);
         assert!(!world.acquire(1, 100));
     }
@@ -703,7 +715,7 @@ mod tests {
     #[test]
     fn recovering_node_takes_its_share_unless_the_bucket_is_full() {
         for books in [Books::Unknown, Books::Recovering] {
-            for (level, most) in [(Level::Heavy, 100), (Level::Full, 0)] {
+            for (level, most) in [(QuotaLevel::Heavy, 100), (QuotaLevel::Full, 0)] {
                 let mut world = World::new(4);
                 world.terms.books = books;
                 world.levels.put(B, level);
@@ -747,15 +759,16 @@ mod tests {
     #[test]
     fn quota_that_others_hold_in_reserve_is_denied_after_one_exchange() {
         let mut node = Ledger::default();
-        let (levels, terms) = (Levels::default(), Terms { nodes: 3, enforced: true, books: Books::Whole });
-        let acquire = |node: &mut Ledger| node.acquire(B, 24, Level::Heavy, terms);
+        let (levels, terms) =
+            (Levels::default(), LeaseTerms { nodes: 3, enforced: true, books: Books::Whole });
+        let acquire = |node: &mut Ledger| node.acquire(B, 24, QuotaLevel::Heavy, terms);
         assert_eq!([acquire(&mut node), acquire(&mut node)], [Ok(()), Err(Denial::Undecided)]);
         let asks = node.asks(1, &levels, terms);
         assert!(asks[0].want > asks[0].used);
-        node.granted(Grant { bucket: B, told: 1, held: 1, sum: 23 }, &levels, terms);
+        node.granted(QuotaGrant { bucket: B, told: 1, held: 1, sum: 23 }, &levels, terms);
         assert_eq!([acquire(&mut node), acquire(&mut node)], [Ok(()), Err(Denial::Full)]);
         node.asks(1, &levels, terms);
-        node.granted(Grant { bucket: B, told: 2, held: 3, sum: 23 }, &levels, terms);
+        node.granted(QuotaGrant { bucket: B, told: 2, held: 3, sum: 23 }, &levels, terms);
         assert_eq!(
             [(); 3].map(|()| acquire(&mut node)),
             [Ok(()), Err(Denial::Undecided), Err(Denial::Undecided)],
@@ -766,11 +779,12 @@ mod tests {
     #[test]
     fn old_denial_no_longer_applies() {
         let mut node = Ledger::default();
-        let (levels, terms) = (Levels::default(), Terms { nodes: 3, enforced: true, books: Books::Whole });
-        let acquire = |node: &mut Ledger| node.acquire(B, 24, Level::Heavy, terms);
+        let (levels, terms) =
+            (Levels::default(), LeaseTerms { nodes: 3, enforced: true, books: Books::Whole });
+        let acquire = |node: &mut Ledger| node.acquire(B, 24, QuotaLevel::Heavy, terms);
         assert_eq!([acquire(&mut node), acquire(&mut node)], [Ok(()), Err(Denial::Undecided)]);
         node.asks(1, &levels, terms);
-        node.granted(Grant { bucket: B, told: 1, held: 1, sum: 23 }, &levels, terms);
+        node.granted(QuotaGrant { bucket: B, told: 1, held: 1, sum: 23 }, &levels, terms);
         assert_eq!([acquire(&mut node), acquire(&mut node)], [Ok(()), Err(Denial::Full)]);
         (1..DENIED_FOR).for_each(|_| _ = node.asks(0, &levels, terms));
         assert_eq!(acquire(&mut node), Err(Denial::Full));
@@ -795,8 +809,8 @@ mod tests {
     #[test]
     fn quota_ended_before_its_new_report_is_not_reported() {
         let mut world = World::new(2);
-        let all = Terms { enforced: false, ..world.terms };
-        (0..20).for_each(|_| assert!(world.nodes[0].acquire(B, 100, Level::Calm, all).is_ok()));
+        let all = LeaseTerms { enforced: false, ..world.terms };
+        (0..20).for_each(|_| assert!(world.nodes[0].acquire(B, 100, QuotaLevel::Calm, all).is_ok()));
         world.lose_all();
         assert_eq!(world.nodes[0].lost(), 1);
         (0..20).for_each(|_| world.nodes[0].release(B));
@@ -817,7 +831,7 @@ mod tests {
             world.nodes[0].release(B);
             assert!(!world.acquire(1, 1), "the bucket is full");
             if is_heard {
-                let grant = Grant { bucket: B, told: ask.used, held, sum };
+                let grant = QuotaGrant { bucket: B, told: ask.used, held, sum };
                 world.nodes[0].granted(grant, &world.levels, world.terms);
             } else {
                 world.nodes[0].unheard(&asks);
@@ -838,7 +852,7 @@ mod tests {
         world.nodes[0] = Ledger::default();
         told.iter().for_each(|told| world.nodes[0].take_over(*told));
         // 70 of the previous process's 100 allocations arrive, regardless of the limit.
-        let terms = Terms { enforced: false, ..world.terms };
+        let terms = LeaseTerms { enforced: false, ..world.terms };
         for _ in 0..70 {
             assert!(world.nodes[0].acquire(B, 100, world.levels.get(&B), terms).is_ok());
         }
@@ -902,7 +916,7 @@ mod tests {
             prop_assert!(held >= used && held <= used.max(want));
             prop_assert_eq!(sum, others + held);
             prop_assert!(held == used || sum <= limit);
-            prop_assert_eq!(level == Level::Full, sum >= limit);
+            prop_assert_eq!(level == QuotaLevel::Full, sum >= limit);
         }
     }
 }

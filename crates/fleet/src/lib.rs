@@ -24,16 +24,20 @@ mod store_epoch;
 
 pub use bans::{Ban, Bans, LONGEST_BAN_S, Ordered, Subject, Unbanned};
 pub use keyring::{Key, KeyRing};
-pub use lease::{Ask, Books, Bucket, Denial, Grant, Ledger, Level, Levels, Terms, Told, grant, reclaim};
-pub use members::{BEAT_MS, Change, Claim, FleetMembers, GONE_MS, Member, NameVerdict, Record};
+pub use lease::{
+    Ask, Books, Denial, LeaseTerms, Ledger, Levels, QuotaBucket, QuotaGrant, QuotaLevel, Told, grant, reclaim,
+};
+pub use members::{
+    BEAT_MS, FleetMember, FleetMembers, GONE_MS, MemberChange, NameConflict, NameVerdict, NodeRecord,
+};
 pub use node::{Beat, Card, Entrance, Load, MOST_NODES, NodeName};
-pub use notice::{Message, Notice, Opened, PeerAnswer, Question, Refused, Rights};
+pub use notice::{ForwardedRequest, Message, Notice, OpenedMessages, PeerAnswer, Refused, Rights};
 pub use orphaned_quota::OrphanedQuota;
 pub use placement::{Charges, FleetView, Need, RedirectTarget};
 pub use poll_interval::{Backoff, exchange_period_ms, look_period_ms};
 pub use recent_redirects::RecentRedirects;
 pub use seal::Sealer;
 pub use store_epoch::{
-    Chronicle, EpochChange, EpochState, LONGEST_MS, NodeReport, Progress, Recovery, SETTLE_MS, SHORTEST_MS,
-    StoreEpoch, TELLING_MS,
+    Chronicle, EpochChange, EpochProgress, EpochState, LONGEST_MS, NodeReport, Recovery, SETTLE_MS,
+    SHORTEST_MS, StoreEpoch, TELLING_MS,
 };

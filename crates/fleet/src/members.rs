@@ -19,7 +19,7 @@ const DOUBTFUL_MS: u64 = 2500;
 pub const GONE_MS: u64 = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct NodeRecord {
     pub name: NodeName,
     /// Time of the write by the store's clock, in milliseconds.
     pub stamp_ms: u64,
@@ -27,7 +27,7 @@ pub struct Record {
 }
 
 #[derive(Clone, Debug)]
-pub struct Member {
+pub struct FleetMember {
     pub card: Option<Arc<Card>>,
     pub beat: Beat,
     pub silent_ms: u64,
@@ -42,7 +42,7 @@ pub struct Member {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum MemberChange {
     /// A new node, or a new process of a known node, whose card has been read.
     Joined(NodeName),
     /// Its record is overdue: no clients are redirected to it.
@@ -53,14 +53,20 @@ pub enum Change {
 
 #[derive(Clone, Debug, Default)]
 pub struct FleetMembers {
-    nodes: BTreeMap<NodeName, Member>,
+    nodes: BTreeMap<NodeName, FleetMember>,
     looked_ms: Option<u64>,
 }
 
 impl FleetMembers {
     /// Applies the store's records, read at `now_ms` by our clock and `store_ms` by the store's. The store
     /// has responded to every request for `steady_ms`.
-    pub fn look(&mut self, now_ms: u64, store_ms: u64, steady_ms: u64, records: Vec<Record>) -> Vec<Change> {
+    pub fn look(
+        &mut self,
+        now_ms: u64,
+        store_ms: u64,
+        steady_ms: u64,
+        records: Vec<NodeRecord>,
+    ) -> Vec<MemberChange> {
         let since = self.looked_ms.replace(now_ms).map_or(0, |before| now_ms.saturating_sub(before));
         // During an outage, the other nodes could not write either.
         let passed = since.min(steady_ms);
@@ -68,7 +74,7 @@ impl FleetMembers {
         for member in self.nodes.values_mut() {
             member.silent_ms += passed;
         }
-        for Record { name, stamp_ms, beat } in records {
+        for NodeRecord { name, stamp_ms, beat } in records {
             // The age of a new record can only be determined with the store's clock.
             let age_ms = store_ms.saturating_sub(stamp_ms);
             let known = self.nodes.get_mut(&name);
@@ -81,11 +87,11 @@ impl FleetMembers {
                     }
                     known.age_ms = age_ms.min(steady_ms);
                     if was_heard && known.age_ms >= DOUBTFUL_MS && known.card.is_some() {
-                        changes.push(Change::Silent { name, incarnation: beat.incarnation });
+                        changes.push(MemberChange::Silent { name, incarnation: beat.incarnation });
                     }
                 }
                 None if age_ms < GONE_MS => {
-                    let member = Member {
+                    let member = FleetMember {
                         card: None,
                         beat,
                         silent_ms: age_ms,
@@ -101,7 +107,7 @@ impl FleetMembers {
         }
         let gone = self.nodes.extract_if(.., |_, member| member.silent_ms >= GONE_MS);
         let gone = gone.filter(|(_, member)| member.card.is_some());
-        changes.extend(gone.map(|(name, member)| Change::Gone { name, number: member.beat.number }));
+        changes.extend(gone.map(|(name, member)| MemberChange::Gone { name, number: member.beat.number }));
         changes
     }
 
@@ -116,10 +122,10 @@ impl FleetMembers {
         }
     }
 
-    pub fn put_card(&mut self, card: Card) -> Option<Change> {
+    pub fn put_card(&mut self, card: Card) -> Option<MemberChange> {
         let incarnation = card.incarnation;
         let member = self.nodes.get_mut(&card.name).filter(|it| it.beat.incarnation == incarnation)?;
-        let joined = member.card.is_none().then(|| Change::Joined(card.name.clone()));
+        let joined = member.card.is_none().then(|| MemberChange::Joined(card.name.clone()));
         (member.card, member.has_new_card) = (Some(Arc::new(card)), false);
         joined
     }
@@ -134,19 +140,19 @@ impl FleetMembers {
     }
 
     /// Handles a node's announcement that it is leaving.
-    pub fn left(&mut self, name: &NodeName, incarnation: u64) -> Option<Change> {
+    pub fn left(&mut self, name: &NodeName, incarnation: u64) -> Option<MemberChange> {
         let member = self.nodes.get(name).filter(|member| member.beat.incarnation == incarnation)?;
         let (number, was_known) = (member.beat.number, member.card.is_some());
         self.nodes.remove(name);
-        was_known.then(|| Change::Gone { name: name.clone(), number })
+        was_known.then(|| MemberChange::Gone { name: name.clone(), number })
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &Member)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &FleetMember)> {
         self.nodes.iter().filter(|(_, member)| member.card.is_some())
     }
 
     #[must_use]
-    pub fn get(&self, name: &NodeName) -> Option<&Member> {
+    pub fn get(&self, name: &NodeName) -> Option<&FleetMember> {
         self.nodes.get(name).filter(|member| member.card.is_some())
     }
 
@@ -161,7 +167,7 @@ impl FleetMembers {
     }
 }
 
-impl Member {
+impl FleetMember {
     /// True if clients may be redirected to this node.
     #[must_use]
     pub fn is_heard(&self) -> bool {
@@ -184,7 +190,7 @@ impl Member {
 /// Conflict over a node name. The store refuses a name while the record of another incarnation is fresh. A
 /// killed process leaves such a record behind; a live one keeps renewing it.
 #[derive(Clone, Debug, Default)]
-pub struct Claim {
+pub struct NameConflict {
     /// The conflicting record, and the time it was first seen.
     seen: Option<(String, u64)>,
 }
@@ -198,7 +204,7 @@ pub enum NameVerdict {
     Taken,
 }
 
-impl Claim {
+impl NameConflict {
     /// Handles the store's refusal of the name at `now_ms` because of this record.
     pub fn refused(&mut self, now_ms: u64, record: &str) -> NameVerdict {
         match &self.seen {
@@ -231,9 +237,9 @@ mod tests {
         name.parse().unwrap()
     }
 
-    fn record(of: &str, stamp_ms: u64, incarnation: u64) -> Record {
+    fn record(of: &str, stamp_ms: u64, incarnation: u64) -> NodeRecord {
         let beat = Beat { number: 7, incarnation, draining: false, load: Load::default() };
-        Record { name: name(of), stamp_ms, beat }
+        NodeRecord { name: name(of), stamp_ms, beat }
     }
 
     fn card(of: &str, incarnation: u64, version: &str) -> Card {
@@ -248,15 +254,15 @@ mod tests {
     }
 
     /// Applies records with our clock and that of a store one hour ahead, and reads all cards.
-    fn look(members: &mut FleetMembers, now_ms: u64, records: Vec<Record>) -> Vec<Change> {
+    fn look(members: &mut FleetMembers, now_ms: u64, records: Vec<NodeRecord>) -> Vec<MemberChange> {
         look_at(members, (now_ms, now_ms + 3_600_000, u64::MAX), records)
     }
 
     fn look_at(
         members: &mut FleetMembers,
         (now_ms, store_ms, steady_ms): (u64, u64, u64),
-        records: Vec<Record>,
-    ) -> Vec<Change> {
+        records: Vec<NodeRecord>,
+    ) -> Vec<MemberChange> {
         let cards: Vec<Card> =
             records.iter().map(|it| card(it.name.as_str(), it.beat.incarnation, "1")).collect();
         let mut changes = members.look(now_ms, store_ms, steady_ms, records);
@@ -285,16 +291,16 @@ mod tests {
         assert_eq!((members.put_card(card("a", 1, "2")), members.len()), (None, 1));
     }
 
-    fn joined(of: &str) -> Change {
-        Change::Joined(name(of))
+    fn joined(of: &str) -> MemberChange {
+        MemberChange::Joined(name(of))
     }
 
-    fn silent(of: &str) -> Change {
-        Change::Silent { name: name(of), incarnation: 1 }
+    fn silent(of: &str) -> MemberChange {
+        MemberChange::Silent { name: name(of), incarnation: 1 }
     }
 
-    fn gone(of: &str) -> Change {
-        Change::Gone { name: name(of), number: 7 }
+    fn gone(of: &str) -> MemberChange {
+        MemberChange::Gone { name: name(of), number: 7 }
     }
 
     #[test]
@@ -407,12 +413,12 @@ mod tests {
 
     #[test]
     fn name_is_refused_while_renewed_and_taken_over_from_a_dead_process() {
-        let mut claim = Claim::default();
+        let mut claim = NameConflict::default();
         for now in [0, 1000, 2000] {
             assert_eq!(claim.refused(now, "1 7 a"), NameVerdict::Wait);
         }
         assert_eq!(claim.refused(2500, "1 7 a"), NameVerdict::TakeOver("1 7 a".to_owned()));
-        let mut claim = Claim::default();
+        let mut claim = NameConflict::default();
         assert_eq!(claim.refused(0, "1 7 a"), NameVerdict::Wait);
         assert_eq!(claim.refused(1000, "2 7 a"), NameVerdict::Taken);
         assert_eq!(claim.refused(2000, "3 7 a"), NameVerdict::Taken);

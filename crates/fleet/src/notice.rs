@@ -57,11 +57,11 @@ pub enum Notice {
     RulesChanged,
     /// The state of a certificate order has changed, for example because a challenge is pending.
     OrdersChanged,
-    Question(Question),
+    Question(ForwardedRequest),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Question {
+pub struct ForwardedRequest {
     pub id: u64,
     pub to: NodeName,
     pub method: String,
@@ -112,7 +112,7 @@ impl Message {
 /// messages of that age.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Remembered", into = "Remembered")]
-pub struct Opened {
+pub struct OpenedMessages {
     tags: HashSet<[u8; TAG_LEN]>,
     by_time: BTreeMap<u64, Vec<[u8; TAG_LEN]>>,
     /// Time of the newest message that was forgotten, or that an earlier process may have executed.
@@ -126,13 +126,13 @@ struct Remembered {
     forgotten: Option<u64>,
 }
 
-impl From<Opened> for Remembered {
-    fn from(Opened { by_time, forgotten, .. }: Opened) -> Self {
+impl From<OpenedMessages> for Remembered {
+    fn from(OpenedMessages { by_time, forgotten, .. }: OpenedMessages) -> Self {
         Self { by_time: by_time.into_iter().collect(), forgotten }
     }
 }
 
-impl From<Remembered> for Opened {
+impl From<Remembered> for OpenedMessages {
     fn from(Remembered { by_time, forgotten }: Remembered) -> Self {
         let tags = by_time.iter().flat_map(|(_, tags)| tags).copied().collect();
         Self { tags, by_time: by_time.into_iter().collect(), forgotten }
@@ -148,7 +148,7 @@ pub enum Refused {
     Repeated,
 }
 
-impl Opened {
+impl OpenedMessages {
     /// Messages from up to this many seconds before the start are accepted, to allow for clock differences.
     const BEFORE_START_S: u64 = 2;
 
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn messages_round_trip_while_recent() {
         let sealer = Sealer::new("secret");
-        let question = Question {
+        let question = ForwardedRequest {
             id: u64::MAX,
             to: name("b"),
             method: "GET".to_owned(),
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn replayed_message_is_executed_once() {
-        let (sealer, mut opened) = (Sealer::new("secret"), Opened::default());
+        let (sealer, mut opened) = (Sealer::new("secret"), OpenedMessages::default());
         let (one, same_again) = (sealed(&sealer, 1000, 1), sealed(&sealer, 1000, 2));
         assert!(opened.open(&sealer, 1000, &one).is_ok());
         assert!(opened.open(&sealer, 1000, &same_again).is_ok(), "another message with the same content");
@@ -280,32 +280,32 @@ mod tests {
 
     #[test]
     fn notices_from_before_the_start_are_refused() {
-        let (sealer, mut opened) = (Sealer::new("secret"), Opened::since(1000));
+        let (sealer, mut opened) = (Sealer::new("secret"), OpenedMessages::since(1000));
         for (at, is_heard) in [(880, false), (997, false), (998, true), (1000, true), (1120, true)] {
             let said = opened.open(&sealer, 1000, &sealed(&sealer, at, 1));
             assert_eq!(said.is_ok(), is_heard, "{at}");
         }
-        let mut opened = Opened::since(5000);
+        let mut opened = OpenedMessages::since(5000);
         let mut hears = |unix| opened.open(&sealer, unix, &sealed(&sealer, unix, 2)).is_ok();
         assert_eq!([hears(1400), hears(1520), hears(1521)], [false, false, true]);
     }
 
     #[test]
     fn opened_messages_are_bounded_and_never_repeated() {
-        let (sealer, mut opened) = (Sealer::new("secret"), Opened::default());
-        let most = u32::try_from(Opened::MOST).unwrap();
+        let (sealer, mut opened) = (Sealer::new("secret"), OpenedMessages::default());
+        let most = u32::try_from(OpenedMessages::MOST).unwrap();
         let all: Vec<_> =
             (0..most + 100).map(|number| sealed(&sealer, 1000 + u64::from(number) / 1000, number)).collect();
         for sealed in &all {
             assert!(opened.open(&sealer, 1060, sealed).is_ok());
-            assert!(opened.tags.len() <= Opened::MOST);
+            assert!(opened.tags.len() <= OpenedMessages::MOST);
         }
         for sealed in all.iter().step_by(97) {
             assert_eq!(opened.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }
         // The process that takes over does not execute the messages again either.
         let text = serde_json::to_string(&opened).unwrap();
-        let mut taken: Opened = serde_json::from_str(&text).unwrap();
+        let mut taken: OpenedMessages = serde_json::from_str(&text).unwrap();
         for sealed in all.iter().step_by(97) {
             assert_eq!(taken.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }

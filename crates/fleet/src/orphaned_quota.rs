@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use crate::{
-    members::{GONE_MS, Record},
+    members::{GONE_MS, NodeRecord},
     node::NodeName,
 };
 
@@ -29,11 +29,11 @@ impl OrphanedQuota {
         now_ms: u64,
         store_ms: u64,
         steady_ms: u64,
-        records: &[Record],
+        records: &[NodeRecord],
     ) -> Vec<(NodeName, u16)> {
         let mut seen = HashMap::with_capacity(records.len());
         let mut abandoned = Vec::new();
-        for Record { name, stamp_ms, beat } in records {
+        for NodeRecord { name, stamp_ms, beat } in records {
             let known = self.seen.get(name).filter(|(stamp, _)| stamp == stamp_ms);
             let since = known.map_or(now_ms, |(_, since)| *since);
             seen.insert(name.clone(), (*stamp_ms, since));
@@ -54,9 +54,9 @@ mod tests {
     use super::*;
     use crate::node::{Beat, Load};
 
-    fn record(name: &str, stamp_ms: u64) -> Record {
+    fn record(name: &str, stamp_ms: u64) -> NodeRecord {
         let beat = Beat { number: 3, incarnation: 1, draining: false, load: Load::default() };
-        Record { name: name.parse().unwrap(), stamp_ms, beat }
+        NodeRecord { name: name.parse().unwrap(), stamp_ms, beat }
     }
 
     fn names(abandoned: &[(NodeName, u16)]) -> Vec<&str> {

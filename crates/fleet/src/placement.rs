@@ -27,7 +27,7 @@ use hashbrown::HashMap;
 use turnpike_turn::server::Transport;
 
 use crate::{
-    members::{FleetMembers, Member},
+    members::{FleetMember, FleetMembers},
     node::Card,
 };
 
@@ -75,7 +75,7 @@ pub struct FleetView {
     /// Number of nodes that redirect within the zone, and number of nodes that redirect to other zones.
     near_senders: u32,
     senders: u32,
-    groups: [[Group; 2]; TRANSPORTS],
+    groups: [[NodeGroup; 2]; TRANSPORTS],
 }
 
 #[derive(Debug)]
@@ -92,7 +92,7 @@ struct Seen {
 
 /// Indexes of nodes that serve a transport and a family.
 #[derive(Debug, Default)]
-struct Group {
+struct NodeGroup {
     near: Vec<u32>,
     far: Vec<u32>,
     /// Indexes of those nodes that are below the mean.
@@ -270,7 +270,7 @@ impl FleetView {
 }
 
 impl Seen {
-    fn new(member: &Member) -> Option<Self> {
+    fn new(member: &FleetMember) -> Option<Self> {
         let card = Arc::clone(member.card.as_ref()?);
         let load = &member.beat.load;
         let has_room = !member.beat.draining && !load.is_full();
@@ -285,7 +285,7 @@ impl Seen {
     }
 }
 
-impl Group {
+impl NodeGroup {
     fn put(&mut self, place: u32, near: bool, below: bool) {
         let (all, of_below) =
             if near { (&mut self.near, &mut self.near_below) } else { (&mut self.far, &mut self.far_below) };
@@ -345,7 +345,7 @@ fn fraction(dice: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::{
-        members::Record,
+        members::NodeRecord,
         node::{Beat, Entrance, Load, NodeName},
     };
 
@@ -380,7 +380,7 @@ mod tests {
         let record = |node: &Node, stamp_ms| {
             let load = Load { allocations: node.allocations, most_allocations: 1000, ..Load::default() };
             let beat = Beat { number: number(node.name), incarnation: 1, draining: node.draining, load };
-            Record { name: node.name.parse().unwrap(), stamp_ms, beat }
+            NodeRecord { name: node.name.parse().unwrap(), stamp_ms, beat }
         };
         for now in [0, 2000] {
             let stamp = |node: &Node| if node.name == late { 0 } else { now };

@@ -8,18 +8,18 @@ const REMEMBERED_S: u32 = 60;
 const PLACES: usize = 1 << 14;
 
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct RedirectEntry {
     who: u32,
     request: u32,
     /// Lower 32 bits of the Unix time in seconds.
     at: u32,
 }
 
-pub struct RecentRedirects(Box<[Place]>);
+pub struct RecentRedirects(Box<[RedirectEntry]>);
 
 impl Default for RecentRedirects {
     fn default() -> Self {
-        Self(vec![Place::default(); PLACES].into())
+        Self(vec![RedirectEntry::default(); PLACES].into())
     }
 }
 
@@ -37,7 +37,7 @@ impl RecentRedirects {
     /// Records a redirect.
     pub fn note(&mut self, unix: u64, who: u64, request: u64) {
         let (place, who, request) = parts(who, request);
-        self.0[place] = Place { who, request, at: low(unix).max(1) };
+        self.0[place] = RedirectEntry { who, request, at: low(unix).max(1) };
     }
 }
 

@@ -17,7 +17,7 @@ use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::lease::Bucket;
+use crate::lease::QuotaBucket;
 
 const NONCE_LEN: usize = 12;
 /// Length of the tag, which authenticates nonce and text and is different for each sealed text.
@@ -75,29 +75,29 @@ impl Sealer {
 
     /// Bucket of all allocations.
     #[must_use]
-    pub fn total(&self) -> Bucket {
+    pub fn total(&self) -> QuotaBucket {
         self.bucket(&[b"total"])
     }
 
     #[must_use]
-    pub fn realm(&self, realm: &str) -> Bucket {
+    pub fn realm(&self, realm: &str) -> QuotaBucket {
         self.bucket(&[b"realm\0", realm.as_bytes()])
     }
 
     /// Bucket of a user. Buckets never collide, because realm names contain no control characters.
     #[must_use]
-    pub fn user(&self, realm: &str, identity: &str) -> Bucket {
+    pub fn user(&self, realm: &str, identity: &str) -> QuotaBucket {
         self.bucket(&[b"user\0", realm.as_bytes(), b"\0", identity.as_bytes()])
     }
 
     /// Opaque name for a field of the record of certificate orders.
     #[must_use]
-    pub fn order(&self, field: &str) -> Bucket {
+    pub fn order(&self, field: &str) -> QuotaBucket {
         self.bucket(&[b"order\0", field.as_bytes()])
     }
 
-    fn bucket(&self, parts: &[&[u8]]) -> Bucket {
-        let mut bucket = Bucket::default();
+    fn bucket(&self, parts: &[&[u8]]) -> QuotaBucket {
+        let mut bucket = QuotaBucket::default();
         bucket.0.copy_from_slice(&hmac(&*self.naming, parts)[..16]);
         bucket
     }

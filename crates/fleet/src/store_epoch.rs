@@ -46,7 +46,7 @@ pub struct EpochState {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Progress {
+pub enum EpochProgress {
     /// The old records of this node have not been removed yet.
     #[default]
     None,
@@ -62,7 +62,7 @@ pub struct NodeReport {
     /// Number of nodes that it knew before the loss, including itself; 0 for a node that has started since
     /// then.
     pub members: u32,
-    pub progress: Progress,
+    pub progress: EpochProgress,
 }
 
 /// The store's record of its epoch; the store's scripts follow the same rules.
@@ -94,12 +94,12 @@ impl Chronicle {
     /// Handles a node's report after [`Self::look`].
     pub fn report(&mut self, now_ms: u64, name: &str, report: NodeReport) -> EpochState {
         let NodeReport { era, members, progress } = report;
-        if self.is_whole || era != self.era || progress == Progress::None {
+        if self.is_whole || era != self.era || progress == EpochProgress::None {
             return self.state();
         }
         self.expected = self.expected.max(members);
         let age_ms = now_ms.saturating_sub(self.era.since_ms);
-        if progress == Progress::Telling {
+        if progress == EpochProgress::Telling {
             if age_ms < LONGEST_MS {
                 self.until_ms = self.until_ms.max(now_ms + TELLING_MS);
             }
@@ -189,9 +189,9 @@ impl Recovery {
     #[must_use]
     pub fn report(&self, lost: usize) -> NodeReport {
         let progress = match (self.is_to_clear, lost) {
-            (true, _) => Progress::None,
-            (false, 0) => Progress::Done,
-            (false, _) => Progress::Telling,
+            (true, _) => EpochProgress::None,
+            (false, 0) => EpochProgress::Done,
+            (false, _) => EpochProgress::Telling,
         };
         NodeReport { era: self.era, members: self.members, progress }
     }
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     fn done(era: StoreEpoch, members: u32) -> NodeReport {
-        NodeReport { era, members, progress: Progress::Done }
+        NodeReport { era, members, progress: EpochProgress::Done }
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
         store.report(1000, "one", done(era, 3));
         assert!(!store.look(SETTLE_MS - 1, "a", 1).is_whole);
         assert!(store.clone().look(SETTLE_MS, "a", 1).is_whole);
-        let telling = NodeReport { era, members: 3, progress: Progress::Telling };
+        let telling = NodeReport { era, members: 3, progress: EpochProgress::Telling };
         store.report(SETTLE_MS - 1, "two", telling);
         assert!(!store.clone().look(SETTLE_MS - 1 + TELLING_MS - 1, "a", 1).is_whole);
         assert!(store.clone().look(SETTLE_MS - 1 + TELLING_MS, "a", 1).is_whole);
@@ -303,12 +303,15 @@ mod tests {
         node.looked(1);
         assert_eq!(
             node.report(7),
-            NodeReport { era: said(2, false).era, members: 3, progress: Progress::None }
+            NodeReport { era: said(2, false).era, members: 3, progress: EpochProgress::None }
         );
         node.cleared(said(1, true).era);
         assert!(node.is_to_clear(), "the node has cleared another epoch");
         node.cleared(said(2, true).era);
-        assert_eq!((node.report(7).progress, node.report(0).progress), (Progress::Telling, Progress::Done));
+        assert_eq!(
+            (node.report(7).progress, node.report(0).progress),
+            (EpochProgress::Telling, EpochProgress::Done)
+        );
         assert_eq!((node.hear(said(2, true)), node.books()), (EpochChange::Ends, Books::Whole));
         assert_eq!(
             (node.hear(said(3, true)), node.books()),
@@ -352,12 +355,12 @@ mod tests {
                     told.clear();
                 }
                 prop_assert!(now - begun < LONGEST_MS + TELLING_MS || state.is_whole);
-                let progress = [Progress::None, Progress::Telling, Progress::Done][usize::from(progress)];
+                let progress = [EpochProgress::None, EpochProgress::Telling, EpochProgress::Done][usize::from(progress)];
                 let after = store.report(now, &node.to_string(), NodeReport { era: state.era, members, progress });
-                if progress != Progress::None {
+                if progress != EpochProgress::None {
                     expected = expected.max(members);
                 }
-                if progress == Progress::Done && members > 0 {
+                if progress == EpochProgress::Done && members > 0 {
                     told.insert(node);
                 }
                 let all = u32::try_from(told.len()).unwrap() >= expected && expected > 0;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use turnpike_fleet::{
-    Ban, Bans, Beat, Card, Change, FleetMembers, GONE_MS, KeyRing, Load, Message, NodeName, Notice,
-    OrphanedQuota, Record, Sealer, Subject,
+    Ban, Bans, Beat, Card, FleetMembers, GONE_MS, KeyRing, Load, MemberChange, Message, NodeName, NodeRecord,
+    Notice, OrphanedQuota, Sealer, Subject,
 };
 
 use crate::chance::Chance;
@@ -308,8 +308,8 @@ proptest! {
             if ms % 1000 != 500 {
                 continue;
             }
-            let records: Vec<Record> = (0..3_usize)
-                .map(|at| Record {
+            let records: Vec<NodeRecord> = (0..3_usize)
+                .map(|at| NodeRecord {
                     name: format!("n{at}").parse().unwrap(),
                     stamp_ms: stamps[at],
                     beat: Beat {
@@ -327,7 +327,7 @@ proptest! {
             let changes = members.look(ms, store_ms, ms, records);
             members.without_card().into_iter().for_each(|name| _ = members.put_card(card(name)));
             for change in changes {
-                if let Change::Gone { name, number } = change {
+                if let MemberChange::Gone { name, number } = change {
                     prop_assert!(number == 3 && second >= dies, "second {}: {} is gone", second, name);
                     gone.get_or_insert(ms);
                 }

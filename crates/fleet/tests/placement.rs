@@ -2,7 +2,7 @@
 //! times as many clients as the idlest. Time and the store are simulated.
 
 use turnpike_fleet::{
-    BEAT_MS, Beat, Card, Change, Charges, Entrance, FleetMembers, FleetView, Load, Need, Record,
+    BEAT_MS, Beat, Card, Charges, Entrance, FleetMembers, FleetView, Load, MemberChange, Need, NodeRecord,
     look_period_ms,
 };
 use turnpike_turn::server::Transport;
@@ -29,7 +29,7 @@ struct Node {
 
 struct World {
     nodes: Vec<Node>,
-    records: Vec<Record>,
+    records: Vec<NodeRecord>,
     members: FleetMembers,
     /// Members as known to the nodes that read in the same second of the period; `views` are also per zone.
     known: Vec<FleetMembers>,
@@ -104,7 +104,7 @@ impl World {
             let load = Load { allocations: node.allocations, most_allocations: ROOM, ..Load::default() };
             let number = u16::try_from(at + 1).unwrap();
             let beat = Beat { number, incarnation: 1, draining: false, load };
-            Record { name: format!("n{at}").parse().unwrap(), stamp_ms: now, beat }
+            NodeRecord { name: format!("n{at}").parse().unwrap(), stamp_ms: now, beat }
         };
         if self.records.is_empty() {
             self.records = self.nodes.iter().enumerate().map(record).collect();
@@ -114,7 +114,7 @@ impl World {
         }
         let changes = self.members.look(now, now, u64::MAX, self.records.clone());
         let silent = changes.into_iter().filter_map(|change| match change {
-            Change::Silent { name, incarnation } => Some((name, incarnation)),
+            MemberChange::Silent { name, incarnation } => Some((name, incarnation)),
             _ => None,
         });
         let silent: Vec<_> = silent.collect();

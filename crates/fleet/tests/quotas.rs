@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use turnpike_fleet::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Sealer, Terms, grant};
+use turnpike_fleet::{
+    Ask, Books, LeaseTerms, Ledger, Levels, QuotaBucket, QuotaGrant, QuotaLevel, Sealer, grant,
+};
 
 use crate::chance::Chance;
 
@@ -11,9 +13,9 @@ const PER_TICK: usize = 1000;
 
 struct Fleet {
     nodes: Vec<Node>,
-    sums: HashMap<Bucket, u32>,
-    levels: HashMap<Bucket, Level>,
-    terms: Terms,
+    sums: HashMap<QuotaBucket, u32>,
+    levels: HashMap<QuotaBucket, QuotaLevel>,
+    terms: LeaseTerms,
     asked: Vec<(usize, Vec<Ask>)>,
 }
 
@@ -22,18 +24,18 @@ struct Node {
     ledger: Ledger,
     levels: Levels,
     /// Sum of the quotas that all nodes hold, as recorded by the store.
-    held: HashMap<Bucket, u32>,
+    held: HashMap<QuotaBucket, u32>,
 }
 
 impl Fleet {
     fn new(nodes: usize) -> Self {
-        let terms = Terms { nodes: u32::try_from(nodes).unwrap(), enforced: true, books: Books::Whole };
+        let terms = LeaseTerms { nodes: u32::try_from(nodes).unwrap(), enforced: true, books: Books::Whole };
         let nodes = std::iter::repeat_with(Node::default).take(nodes).collect();
         Self { nodes, sums: HashMap::new(), levels: HashMap::new(), terms, asked: Vec::new() }
     }
 
     /// Takes from all of these quotas or from none, as a server does.
-    fn acquire(&mut self, node: usize, quotas: &[(Bucket, u32)]) -> bool {
+    fn acquire(&mut self, node: usize, quotas: &[(QuotaBucket, u32)]) -> bool {
         let terms = self.terms;
         let Node { ledger, levels, .. } = &mut self.nodes[node];
         for (at, (bucket, limit)) in quotas.iter().enumerate() {
@@ -45,7 +47,7 @@ impl Fleet {
         true
     }
 
-    fn release(&mut self, node: usize, quotas: &[(Bucket, u32)]) {
+    fn release(&mut self, node: usize, quotas: &[(QuotaBucket, u32)]) {
         quotas.iter().for_each(|(bucket, _)| self.nodes[node].ledger.release(*bucket));
     }
 
@@ -63,7 +65,7 @@ impl Fleet {
                     changed.push((bucket, level));
                 }
                 let Node { ledger, levels, .. } = &mut self.nodes[node];
-                ledger.granted(Grant { bucket, told: used, held, sum }, levels, self.terms);
+                ledger.granted(QuotaGrant { bucket, told: used, held, sum }, levels, self.terms);
             }
         }
         for Node { ledger, levels, .. } in &mut self.nodes {
@@ -80,7 +82,7 @@ impl Fleet {
         }
     }
 
-    fn used(&self, bucket: &Bucket) -> u32 {
+    fn used(&self, bucket: &QuotaBucket) -> u32 {
         self.nodes.iter().map(|node| node.ledger.used(bucket)).sum()
     }
 }
@@ -90,7 +92,7 @@ impl Fleet {
 fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
     let (mut fleet, mut chance, sealer) = (Fleet::new(nodes), Chance::new(7), Sealer::new("secret"));
     let realm = (sealer.realm("realm"), per_realm);
-    let quotas: Vec<[(Bucket, u32); 2]> =
+    let quotas: Vec<[(QuotaBucket, u32); 2]> =
         (0..users).map(|user| [realm, (sealer.user("realm", &format!("user{user}")), per_user)]).collect();
     let mut open: Vec<(usize, usize)> = Vec::new();
     let capacity = usize::try_from(per_realm).unwrap().min(users * usize::try_from(per_user).unwrap());
@@ -103,7 +105,7 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
             if fleet.acquire(node, &quotas[user]) {
                 open.push((node, user));
             } else {
-                let free = |(bucket, limit): &(Bucket, u32)| {
+                let free = |(bucket, limit): &(QuotaBucket, u32)| {
                     f64::from(fleet.used(bucket)) < 0.95 * f64::from(*limit)
                 };
                 // Sampled, because it inspects all nodes.

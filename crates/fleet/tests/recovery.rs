@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use turnpike_fleet::{
-    Ask, Books, Bucket, Chronicle, EpochChange, EpochState, GONE_MS, Grant, Ledger, Level, Levels, Recovery,
-    SETTLE_MS, Terms, grant, reclaim,
+    Ask, Books, Chronicle, EpochChange, EpochState, GONE_MS, LeaseTerms, Ledger, Levels, QuotaBucket,
+    QuotaGrant, QuotaLevel, Recovery, SETTLE_MS, grant, reclaim,
 };
 
 use crate::chance::Chance;
@@ -34,22 +34,22 @@ pub(crate) struct Store {
     run: String,
     clock_ms: i64,
     records: HashMap<usize, u64>,
-    pub(crate) sums: HashMap<Bucket, u32>,
-    levels: HashMap<Bucket, Level>,
-    pub(crate) held: HashMap<usize, HashMap<Bucket, u32>>,
+    pub(crate) sums: HashMap<QuotaBucket, u32>,
+    levels: HashMap<QuotaBucket, QuotaLevel>,
+    pub(crate) held: HashMap<usize, HashMap<QuotaBucket, u32>>,
     /// Levels that have changed since the last tick.
-    changed: Vec<(Bucket, Level)>,
+    changed: Vec<(QuotaBucket, QuotaLevel)>,
 }
 
 impl Store {
-    fn put(&mut self, bucket: Bucket, sum: u32, level: Level) {
+    fn put(&mut self, bucket: QuotaBucket, sum: u32, level: QuotaLevel) {
         self.sums.insert(bucket, sum);
         if self.levels.insert(bucket, level).unwrap_or_default() != level {
             self.changed.push((bucket, level));
         }
     }
 
-    fn exchange(&mut self, node: usize, nodes: u32, whole: bool, ask: Ask) -> Grant {
+    fn exchange(&mut self, node: usize, nodes: u32, whole: bool, ask: Ask) -> QuotaGrant {
         let Ask { bucket, limit, used, want } = ask;
         let held = self.held.entry(node).or_default();
         let old = held.get(&bucket).copied().unwrap_or_default();
@@ -61,15 +61,15 @@ impl Store {
         };
         held.insert(bucket, now);
         self.put(bucket, sum, level);
-        Grant { bucket, told: used, held: now, sum }
+        QuotaGrant { bucket, told: used, held: now, sum }
     }
 
     fn give_back(&mut self, node: usize) {
         for (bucket, held) in self.held.remove(&node).unwrap_or_default() {
             let sum = self.sums.get(&bucket).copied().unwrap_or_default().saturating_sub(held);
             let level = match self.levels.get(&bucket) {
-                _ if sum == 0 => Level::Calm,
-                Some(Level::Full) => Level::Heavy,
+                _ if sum == 0 => QuotaLevel::Calm,
+                Some(QuotaLevel::Full) => QuotaLevel::Heavy,
                 level => level.copied().unwrap_or_default(),
             };
             self.put(bucket, sum, level);
@@ -96,8 +96,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    fn terms(&self, nodes: u32, enforced: bool) -> Terms {
-        Terms { nodes, enforced, books: self.recovery.books() }
+    fn terms(&self, nodes: u32, enforced: bool) -> LeaseTerms {
+        LeaseTerms { nodes, enforced, books: self.recovery.books() }
     }
 
     fn hear(&mut self, era: EpochState) {
@@ -111,7 +111,7 @@ impl Node {
         }
     }
 
-    fn put_level(&mut self, bucket: Bucket, level: Level) {
+    fn put_level(&mut self, bucket: QuotaBucket, level: QuotaLevel) {
         if self.recovery.books() == Books::Whole {
             self.levels.put(bucket, level);
         } else {
@@ -184,7 +184,7 @@ impl World {
         self.store.clock_ms += by_ms;
     }
 
-    pub(crate) fn acquire(&mut self, node: usize, quotas: &[(Bucket, u32)]) -> bool {
+    pub(crate) fn acquire(&mut self, node: usize, quotas: &[(QuotaBucket, u32)]) -> bool {
         let terms = self.nodes[node].terms(self.count(), !self.is_alone(node));
         let Node { ledger, levels, is_dead, has_joined, .. } = &mut self.nodes[node];
         if *is_dead || !*has_joined {
@@ -202,7 +202,7 @@ impl World {
         true
     }
 
-    pub(crate) fn used(&self, bucket: &Bucket) -> u32 {
+    pub(crate) fn used(&self, bucket: &QuotaBucket) -> u32 {
         self.nodes.iter().filter(|node| !node.is_dead).map(|node| node.ledger.used(bucket)).sum()
     }
 
@@ -319,7 +319,7 @@ impl World {
         let era = self.look(at);
         let is_heard = era.era == self.nodes[at].recovery.era();
         let store = &mut self.store;
-        let grants: Vec<Grant> = if is_heard {
+        let grants: Vec<QuotaGrant> = if is_heard {
             asks.iter().map(|ask| store.exchange(at, count, era.is_whole, *ask)).collect()
         } else {
             Vec::new()
@@ -373,7 +373,7 @@ impl World {
     }
 }
 
-pub(crate) const USER: Bucket = Bucket([7; 16]);
+pub(crate) const USER: QuotaBucket = QuotaBucket([7; 16]);
 
 /// Allowed excess: 5 % in normal operation, and two allocations per node because of the loss, one before and
 /// one after it.
@@ -601,7 +601,7 @@ proptest! {
             let share = limit / u32::try_from(nodes).unwrap();
             for node in 0..nodes {
                 let it = &world.nodes[node];
-                let is_full = it.levels.get(&USER) == Level::Full;
+                let is_full = it.levels.get(&USER) == QuotaLevel::Full;
                 if it.has_joined && !is_full && it.recovery.books() != Books::Whole && it.ledger.used(&USER) < share {
                     prop_assert!(world.acquire(node, &[(USER, limit)]), "tick {}, node {node}", world.tick);
                 }
@@ -617,9 +617,9 @@ fn thousand_nodes_recover_with_an_empty_or_lagging_store() {
     const LIMIT: u32 = 100_000;
     for loss in [Loss::Emptied, Loss::Lags(10)] {
         let mut world = World::new(NODES, 5, 0);
-        let realm = (Bucket([1; 16]), LIMIT);
-        let users: Vec<Bucket> = (0..1000_u16)
-            .map(|user| Bucket(std::array::from_fn(|at| user.to_be_bytes()[at % 2] ^ 0x55)))
+        let realm = (QuotaBucket([1; 16]), LIMIT);
+        let users: Vec<QuotaBucket> = (0..1000_u16)
+            .map(|user| QuotaBucket(std::array::from_fn(|at| user.to_be_bytes()[at % 2] ^ 0x55)))
             .collect();
         let mut open: Vec<(usize, usize)> = Vec::new();
         let mut step = |world: &mut World, asked: usize| {

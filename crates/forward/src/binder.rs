@@ -11,9 +11,9 @@ use turnpike_net::{Datapath, SocketFile};
 use crate::{
     Address, Bind, Rule, Settings, StartError, ZonedIp,
     kernel::Loaded,
-    listen::{self, Bound, BoundRule, Held},
+    listen::{self, BoundRule, RemovedListeners, RuleSockets},
     preflight,
-    resolver::{Name, Resolver},
+    resolver::{ResolvedName, Resolver},
     state::RuleState,
     targets::Targets,
     upgrade::Matched,
@@ -25,12 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-pub(crate) struct Rules {
+pub(crate) struct RuleTable {
     pub(crate) active: Vec<Active>,
     pub(crate) next_key: u32,
     pub(crate) loaded: Loaded,
     /// Rules that could not be bound; they wait only if [`Settings::keep_going`] is set.
-    pub(crate) waiting: Vec<Waiting>,
+    pub(crate) waiting: Vec<WaitingRule>,
     /// Last known addresses of named listeners.
     pub(crate) names: HashMap<String, ZonedIp>,
     pub(crate) drained: bool,
@@ -43,14 +43,14 @@ pub(crate) struct Active {
     pub(crate) file: Option<SocketFile>,
 }
 
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRule {
     pub(crate) rule: Rule,
     pub(crate) error: String,
     /// Name in `listen`, resolved while the rule waits.
-    name: Option<Arc<Name>>,
+    name: Option<Arc<ResolvedName>>,
 }
 
-impl Waiting {
+impl WaitingRule {
     fn new(rule: Rule, error: &StartError, resolver: &Resolver) -> Self {
         let name = host_of(&rule).map(|host| resolver.name(host, true));
         Self { rule, error: error.to_string(), name }
@@ -71,7 +71,7 @@ pub(crate) fn resolved(
     known: &mut HashMap<String, ZonedIp>,
     may_come_later: bool,
     stopping: &AtomicBool,
-) -> (Vec<Rule>, Vec<Arc<Name>>) {
+) -> (Vec<Rule>, Vec<Arc<ResolvedName>>) {
     let names: Vec<_> =
         rules.iter().map(|rule| host_of(rule).map(|host| (host, resolver.name(host, true)))).collect();
     let deadline = Instant::now() + if may_come_later { SHORT_PATIENCE } else { PATIENCE };
@@ -107,9 +107,9 @@ fn with_address(rule: &Rule, address: Option<ZonedIp>) -> Rule {
 /// Rules added at startup or by a reload, with bound listeners.
 pub(crate) struct NewRules {
     pub(crate) active: Vec<Active>,
-    pub(crate) of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
+    pub(crate) of_workers: Vec<Vec<(Arc<RuleState>, RuleSockets)>>,
     pub(crate) failed: Vec<StartError>,
-    pub(crate) waiting: Vec<Waiting>,
+    pub(crate) waiting: Vec<WaitingRule>,
 }
 
 pub(crate) struct Binder<'a> {
@@ -118,7 +118,7 @@ pub(crate) struct Binder<'a> {
     pub(crate) resolver: &'a Resolver,
     pub(crate) workers: usize,
     pub(crate) key: u32,
-    pub(crate) held: Held,
+    pub(crate) held: RemovedListeners,
     /// Listeners taken over from another process.
     pub(crate) matched: Matched,
 }
@@ -134,7 +134,7 @@ impl Binder<'_> {
             match self.bind_one(place, rule) {
                 Ok(bound) => self.add(rule, bound, &mut new),
                 Err(error) if self.settings.keep_going => {
-                    new.waiting.push(Waiting::new(configured.clone(), &error, self.resolver));
+                    new.waiting.push(WaitingRule::new(configured.clone(), &error, self.resolver));
                     new.failed.push(error);
                 }
                 Err(error) => return Err(error),
@@ -144,7 +144,7 @@ impl Binder<'_> {
     }
 
     /// Retries waiting rules; updates the error of those that fail again.
-    pub(crate) fn retry(&mut self, waiting: &mut [Waiting]) -> NewRules {
+    pub(crate) fn retry(&mut self, waiting: &mut [WaitingRule]) -> NewRules {
         let mut new = self.nothing();
         for waiting in waiting {
             let rule = waiting.resolved();

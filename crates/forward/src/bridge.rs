@@ -52,7 +52,7 @@ pub(crate) struct Stream {
 
 /// State of a stream that is passed to another process, without its socket.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Held {
+pub(crate) struct BridgeState {
     connecting: bool,
     partial: Vec<u8>,
     /// Data not yet accepted by a slow reader.
@@ -101,15 +101,15 @@ impl Stream {
         }
     }
 
-    pub(crate) fn resume(socket: TcpSocket, framed: bool, held: Held) -> Self {
+    pub(crate) fn resume(socket: TcpSocket, framed: bool, held: BridgeState) -> Self {
         let mut this = Self::new(socket, framed, held.connecting);
         this.deframer.partial = held.partial;
         this.queue = held.queue.into();
         this
     }
 
-    pub(crate) fn held(&self) -> Held {
-        Held {
+    pub(crate) fn held(&self) -> BridgeState {
+        BridgeState {
             connecting: self.connecting,
             partial: self.deframer.partial.clone(),
             queue: self.queue.iter().copied().collect(),

@@ -13,7 +13,7 @@ use std::{
 };
 
 use hashbrown::{HashMap, hash_map::Entry};
-use turnpike_net::{TcpSocket, Transport};
+use turnpike_net::{SocketProtocol, TcpSocket};
 use turnpike_wire::address::canonical;
 
 use crate::{
@@ -26,17 +26,17 @@ const MOST_HOPS: u8 = 8;
 
 #[derive(Default)]
 pub struct Circles {
-    links: Mutex<Links>,
+    links: Mutex<LocalEnds>,
     /// Number of entries in `links`, readable without the lock.
     count: AtomicUsize,
 }
 
 /// Local ends of connections and sessions to our own listeners.
-type Links = HashMap<End, Known>;
-type End = (Transport, SocketAddr);
+type LocalEnds = HashMap<End, LocalEnd>;
+type End = (SocketProtocol, SocketAddr);
 
 /// Connections that share a local address; they may have different targets.
-struct Known {
+struct LocalEnd {
     links: u32,
     /// Highest number of rules that a client of any of them has passed.
     hops: u8,
@@ -51,7 +51,7 @@ pub struct Link {
 impl Circles {
     /// Returns the number of rules through which a client has come, or [`EndReason::Circle`] if that number
     /// exceeds the limit.
-    pub(crate) fn hops(&self, transport: Transport, client: SocketAddr) -> Result<u8, EndReason> {
+    pub(crate) fn hops(&self, transport: SocketProtocol, client: SocketAddr) -> Result<u8, EndReason> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(0);
         }
@@ -71,7 +71,7 @@ impl Circles {
         let mut links = self.lock();
         self.count.store(links.len() + 1, Ordering::Release);
         let connected = connect().and_then(|socket| {
-            let local = (Transport::Tcp, canonical(socket.local_addr()?));
+            let local = (SocketProtocol::Tcp, canonical(socket.local_addr()?));
             Ok((socket, self.insert(&mut links, local, hops)))
         });
         self.count.store(links.len(), Ordering::Release);
@@ -80,21 +80,26 @@ impl Circles {
 
     /// Records a connection or session to another rule of ours, made for a client that has come through
     /// `hops` rules.
-    pub(crate) fn link(self: &Arc<Self>, transport: Transport, local: SocketAddr, hops: u8) -> Box<Link> {
+    pub(crate) fn link(
+        self: &Arc<Self>,
+        transport: SocketProtocol,
+        local: SocketAddr,
+        hops: u8,
+    ) -> Box<Link> {
         let mut links = self.lock();
         let link = self.insert(&mut links, (transport, canonical(local)), hops);
         self.count.store(links.len(), Ordering::Release);
         link
     }
 
-    fn insert(self: &Arc<Self>, links: &mut Links, local: End, hops: u8) -> Box<Link> {
-        let known = links.entry(local).or_insert(Known { links: 0, hops: 0 });
+    fn insert(self: &Arc<Self>, links: &mut LocalEnds, local: End, hops: u8) -> Box<Link> {
+        let known = links.entry(local).or_insert(LocalEnd { links: 0, hops: 0 });
         known.links += 1;
         known.hops = known.hops.max(hops + 1);
         Box::new(Link { circles: Arc::clone(self), local })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Links> {
+    fn lock(&self) -> MutexGuard<'_, LocalEnds> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -130,16 +135,16 @@ mod tests {
         let mut links = Vec::new();
         let mut client = at("10.0.0.1:9");
         for hop in 0..MOST_HOPS {
-            assert_eq!(circles.hops(Transport::Udp, client), Ok(hop));
+            assert_eq!(circles.hops(SocketProtocol::Udp, client), Ok(hop));
             let local = SocketAddr::from(([127, 0, 0, 1], 1000 + u16::from(hop)));
-            links.push(circles.link(Transport::Udp, local, hop));
+            links.push(circles.link(SocketProtocol::Udp, local, hop));
             client = local;
         }
-        assert_eq!(circles.hops(Transport::Udp, client), Err(EndReason::Circle));
-        assert_eq!(circles.hops(Transport::Udp, at("[::ffff:127.0.0.1]:1007")), Err(EndReason::Circle));
-        assert_eq!(circles.hops(Transport::Tcp, client), Ok(0));
+        assert_eq!(circles.hops(SocketProtocol::Udp, client), Err(EndReason::Circle));
+        assert_eq!(circles.hops(SocketProtocol::Udp, at("[::ffff:127.0.0.1]:1007")), Err(EndReason::Circle));
+        assert_eq!(circles.hops(SocketProtocol::Tcp, client), Ok(0));
         drop(links);
-        assert_eq!(circles.hops(Transport::Udp, client), Ok(0));
+        assert_eq!(circles.hops(SocketProtocol::Udp, client), Ok(0));
         assert_eq!(circles.count.load(Ordering::Acquire), 0);
     }
 
@@ -148,7 +153,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = listener.local_addr().unwrap();
         let circles = Arc::<Circles>::default();
-        let hops = || circles.hops(Transport::Tcp, listener.accept().unwrap().1);
+        let hops = || circles.hops(SocketProtocol::Tcp, listener.accept().unwrap().1);
         thread::scope(|scope| {
             let (connected, link) = circles
                 .connect(3, || {
@@ -161,9 +166,9 @@ mod tests {
                 })
                 .unwrap();
             let local = connected.local_addr().unwrap();
-            assert_eq!(circles.hops(Transport::Tcp, local), Ok(4));
+            assert_eq!(circles.hops(SocketProtocol::Tcp, local), Ok(4));
             drop(link);
-            assert_eq!(circles.hops(Transport::Tcp, local), Ok(0));
+            assert_eq!(circles.hops(SocketProtocol::Tcp, local), Ok(0));
         });
     }
 
@@ -171,11 +176,11 @@ mod tests {
     fn connections_that_share_a_local_port_are_removed_one_by_one() {
         let circles = Arc::<Circles>::default();
         let local = at("10.0.0.1:9");
-        let [first, second] = [5, 1].map(|hops| circles.link(Transport::Tcp, local, hops));
-        assert_eq!(circles.hops(Transport::Tcp, local), Ok(6));
+        let [first, second] = [5, 1].map(|hops| circles.link(SocketProtocol::Tcp, local, hops));
+        assert_eq!(circles.hops(SocketProtocol::Tcp, local), Ok(6));
         drop(first);
-        assert_ne!(circles.hops(Transport::Tcp, local), Ok(0));
+        assert_ne!(circles.hops(SocketProtocol::Tcp, local), Ok(0));
         drop(second);
-        assert_eq!(circles.hops(Transport::Tcp, local), Ok(0));
+        assert_eq!(circles.hops(SocketProtocol::Tcp, local), Ok(0));
     }
 }

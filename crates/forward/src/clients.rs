@@ -19,7 +19,7 @@ const SHARDS: usize = 16;
 const QUIET: usize = 4096;
 const SECOND_US: u64 = 1_000_000;
 
-pub(crate) struct Clients {
+pub(crate) struct ClientCounts {
     most: u32,
     /// Microseconds between new connections at the limit; 0 if there is no limit.
     interval: u64,
@@ -42,7 +42,7 @@ struct Client {
     rested: u64,
 }
 
-impl Clients {
+impl ClientCounts {
     /// `None` if the rule has no limit per client.
     pub(crate) fn new(limits: &Limits) -> Option<Self> {
         if limits.max_connections_per_client.is_none() && limits.new_connections_per_client.is_none() {
@@ -168,13 +168,13 @@ fn network(client: IpAddr) -> u128 {
 mod tests {
     use super::*;
 
-    fn clients(most: Option<u32>, rate: Option<u32>) -> Clients {
+    fn clients(most: Option<u32>, rate: Option<u32>) -> ClientCounts {
         let limits = Limits {
             max_connections_per_client: most,
             new_connections_per_client: rate,
             ..Limits::default()
         };
-        Clients::new(&limits).unwrap()
+        ClientCounts::new(&limits).unwrap()
     }
 
     fn ip(text: &str) -> IpAddr {

@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use crate::{Access, Address, ConnectionLog, Rule, circles::Circles, gauge::Gauge, here::Listening};
 
-pub(crate) struct Common {
+pub(crate) struct ForwardCommon {
     pub(crate) access: Access,
     /// Number of connections and sessions of all rules, with its limit.
     pub(crate) total: Arc<Gauge>,
@@ -13,13 +13,13 @@ pub(crate) struct Common {
     pub(crate) listening: Listening,
 }
 
-impl Common {
+impl ForwardCommon {
     /// Checks the global lists, then those of the rule.
     pub(crate) fn admits(&self, rule: &Rule, client: IpAddr) -> bool {
         self.access.admits(client) && rule.access.admits(client)
     }
 
-    /// Like [`Common::admits`], but for any client. A client of a Unix socket has no address and is
+    /// Like [`ForwardCommon::admits`], but for any client. A client of a Unix socket has no address and is
     /// controlled by file permissions; only a rule with an `allow` list for clients behind proxies refuses
     /// it.
     pub(crate) fn admits_from(&self, rule: &Rule, client: &Address) -> bool {

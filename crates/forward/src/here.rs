@@ -7,12 +7,12 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use turnpike_net::Transport;
+use turnpike_net::SocketProtocol;
 use turnpike_wire::address::canonical_ip;
 
 use turnpike_rules::{hears, reached};
 
-use crate::{Address, Bind, binder::Active, listen::Kind, state::RuleState};
+use crate::{Address, Bind, binder::Active, listen::ListenerKind, state::RuleState};
 
 /// Milliseconds for which an address counts as ours after a client has connected to it; after that,
 /// it may belong to another machine.
@@ -24,7 +24,7 @@ const MOST: usize = 64;
 
 /// Listeners of the active rules, replaced as a whole by a reload.
 #[derive(Default)]
-pub(crate) struct Listening(HashMap<(Transport, u16), Vec<Listener>>);
+pub(crate) struct Listening(HashMap<(SocketProtocol, u16), Vec<Listener>>);
 
 #[derive(Clone, Copy)]
 struct Listener {
@@ -47,13 +47,13 @@ impl Listening {
 
     fn add(&mut self, state: &RuleState, address: &Address) {
         if let Address::Ip(address) = address {
-            let transport = Kind::of(state.rule.protocol).speaks();
+            let transport = ListenerKind::of(state.rule.protocol).speaks();
             let listener = Listener { rule: state.key, ip: address.ip(), ipv6_only: state.rule.ipv6_only };
             self.0.entry((transport, address.port())).or_default().push(listener);
         }
     }
 
-    fn hear(&self, transport: Transport, target: SocketAddr) -> impl Iterator<Item = &Listener> + Clone {
+    fn hear(&self, transport: SocketProtocol, target: SocketAddr) -> impl Iterator<Item = &Listener> + Clone {
         let at_port = self.0.get(&(transport, target.port())).map(Vec::as_slice).unwrap_or_default();
         at_port.iter().filter(move |listener| hears(listener.ip, listener.ipv6_only, target.ip()))
     }
@@ -102,7 +102,7 @@ impl Here {
         if rule.mark.is_some() || rule.device.is_some() {
             return Ok(true);
         }
-        if rule.transparent && transport == Transport::Udp {
+        if rule.transparent && transport == SocketProtocol::Udp {
             return Err(io::Error::new(
                 io::ErrorKind::HostUnreachable,
                 "the target is a listener of this forwarder, which `transparent` does not allow",

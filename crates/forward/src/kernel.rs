@@ -54,7 +54,7 @@ impl Loaded {
             parts.iter_mut().zip(loaded).for_each(|(part, sockmap)| part.sockmap = Some(sockmap));
         }
         if self.kernel.is_none() && self.lack.is_none() && rules.any(|state| state.goes_across) {
-            let kernel = turnpike_offload::Settings {
+            let kernel = turnpike_offload::KernelSettings {
                 listeners: Vec::new(),
                 relay_ports: RangeInclusive::new(1, 0),
                 flows: settings.max_kernel_flows,
@@ -87,7 +87,7 @@ impl Loaded {
 }
 
 fn offload(
-    settings: &turnpike_offload::Settings,
+    settings: &turnpike_offload::KernelSettings,
     before: Option<Before>,
     parts: &mut [Parts],
 ) -> Result<Kernel, OffloadError> {

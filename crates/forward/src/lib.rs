@@ -41,7 +41,7 @@ pub use runtime::{
     ByKernel, ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, RuleStanding, Settings,
     StartError,
 };
-pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
+pub use tally::{CONNECT_BOUNDS, Tally, TargetFailure, TargetSlot, TargetSnapshot};
 pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};
 pub use turnpike_rules::{
     Access, Address, Balance, Bind, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, Pattern, PortRange,

@@ -8,23 +8,23 @@ use std::{
 };
 
 use turnpike_net::{
-    BindError, Datapath, PassedSockets, SocketFile, TcpListener, TcpSocket, Transport, UnixListener,
+    BindError, Datapath, PassedSockets, SocketFile, SocketProtocol, TcpListener, TcpSocket, UnixListener,
 };
 use turnpike_wire::address::UnixName;
 
 use crate::{
     Address, Bind, Protocol, Rule, StartError, handover,
-    udp::{Listeners, listeners::tcp_options},
+    udp::{UdpListeners, listeners::tcp_options},
 };
 
 /// Names the setting in errors about an address.
 const IN_RULE: &str = "in this rule";
 
 /// Sockets of a rule for one worker.
-pub(crate) enum Bound {
+pub(crate) enum RuleSockets {
     /// Listeners, each with the offset of its port in the rule's range.
     Tcp(Vec<(u16, Tcp)>),
-    Udp(Listeners),
+    Udp(UdpListeners),
 }
 
 pub(crate) enum Tcp {
@@ -92,15 +92,15 @@ pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Resul
     let mut all = Vec::with_capacity(of_workers.len());
     let mut addresses = Vec::new();
     for sockets in of_workers {
-        let bound = if Kind::of(rule.protocol) == Kind::Tcp {
+        let bound = if ListenerKind::of(rule.protocol) == ListenerKind::Tcp {
             let sockets = sockets.into_iter().map(|socket| Acceptor::take_over(socket, rule));
             let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
             addresses = sockets.iter().map(Acceptor::address).collect();
-            Bound::Tcp((0..).zip(sockets.into_iter().map(Tcp::Fresh)).collect())
+            RuleSockets::Tcp((0..).zip(sockets.into_iter().map(Tcp::Fresh)).collect())
         } else {
-            let listeners = Listeners::take_over(rule, sockets)?;
+            let listeners = UdpListeners::take_over(rule, sockets)?;
             addresses = listeners.addresses().into_iter().map(Address::Ip).collect();
-            Bound::Udp(listeners)
+            RuleSockets::Udp(listeners)
         };
         all.push(bound);
     }
@@ -109,18 +109,18 @@ pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Resul
 
 /// Listeners of removed rules.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Held(pub(crate) Vec<(Kind, Address)>);
+pub(crate) struct RemovedListeners(pub(crate) Vec<(ListenerKind, Address)>);
 
 /// Transport protocol of a port, and the engine that listens on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ListenerKind {
     Tcp,
     /// TCP listener of the UDP engine.
     Crossing,
     Udp,
 }
 
-impl Kind {
+impl ListenerKind {
     pub(crate) fn of(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Tcp => Self::Tcp,
@@ -133,38 +133,38 @@ impl Kind {
         self == Self::Udp
     }
 
-    pub(crate) fn speaks(self) -> Transport {
-        if self.is_udp() { Transport::Udp } else { Transport::Tcp }
+    pub(crate) fn speaks(self) -> SocketProtocol {
+        if self.is_udp() { SocketProtocol::Udp } else { SocketProtocol::Tcp }
     }
 }
 
-impl Held {
-    fn claim(&mut self, kind: Kind, address: &Address) -> bool {
+impl RemovedListeners {
+    fn claim(&mut self, kind: ListenerKind, address: &Address) -> bool {
         let found = self.0.iter().position(|(held, at)| *held == kind && at == address);
         found.map(|at| self.0.swap_remove(at)).is_some()
     }
 
     /// Returns true if this process already listens on the port. The address does not matter,
     /// because a wildcard overlaps with all others.
-    fn occupies(&self, kind: Kind, port: u16) -> bool {
+    fn occupies(&self, kind: ListenerKind, port: u16) -> bool {
         self.0.iter().any(|(held, at)| held.is_udp() == kind.is_udp() && !at.is_unix() && at.port() == port)
     }
 }
 
-pub(crate) type BoundRule = (Vec<Address>, Option<SocketFile>, Vec<Bound>);
+pub(crate) type BoundRule = (Vec<Address>, Option<SocketFile>, Vec<RuleSockets>);
 
 /// Binds every port of a rule for every worker, unless `passed` has a socket for it.
 pub(crate) fn bind(
     rule: &Rule,
     workers: usize,
     datapath: Datapath,
-    held: &mut Held,
+    held: &mut RemovedListeners,
     passed: &PassedSockets,
 ) -> Result<BoundRule, StartError> {
-    let kind = Kind::of(rule.protocol);
+    let kind = ListenerKind::of(rule.protocol);
     let ip = match (&rule.bind, kind) {
         (Bind::Ip(ip), _) => *ip,
-        (Bind::Unix(name), Kind::Tcp) => return bind_unix(rule, name, workers, held),
+        (Bind::Unix(name), ListenerKind::Tcp) => return bind_unix(rule, name, workers, held),
         (Bind::Unix(name), _) => {
             let error = BindError {
                 place: format!("unix:{name}"),
@@ -177,7 +177,7 @@ pub(crate) fn bind(
         (Bind::Name(_), _) => return Err(io::Error::from(io::ErrorKind::InvalidInput).into()),
     };
     let wanted = (rule.ports.first..=rule.ports.last).map(|port| ip.at(port));
-    if kind == Kind::Tcp {
+    if kind == ListenerKind::Tcp {
         let (addresses, bound) = bind_tcp(rule, wanted, workers, held, passed)?;
         return Ok((addresses, None, bound));
     }
@@ -188,28 +188,33 @@ pub(crate) fn bind(
         }
     }
     let named = |(address, source): (SocketAddr, _)| bind_error(rule, passed, address, source);
-    let first = Listeners::bind(rule, datapath, true, passed).map_err(named)?;
+    let first = UdpListeners::bind(rule, datapath, true, passed).map_err(named)?;
     let addresses = first.addresses().into_iter().map(Address::Ip).collect();
     let mut all = Vec::with_capacity(workers);
     for worker in 1..workers {
-        all.push(Bound::Udp(first.bind_again(rule, datapath, (passed, worker)).map_err(named)?));
+        all.push(RuleSockets::Udp(first.bind_again(rule, datapath, (passed, worker)).map_err(named)?));
     }
-    all.push(Bound::Udp(first));
+    all.push(RuleSockets::Udp(first));
     Ok((addresses, None, all))
 }
 
 /// Binds one socket that all workers share, because Unix sockets do not support SO_REUSEPORT.
-fn bind_unix(rule: &Rule, name: &UnixName, workers: usize, held: &mut Held) -> Result<BoundRule, StartError> {
+fn bind_unix(
+    rule: &Rule,
+    name: &UnixName,
+    workers: usize,
+    held: &mut RemovedListeners,
+) -> Result<BoundRule, StartError> {
     let address = Address::Unix(name.clone());
-    if held.claim(Kind::Tcp, &address) {
-        let inherited = |_| Bound::Tcp(vec![(0, Tcp::Inherited(address.clone()))]);
+    if held.claim(ListenerKind::Tcp, &address) {
+        let inherited = |_| RuleSockets::Tcp(vec![(0, Tcp::Inherited(address.clone()))]);
         let bound = (0..workers).map(inherited).collect();
         return Ok((vec![address], None, bound));
     }
     let named = |source| listen_error(rule, BindError::unix(&address, source, IN_RULE));
     let bound = name.address().and_then(|at| UnixListener::bind(&at, rule.socket_mode));
     let (first, file) = bound.map_err(named)?;
-    let one = |listener| Bound::Tcp(vec![(0, Tcp::Fresh(Acceptor::Unix(listener, name.clone())))]);
+    let one = |listener| RuleSockets::Tcp(vec![(0, Tcp::Fresh(Acceptor::Unix(listener, name.clone())))]);
     let mut bound = Vec::with_capacity(workers);
     for _ in 1..workers {
         bound.push(one(first.try_clone().map_err(named)?));
@@ -222,25 +227,25 @@ fn bind_tcp(
     rule: &Rule,
     wanted: impl Iterator<Item = SocketAddr>,
     workers: usize,
-    held: &mut Held,
+    held: &mut RemovedListeners,
     passed: &PassedSockets,
-) -> Result<(Vec<Address>, Vec<Bound>), StartError> {
+) -> Result<(Vec<Address>, Vec<RuleSockets>), StartError> {
     // SO_REUSEPORT even for a single worker, because a reload may give the port to a rule with another
     // protocol.
     let options = tcp_options(rule, true);
     let mut addresses = Vec::new();
     let mut sockets: Vec<Vec<(u16, Tcp)>> = (0..workers).map(|_| Vec::new()).collect();
     for (offset, address) in (0_u16..).zip(wanted) {
-        if held.claim(Kind::Tcp, &address.into()) {
+        if held.claim(ListenerKind::Tcp, &address.into()) {
             addresses.push(address.into());
             sockets.iter_mut().for_each(|all| all.push((offset, Tcp::Inherited(address.into()))));
             continue;
         }
         let named = |source| bind_error(rule, passed, address, source);
-        let real = if held.occupies(Kind::Tcp, address.port()) {
+        let real = if held.occupies(ListenerKind::Tcp, address.port()) {
             address
         } else {
-            probe(Kind::Tcp, rule, passed, address).map_err(named)?
+            probe(ListenerKind::Tcp, rule, passed, address).map_err(named)?
         };
         addresses.push(real.into());
         for (worker, all) in sockets.iter_mut().enumerate() {
@@ -248,11 +253,16 @@ fn bind_tcp(
             all.push((offset, Tcp::Fresh(Acceptor::Tcp(listener))));
         }
     }
-    Ok((addresses, sockets.into_iter().map(Bound::Tcp).collect()))
+    Ok((addresses, sockets.into_iter().map(RuleSockets::Tcp).collect()))
 }
 
 /// Checks that the port is free, and returns the address; port 0 is resolved to the kernel's choice.
-fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -> io::Result<SocketAddr> {
+fn probe(
+    kind: ListenerKind,
+    rule: &Rule,
+    passed: &PassedSockets,
+    address: SocketAddr,
+) -> io::Result<SocketAddr> {
     match passed.probe(kind.speaks(), address, &tcp_options(rule, false)) {
         // The previous process is draining, so binding with SO_REUSEPORT will work if it runs as the
         // same user.
@@ -270,7 +280,7 @@ fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -
 /// If the service manager passed sockets for this address, the remedy is about them.
 fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: io::Error) -> StartError {
     let error = ip_error(rule, address, source);
-    listen_error(rule, passed.explain(Kind::of(rule.protocol).speaks(), address, error))
+    listen_error(rule, passed.explain(ListenerKind::of(rule.protocol).speaks(), address, error))
 }
 
 fn ip_error(rule: &Rule, address: SocketAddr, source: io::Error) -> BindError {

@@ -28,7 +28,7 @@ const BYTE: i64 = 1000;
 const LEAST_SHARE: u64 = 512;
 
 #[derive(Debug)]
-pub(crate) struct Bucket {
+pub(crate) struct ByteBucket {
     /// Bytes per second.
     rate: u64,
     most: i64,
@@ -36,7 +36,7 @@ pub(crate) struct Bucket {
     filled: AtomicU64,
 }
 
-impl Bucket {
+impl ByteBucket {
     fn new(rate: u64) -> Self {
         let most = (rate / (1000 / BURST_MS)).max(LEAST_BURST);
         let most = i64::try_from(most).unwrap_or(i64::MAX / BYTE).saturating_mul(BYTE);
@@ -83,21 +83,21 @@ impl Bucket {
 }
 
 #[derive(Debug)]
-pub(crate) struct Rates {
-    rule: Option<[Bucket; 2]>,
+pub(crate) struct RuleRates {
+    rule: Option<[ByteBucket; 2]>,
     per_connection: Option<u64>,
     /// Number of flows of all workers that are waiting for the rule's tokens.
     waiting: [AtomicUsize; 2],
 }
 
-impl Rates {
+impl RuleRates {
     pub(crate) fn new(limits: &Limits) -> Option<Arc<Self>> {
         let Limits { max_bytes_per_second, max_bytes_per_second_per_connection, .. } = limits;
         if max_bytes_per_second.is_none() && max_bytes_per_second_per_connection.is_none() {
             return None;
         }
         Some(Arc::new(Self {
-            rule: max_bytes_per_second.map(|rate| [Bucket::new(rate), Bucket::new(rate)]),
+            rule: max_bytes_per_second.map(|rate| [ByteBucket::new(rate), ByteBucket::new(rate)]),
             per_connection: *max_bytes_per_second_per_connection,
             waiting: Default::default(),
         }))
@@ -107,21 +107,21 @@ impl Rates {
 /// Bandwidth limits as they apply to one connection or session.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    rates: Arc<Rates>,
-    own: Option<[Bucket; 2]>,
+    rates: Arc<RuleRates>,
+    own: Option<[ByteBucket; 2]>,
     /// Ticket in the queue per direction; 0 if not waiting.
     ticket: [u64; 2],
 }
 
 impl Pace {
-    pub(crate) fn of(rates: Option<&Arc<Rates>>) -> Option<Box<Self>> {
+    pub(crate) fn of(rates: Option<&Arc<RuleRates>>) -> Option<Box<Self>> {
         rates.map(|rates| {
-            let own = rates.per_connection.map(|rate| [Bucket::new(rate), Bucket::new(rate)]);
+            let own = rates.per_connection.map(|rate| [ByteBucket::new(rate), ByteBucket::new(rate)]);
             Box::new(Self { rates: Arc::clone(rates), own, ticket: [0; 2] })
         })
     }
 
-    fn buckets(&self, way: usize) -> impl Iterator<Item = &Bucket> {
+    fn buckets(&self, way: usize) -> impl Iterator<Item = &ByteBucket> {
         self.own.iter().chain(self.rates.rule.iter()).map(move |buckets| &buckets[way])
     }
 
@@ -203,13 +203,13 @@ impl Drop for Pace {
 mod tests {
     use super::*;
 
-    fn pace(rule: Option<u64>, own: Option<u64>) -> (Arc<Rates>, Box<Pace>) {
+    fn pace(rule: Option<u64>, own: Option<u64>) -> (Arc<RuleRates>, Box<Pace>) {
         let limits = Limits {
             max_bytes_per_second: rule,
             max_bytes_per_second_per_connection: own,
             ..Limits::default()
         };
-        let rates = Rates::new(&limits).unwrap();
+        let rates = RuleRates::new(&limits).unwrap();
         let pace = Pace::of(Some(&rates)).unwrap();
         (rates, pace)
     }
@@ -218,7 +218,7 @@ mod tests {
     fn bucket_yields_exactly_its_rate_after_the_burst() {
         // These rates are not an integer number of bytes per millisecond.
         for rate in [1001, 30_303, 10_000_000_007] {
-            let bucket = Bucket::new(rate);
+            let bucket = ByteBucket::new(rate);
             let burst = bucket.take(u64::MAX, 1);
             assert_eq!(burst, (rate / 10).max(LEAST_BURST));
             let taken: u64 = (2..=10_001).map(|now| bucket.take(u64::MAX, now)).sum();

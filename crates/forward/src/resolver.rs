@@ -30,7 +30,7 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// and metric series.
 pub(crate) const MOST_ADDRESSES: usize = 16;
 
-pub(crate) struct Name {
+pub(crate) struct ResolvedName {
     host: String,
     any_route: bool,
     answer: RwLock<Answer>,
@@ -45,7 +45,7 @@ struct Answer {
     error: Option<String>,
 }
 
-impl Name {
+impl ResolvedName {
     pub(crate) fn new(host: &str, any_route: bool) -> Self {
         let (answer, version) = (RwLock::default(), AtomicU32::new(0));
         Self { host: host.to_owned(), any_route, answer, version }
@@ -164,15 +164,15 @@ fn has_route(address: ZonedIp) -> bool {
 
 type Lookup = dyn Fn(&str) -> io::Result<Vec<ZonedIp>> + Send + Sync;
 
-struct Entry {
-    name: Arc<Name>,
+struct ResolverEntry {
+    name: Arc<ResolvedName>,
     due: Instant,
     in_flight: bool,
 }
 
 /// Host name, and true if addresses without a route are included.
 type Key = (String, bool);
-type Names = Arc<Mutex<HashMap<Key, Entry>>>;
+type Names = Arc<Mutex<HashMap<Key, ResolverEntry>>>;
 
 enum Message {
     Added,
@@ -213,10 +213,10 @@ impl Resolver {
 
     /// Keeps a name resolved for as long as the returned value is held. Addresses without a route
     /// are left out unless `any_route`.
-    pub(crate) fn name(&self, host: &str, any_route: bool) -> Arc<Name> {
+    pub(crate) fn name(&self, host: &str, any_route: bool) -> Arc<ResolvedName> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = names.entry((host.to_owned(), any_route)).or_insert_with(|| Entry {
-            name: Arc::new(Name::new(host, any_route)),
+        let entry = names.entry((host.to_owned(), any_route)).or_insert_with(|| ResolverEntry {
+            name: Arc::new(ResolvedName::new(host, any_route)),
             due: Instant::now(),
             in_flight: false,
         });
@@ -307,7 +307,7 @@ impl Keeper {
         next
     }
 
-    fn start_one(&self, name: &Arc<Name>) -> bool {
+    fn start_one(&self, name: &Arc<ResolvedName>) -> bool {
         let (name, lookup, answers) = (Arc::clone(name), Arc::clone(&self.lookup), self.answers.clone());
         let work = move || {
             let found = lookup(&name.host).and_then(of_hosts);

@@ -14,17 +14,17 @@ use turnpike_worker::Workers;
 
 use crate::{
     Access, Address, Rule, RuleId, ZonedIp,
-    binder::{self, Active, Binder, NewRules, Rules, Waiting},
+    binder::{self, Active, Binder, NewRules, RuleTable, WaitingRule},
     circles::Circles,
-    common::Common,
+    common::ForwardCommon,
     gauge::Gauge,
     here::Listening,
     kernel::Loaded,
-    listen::{Held, Kind},
+    listen::{ListenerKind, RemovedListeners},
     resolver::Resolver,
     tally::TargetSnapshot,
     upgrade::{ForwarderHandover, Matched},
-    worker::{Change, Command, Snapshots, Worker},
+    worker::{Command, ForwardSnapshots, RuleChange, Worker},
 };
 
 /// Settings for all rules. `workers`, `datapath`, the kernel settings and `busy_poll` cannot be changed by a
@@ -232,14 +232,14 @@ const CHANGE: Duration = Duration::from_secs(10);
 
 /// A running forwarder. Dropping it stops the workers.
 pub struct Forwarder {
-    pub(crate) workers: Workers<Command, Snapshots>,
+    pub(crate) workers: Workers<Command, ForwardSnapshots>,
     pub(crate) datapath: Datapath,
     pub(crate) began: Instant,
     total: Arc<Gauge>,
     log: Arc<dyn ConnectionLog>,
     circles: Arc<Circles>,
     resolver: Resolver,
-    rules: Mutex<Rules>,
+    rules: Mutex<RuleTable>,
 }
 
 impl Forwarder {
@@ -277,7 +277,7 @@ impl Forwarder {
         let began = handover.as_ref().map_or_else(Instant::now, ForwarderHandover::began);
         let total = Arc::new(Gauge::new(settings.max_connections));
         let circles = Arc::<Circles>::default();
-        let common = Arc::new(Common {
+        let common = Arc::new(ForwardCommon {
             access: settings.access.clone(),
             total: Arc::clone(&total),
             log: Arc::clone(&log),
@@ -298,7 +298,7 @@ impl Forwarder {
             log,
             circles,
             resolver,
-            rules: Mutex::new(Rules::default()),
+            rules: Mutex::new(RuleTable::default()),
         };
         let mut names = HashMap::new();
         // Handed-over listeners are matched by address, so names must be resolved already.
@@ -327,7 +327,7 @@ impl Forwarder {
         let keys: Vec<Option<u32>> = resolved.iter().map(key).collect();
         // Every offered rule was taken over, or the start would have failed earlier.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting, names, drained: false });
+        forwarder.rules = Mutex::new(RuleTable { active, next_key, loaded, waiting, names, drained: false });
         for mut worker in workers {
             worker.handed_over = Arc::clone(&keys);
             let name = format!("forward-{}", worker.frame.number);
@@ -369,9 +369,9 @@ impl Forwarder {
         let is_kept = |active: &Active| resolved.iter().any(|rule| active.state.is_like(rule));
         let is_new =
             |(_, rule): &(&Rule, &Rule)| !in_force.active.iter().any(|active| active.state.is_like(rule));
-        let mut held = Held::default();
+        let mut held = RemovedListeners::default();
         for active in in_force.active.iter().filter(|active| !is_kept(active)) {
-            let kind = Kind::of(active.state.rule.protocol);
+            let kind = ListenerKind::of(active.state.rule.protocol);
             held.0.extend(active.addresses.iter().map(|address| (kind, address.clone())));
         }
         let mut binder =
@@ -418,7 +418,7 @@ impl Forwarder {
         }
         let next_key = binder.key;
         let ids: Vec<RuleId> = new.active.iter().map(|active| active.state.rule.id.clone()).collect();
-        let is_bound = |waiting: &Waiting| ids.contains(&waiting.rule.id);
+        let is_bound = |waiting: &WaitingRule| ids.contains(&waiting.rule.id);
         if let Err(error) = self.put_in_force(&mut in_force, settings, new, |_| true) {
             for waiting in in_force.waiting.iter_mut().filter(|waiting| is_bound(waiting)) {
                 waiting.error = error.to_string();
@@ -432,7 +432,7 @@ impl Forwarder {
 
     fn put_in_force(
         &self,
-        in_force: &mut Rules,
+        in_force: &mut RuleTable,
         settings: &Settings,
         NewRules { active: mut newcomers, of_workers, .. }: NewRules,
         is_kept: impl Fn(&Active) -> bool,
@@ -450,7 +450,7 @@ impl Forwarder {
         self.tell_all(|done| {
             let (common, leave) = (Arc::clone(&common), leave.clone());
             let (come, parts) = (of_workers.next().unwrap_or_default(), parts.next().unwrap_or_default());
-            Command::Change(Box::new(Change { common, parts, leave, come, done }))
+            Command::Change(Box::new(RuleChange { common, parts, leave, come, done }))
         });
         Ok(())
     }
@@ -532,12 +532,12 @@ impl Forwarder {
 
     fn binder<'a>(&'a self, settings: &'a Settings, workers: usize) -> Binder<'a> {
         let Self { datapath, resolver, .. } = self;
-        let (held, matched) = (Held::default(), Matched::default());
+        let (held, matched) = (RemovedListeners::default(), Matched::default());
         Binder { settings, datapath: *datapath, resolver, workers, key: 0, held, matched }
     }
 
-    fn common(&self, settings: &Settings, rules: &[Active]) -> Arc<Common> {
-        Arc::new(Common {
+    fn common(&self, settings: &Settings, rules: &[Active]) -> Arc<ForwardCommon> {
+        Arc::new(ForwardCommon {
             access: settings.access.clone(),
             total: Arc::clone(&self.total),
             log: Arc::clone(&self.log),
@@ -546,7 +546,7 @@ impl Forwarder {
         })
     }
 
-    pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {
+    pub(crate) fn rules(&self) -> MutexGuard<'_, RuleTable> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

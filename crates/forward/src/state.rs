@@ -8,11 +8,11 @@ use std::{
     },
 };
 
-use turnpike_net::{ConnectOptions, Transport};
+use turnpike_net::{ConnectOptions, SocketProtocol};
 
 use crate::{
-    Balance, EndReason, Rule, circles::Circles, clients::Clients, gauge::Gauge, listen::Kind, rate::Rates,
-    targets::Targets,
+    Balance, EndReason, Rule, circles::Circles, clients::ClientCounts, gauge::Gauge, listen::ListenerKind,
+    rate::RuleRates, targets::Targets,
 };
 
 /// Initial and maximum interval in milliseconds between sessions that test whether any target responds. The
@@ -30,8 +30,8 @@ pub(crate) struct RuleState {
     /// Options of outgoing sockets; with [`Rule::transparent`] the source is set per client.
     pub(crate) connect: ConnectOptions,
     pub(crate) active: Gauge,
-    pub(crate) clients: Option<Clients>,
-    pub(crate) rates: Option<Arc<Rates>>,
+    pub(crate) clients: Option<ClientCounts>,
+    pub(crate) rates: Option<Arc<RuleRates>>,
     /// True if the kernel forwards the rule's datagrams where possible.
     pub(crate) goes_across: bool,
     /// True if the last attempt reached no target.
@@ -53,8 +53,8 @@ impl RuleState {
             key,
             goes_across: rule.kernel.unwrap_or(kernel) && rule.kernel_obstacle().is_none(),
             active: Gauge::new(rule.max_connections),
-            clients: Clients::new(&rule.limits),
-            rates: Rates::new(&rule.limits),
+            clients: ClientCounts::new(&rule.limits),
+            rates: RuleRates::new(&rule.limits),
             rule: without_targets(rule),
             targets,
             connect,
@@ -110,7 +110,7 @@ impl RuleState {
     /// Returns the number of rules of this process through which a client has come. Above the limit,
     /// returns [`EndReason::Circle`] and logs this once.
     pub(crate) fn hops(&self, circles: &Circles, client: SocketAddr) -> Result<u8, EndReason> {
-        let hops = circles.hops(Kind::of(self.rule.protocol).speaks(), client);
+        let hops = circles.hops(ListenerKind::of(self.rule.protocol).speaks(), client);
         if hops.is_err() && !self.in_circle.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 rule = self.rule.id.0,
@@ -121,8 +121,8 @@ impl RuleState {
         hops
     }
 
-    pub(crate) fn targets_speak(&self) -> Transport {
-        if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp }
+    pub(crate) fn targets_speak(&self) -> SocketProtocol {
+        if self.rule.targets_speak_udp() { SocketProtocol::Udp } else { SocketProtocol::Tcp }
     }
 
     /// Records that no target was reachable; returns true if one was reachable before.
@@ -142,13 +142,13 @@ fn without_targets(rule: Rule) -> Rule {
 }
 
 /// Slot counted towards the limits of the rule, the process and the client; freed on drop.
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     rule: Arc<RuleState>,
     total: Arc<Gauge>,
     client: Option<IpAddr>,
 }
 
-impl Place {
+impl ConnectionSlot {
     pub(crate) fn take(rule: &Arc<RuleState>, total: &Arc<Gauge>) -> Option<Self> {
         if !total.enter() {
             return None;
@@ -170,7 +170,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         if let (Some(clients), Some(client)) = (&self.rule.clients, self.client) {
             clients.leave(client);

@@ -9,7 +9,7 @@ use crate::{Address, Endpoint};
 /// Slot of a target address in tables. `at` is reused once the old address has no connections; `serial` is
 /// never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slot {
+pub struct TargetSlot {
     pub at: u32,
     pub serial: u32,
 }
@@ -40,7 +40,7 @@ pub const CONNECT_BOUNDS: [Duration; 15] = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
-pub enum Failure {
+pub enum TargetFailure {
     /// RST, or ICMP port unreachable.
     Refused,
     /// No response within [`crate::Rule::connect_timeout`].
@@ -50,7 +50,7 @@ pub enum Failure {
     Other,
 }
 
-impl Failure {
+impl TargetFailure {
     pub(crate) fn of(error: &io::Error) -> Self {
         use io::ErrorKind::{
             AddrNotAvailable, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
@@ -104,8 +104,8 @@ pub struct Tally {
     pub open: u64,
     /// Established connections and UDP sessions.
     pub connected: u64,
-    /// Failed attempts, in the order of [`Failure::VARIANTS`].
-    pub failed: [u64; Failure::VARIANTS.len()],
+    /// Failed attempts, in the order of [`TargetFailure::VARIANTS`].
+    pub failed: [u64; TargetFailure::VARIANTS.len()],
     pub to_target_bytes: u64,
     pub to_client_bytes: u64,
     /// Histogram over [`CONNECT_BOUNDS`]; the last bucket counts everything above.
@@ -121,7 +121,7 @@ impl Tally {
         self.connect_time += time;
     }
 
-    pub(crate) fn failed(&mut self, failure: Failure) {
+    pub(crate) fn failed(&mut self, failure: TargetFailure) {
         self.failed[failure as usize] += 1;
     }
 
@@ -143,7 +143,7 @@ pub(crate) struct Tallies(Vec<Tally>);
 impl Tallies {
     /// Counters of a slot, reset if the slot belonged to another address. Used when a connection starts or
     /// stops using a target.
-    pub(crate) fn of(&mut self, slot: Slot) -> &mut Tally {
+    pub(crate) fn of(&mut self, slot: TargetSlot) -> &mut Tally {
         let at = slot.at as usize;
         if self.0.len() <= at {
             self.0.resize_with(at + 1, Tally::default);
@@ -156,14 +156,14 @@ impl Tallies {
     }
 
     #[inline]
-    pub(crate) fn moved(&mut self, slot: Slot, to_target: u64, to_client: u64) {
+    pub(crate) fn moved(&mut self, slot: TargetSlot, to_target: u64, to_client: u64) {
         if let Some(tally) = self.0.get_mut(slot.at as usize) {
             tally.to_target_bytes += to_target;
             tally.to_client_bytes += to_client;
         }
     }
 
-    pub(crate) fn get(&self, slot: Slot) -> Option<&Tally> {
+    pub(crate) fn get(&self, slot: TargetSlot) -> Option<&Tally> {
         self.0.get(slot.at as usize).filter(|tally| tally.serial == slot.serial)
     }
 }
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn reused_slot_starts_at_zero() {
         let mut tallies = Tallies::default();
-        let (old, new) = (Slot { at: 2, serial: 1 }, Slot { at: 2, serial: 9 });
+        let (old, new) = (TargetSlot { at: 2, serial: 1 }, TargetSlot { at: 2, serial: 9 });
         tallies.of(old).connected_in(Duration::from_millis(3));
         tallies.moved(old, 5, 7);
         assert_eq!(

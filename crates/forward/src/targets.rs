@@ -14,12 +14,12 @@ use slab::Slab;
 use crate::{
     Address, Balance, Endpoint, Host, Rule, UnixName, ZonedIp,
     balance::{self, Weighed},
-    resolver::Name,
+    resolver::ResolvedName,
     sync::{
         RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
-    tally::{Slot, Tallies, TargetSnapshot},
+    tally::{Tallies, TargetSlot, TargetSnapshot},
 };
 
 /// Milliseconds for which other members are preferred to one that was unreachable.
@@ -44,7 +44,7 @@ pub(crate) struct Targets {
 struct Configured {
     endpoint: Endpoint,
     /// `None` for a literal address.
-    name: Option<Arc<Name>>,
+    name: Option<Arc<ResolvedName>>,
     /// Version of the name's addresses on which the members are based.
     seen: AtomicU32,
 }
@@ -53,16 +53,16 @@ struct Configured {
 struct Members {
     configured: Vec<Configured>,
     balance: Balance,
-    /// Ordered as in the configuration; addresses of a name are in the order of [`Name::addresses`].
-    current: Vec<Arc<Member>>,
+    /// Ordered as in the configuration; addresses of a name are in the order of [`ResolvedName::addresses`].
+    current: Vec<Arc<TargetMember>>,
     /// Current members, and former members that still have connections.
-    slots: Slab<Arc<Member>>,
+    slots: Slab<Arc<TargetMember>>,
     next_serial: u32,
 }
 
-pub(crate) struct Member {
-    pub(crate) slot: Slot,
-    place: Place,
+pub(crate) struct TargetMember {
+    pub(crate) slot: TargetSlot,
+    place: MemberAddress,
     /// Configured target; its weight is stored separately.
     endpoint: Endpoint,
     weight: AtomicU32,
@@ -78,15 +78,15 @@ pub(crate) struct Member {
 
 /// Address of a member without its port.
 #[derive(Clone, PartialEq, Eq)]
-enum Place {
+enum MemberAddress {
     Ip(ZonedIp),
     Unix(UnixName),
 }
 
 /// Counts as a connection to the member until dropped.
 pub(crate) struct Seat {
-    member: Arc<Member>,
-    slot: Slot,
+    member: Arc<TargetMember>,
+    slot: TargetSlot,
 }
 
 pub(crate) enum Pick {
@@ -98,7 +98,7 @@ pub(crate) enum Pick {
 
 impl Targets {
     /// `name` resolves a host name; its flag allows addresses without a route.
-    pub(crate) fn new(rule: &Rule, name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
+    pub(crate) fn new(rule: &Rule, name: impl FnMut(&str, bool) -> Arc<ResolvedName>) -> Self {
         let targets = Self {
             members: RwLock::default(),
             source: rule.source.map(ZonedIp::ip),
@@ -111,7 +111,7 @@ impl Targets {
     }
 
     /// Applies the targets of `rule`, whose other settings are unchanged. Remaining members keep their state.
-    pub(crate) fn change(&self, rule: &Rule, mut name: impl FnMut(&str, bool) -> Arc<Name>) {
+    pub(crate) fn change(&self, rule: &Rule, mut name: impl FnMut(&str, bool) -> Arc<ResolvedName>) {
         // A different routing table may apply, so our own routes prove nothing.
         let any_route = rule.mark.is_some() || rule.device.is_some() || rule.transparent;
         let configured = rule.targets.iter().map(|endpoint| Configured {
@@ -144,10 +144,10 @@ impl Targets {
     /// Selects a member for a client, excluding `tried`. `offset` is the listener's port minus the first of
     /// its range. If `wait` is true, returns [`Pick::Pending`] if an unresolved name may change the choice.
     /// All clients of a Unix socket count as one source.
-    pub(crate) fn pick(&self, client: Option<IpAddr>, offset: u16, tried: &[Slot], wait: bool) -> Pick {
+    pub(crate) fn pick(&self, client: Option<IpAddr>, offset: u16, tried: &[TargetSlot], wait: bool) -> Pick {
         let members = self.up_to_date();
         let client = client.map(|client| client.to_canonical());
-        let usable = |member: &&Member| {
+        let usable = |member: &&TargetMember| {
             member.weight() > 0
                 && !(self.transparent && client.is_some_and(|client| member.place.is_foreign_to(client)))
                 && !tried.contains(&member.slot)
@@ -167,8 +167,8 @@ impl Targets {
         &self,
         balance: Balance,
         client: IpAddr,
-        all: impl Iterator<Item = &'a Member> + Clone,
-    ) -> Option<&'a Member> {
+        all: impl Iterator<Item = &'a TargetMember> + Clone,
+    ) -> Option<&'a TargetMember> {
         let healthy = all.clone().filter(|member| self.is_healthy(member));
         let turn = || self.turn.fetch_add(1, Ordering::Relaxed);
         match balance {
@@ -195,26 +195,26 @@ impl Targets {
     }
 
     /// Releases the seat of a session that kept only its slot.
-    pub(crate) fn leave(&self, slot: Slot) {
+    pub(crate) fn leave(&self, slot: TargetSlot) {
         if let Some(member) = self.member(slot) {
             member.active.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn member(&self, slot: Slot) -> Option<Arc<Member>> {
+    pub(crate) fn member(&self, slot: TargetSlot) -> Option<Arc<TargetMember>> {
         self.read().slots.get(slot.at as usize).filter(|member| member.slot == slot).map(Arc::clone)
     }
 
     /// Records a failed attempt, after which other members are tried first for a while.
-    pub(crate) fn suspect(&self, member: &Member) {
+    pub(crate) fn suspect(&self, member: &TargetMember) {
         member.up.store(false, Ordering::Relaxed);
         member.suspect_until.store(self.now() + SUSPECT_MS, Ordering::Relaxed);
     }
 
     /// True if a member fails its health checks while another one passes them.
-    pub(crate) fn is_down(&self, slot: Slot) -> bool {
+    pub(crate) fn is_down(&self, slot: TargetSlot) -> bool {
         let members = self.read();
-        let healthy = |member: &Arc<Member>| member.healthy.load(Ordering::Relaxed);
+        let healthy = |member: &Arc<TargetMember>| member.healthy.load(Ordering::Relaxed);
         let fails =
             members.slots.get(slot.at as usize).is_some_and(|member| member.slot == slot && !healthy(member));
         fails && members.current.iter().any(healthy)
@@ -228,13 +228,13 @@ impl Targets {
     }
 
     /// True if a member gets no new connections because its name lost the address or its weight is 0.
-    pub(crate) fn is_former(&self, slot: Slot) -> bool {
+    pub(crate) fn is_former(&self, slot: TargetSlot) -> bool {
         let members = self.read();
         let member = members.slots.get(slot.at as usize).filter(|member| member.slot == slot);
         member.is_none_or(|member| members.is_former(member))
     }
 
-    pub(crate) fn current(&self) -> Vec<Arc<Member>> {
+    pub(crate) fn current(&self) -> Vec<Arc<TargetMember>> {
         self.up_to_date().current.clone()
     }
 
@@ -242,13 +242,13 @@ impl Targets {
     pub(crate) fn describe(&self, tallies: &Tallies) -> Vec<TargetSnapshot> {
         let members = self.up_to_date();
         let is_current =
-            |member: &&Arc<Member>| members.current.iter().any(|other| Arc::ptr_eq(other, member));
+            |member: &&Arc<TargetMember>| members.current.iter().any(|other| Arc::ptr_eq(other, member));
         let left = members.slots.iter().map(|(_, member)| member).filter(|member| !is_current(member));
         let known = members.current.iter().chain(left.take(MOST_SHOWN_FORMER));
         known.filter_map(|member| Some(member.describe().with(tallies.get(member.slot)?))).collect()
     }
 
-    fn is_healthy(&self, member: &Member) -> bool {
+    fn is_healthy(&self, member: &TargetMember) -> bool {
         let until = member.suspect_until.load(Ordering::Relaxed);
         member.healthy.load(Ordering::Relaxed) && (until == 0 || until <= self.now())
     }
@@ -292,7 +292,7 @@ impl Members {
                     continue;
                 }
                 let is_taken =
-                    |member: &Arc<Member>| current.iter().any(|current| Arc::ptr_eq(current, member));
+                    |member: &Arc<TargetMember>| current.iter().any(|current| Arc::ptr_eq(current, member));
                 let known = slots.iter().map(|(_, member)| member).find(|member| {
                     member.place == place
                         && member.endpoint.is_same_place(&target.endpoint)
@@ -305,8 +305,8 @@ impl Members {
                         clippy::cast_possible_truncation,
                         reason = "there are far fewer than 2^32 members"
                     )]
-                    let slot = Slot { at: entry.key() as u32, serial: *next_serial };
-                    Arc::clone(entry.insert(Arc::new(Member::new(slot, place, &target.endpoint))))
+                    let slot = TargetSlot { at: entry.key() as u32, serial: *next_serial };
+                    Arc::clone(entry.insert(Arc::new(TargetMember::new(slot, place, &target.endpoint))))
                 });
                 member.weight.store(target.endpoint.weight.into(), Ordering::Relaxed);
                 current.push(member);
@@ -321,7 +321,7 @@ impl Members {
     }
 
     /// True if an unresolved name could change the choice; never true for round robin.
-    fn has_to_wait(&self, chosen: Option<&Member>) -> bool {
+    fn has_to_wait(&self, chosen: Option<&TargetMember>) -> bool {
         let is_pending = |target: &Configured| {
             target.endpoint.weight > 0 && target.name.as_ref().is_some_and(|name| name.version() == 0)
         };
@@ -336,7 +336,7 @@ impl Members {
         }
     }
 
-    fn is_former(&self, member: &Arc<Member>) -> bool {
+    fn is_former(&self, member: &Arc<TargetMember>) -> bool {
         member.weight() == 0 || !self.current.iter().any(|current| Arc::ptr_eq(current, member))
     }
 }
@@ -347,17 +347,17 @@ impl Configured {
         self.name.as_ref().is_none_or(|name| name.version() == seen)
     }
 
-    fn places(&self) -> Vec<Place> {
+    fn places(&self) -> Vec<MemberAddress> {
         match (&self.endpoint.host, &self.name) {
-            (Host::Ip(ip), _) => vec![Place::Ip((*ip).into())],
-            (Host::Unix(name), _) => vec![Place::Unix(name.clone())],
-            (Host::Name(_), Some(name)) => name.addresses().into_iter().map(Place::Ip).collect(),
+            (Host::Ip(ip), _) => vec![MemberAddress::Ip((*ip).into())],
+            (Host::Unix(name), _) => vec![MemberAddress::Unix(name.clone())],
+            (Host::Name(_), Some(name)) => name.addresses().into_iter().map(MemberAddress::Ip).collect(),
             (Host::Name(_), None) => Vec::new(),
         }
     }
 }
 
-impl Place {
+impl MemberAddress {
     /// True if the address families differ.
     fn is_foreign_to(&self, from: IpAddr) -> bool {
         matches!(self, Self::Ip(address) if address.ip().is_ipv4() != from.is_ipv4())
@@ -371,8 +371,8 @@ impl Place {
     }
 }
 
-impl Member {
-    fn new(slot: Slot, place: Place, endpoint: &Endpoint) -> Self {
+impl TargetMember {
+    fn new(slot: TargetSlot, place: MemberAddress, endpoint: &Endpoint) -> Self {
         Self {
             slot,
             weight: AtomicU32::new(endpoint.weight.into()),
@@ -389,8 +389,8 @@ impl Member {
     /// Target address for a client that arrived at this port offset of the listener.
     pub(crate) fn address(&self, offset: u16) -> Address {
         let ip = match &self.place {
-            Place::Ip(address) => *address,
-            Place::Unix(name) => return Address::Unix(name.clone()),
+            MemberAddress::Ip(address) => *address,
+            MemberAddress::Unix(name) => return Address::Unix(name.clone()),
         };
         let ports = self.endpoint.ports;
         let port = if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
@@ -418,7 +418,7 @@ impl Member {
     }
 }
 
-impl Weighed for Member {
+impl Weighed for TargetMember {
     fn weight(&self) -> u64 {
         self.weight.load(Ordering::Relaxed).into()
     }
@@ -433,21 +433,21 @@ impl Weighed for Member {
 }
 
 impl Seat {
-    fn take(member: &Arc<Member>) -> Self {
+    fn take(member: &Arc<TargetMember>) -> Self {
         member.active.fetch_add(1, Ordering::Relaxed);
         Self { member: Arc::clone(member), slot: member.slot }
     }
 
-    pub(crate) fn slot(&self) -> Slot {
+    pub(crate) fn slot(&self) -> TargetSlot {
         self.slot
     }
 
-    pub(crate) fn member(&self) -> &Member {
+    pub(crate) fn member(&self) -> &TargetMember {
         &self.member
     }
 
     /// Releases the object but not the seat; see [`Targets::leave`].
-    pub(crate) fn keep(self) -> Slot {
+    pub(crate) fn keep(self) -> TargetSlot {
         self.member.active.fetch_add(1, Ordering::Relaxed);
         self.slot
     }

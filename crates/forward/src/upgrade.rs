@@ -23,7 +23,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, SocketFile};
 use turnpike_offload::{OffloadError, PassedKernel};
-use turnpike_worker::{Channel, Step};
+use turnpike_worker::{Channel, HandoverStep};
 
 use crate::{Bind, Forwarder, Protocol, Rule, StartError, kernel::Before, worker::Command};
 
@@ -197,7 +197,7 @@ impl Forwarder {
 
     /// Resumes normal service after a failed upgrade.
     pub fn resume(&self) {
-        self.workers.tell(|| Step::Resume.into());
+        self.workers.tell(|| HandoverStep::Resume.into());
     }
 
     /// Drops the exported sessions once the new process serves clients. Other connections continue
@@ -224,7 +224,7 @@ impl Forwarder {
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = self.kernel() {
             kernel.attach()?;
-            self.workers.tell(|| Step::ResumeFlows.into());
+            self.workers.tell(|| HandoverStep::ResumeFlows.into());
         }
         Ok(())
     }
@@ -243,7 +243,7 @@ impl Forwarder {
                 Err(error) => tracing::warn!(rule = active.state.rule.id.0, %error, "socket file is missing"),
             }
         }
-        self.workers.tell(|| Step::Serve.into());
+        self.workers.tell(|| HandoverStep::Serve.into());
     }
 }
 

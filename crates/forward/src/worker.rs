@@ -13,14 +13,14 @@ use std::{
 
 use hashbrown::HashMap;
 use turnpike_net::{Datapath, Event, Poller};
-use turnpike_worker::{Frame, INBOX, Step};
+use turnpike_worker::{Frame, HandoverStep, INBOX};
 
 use crate::{
     Address, RuleId, RuleSnapshot,
     batching::{self, Batching},
-    common::Common,
+    common::ForwardCommon,
     kernel::Parts,
-    listen::{Acceptor, Bound, Kind, Tcp},
+    listen::{Acceptor, ListenerKind, RuleSockets, Tcp},
     state::RuleState,
     tcp, udp,
     worker_context::WorkerRules,
@@ -33,36 +33,36 @@ const LEAVE_MS: u64 = 1000;
 const RAISED: u64 = u64::MAX - 2;
 
 pub(crate) enum Command {
-    Change(Box<Change>),
+    Change(Box<RuleChange>),
     TargetsChanged,
     /// Accept no new connections or sessions.
     Drain(mpsc::Sender<()>),
     /// Close the listeners; sent only after [`Command::Drain`].
     Unlisten(mpsc::Sender<()>),
-    /// Send the listeners of the rules with these keys, in the order of their ranges. [`Step::Export`] uses
+    /// Send the listeners of the rules with these keys, in the order of their ranges. [`HandoverStep::Export`] uses
     /// the same rules.
     ExportSockets(Arc<[u32]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
-    Upgrade(Step),
+    Upgrade(HandoverStep),
 }
 
-impl From<Step> for Command {
-    fn from(step: Step) -> Self {
+impl From<HandoverStep> for Command {
+    fn from(step: HandoverStep) -> Self {
         Self::Upgrade(step)
     }
 }
 
-pub(crate) struct Change {
-    pub(crate) common: Arc<Common>,
+pub(crate) struct RuleChange {
+    pub(crate) common: Arc<ForwardCommon>,
     pub(crate) parts: Parts,
     pub(crate) leave: Vec<Arc<RuleState>>,
-    pub(crate) come: Vec<(Arc<RuleState>, Bound)>,
+    pub(crate) come: Vec<(Arc<RuleState>, RuleSockets)>,
     pub(crate) done: mpsc::Sender<()>,
 }
 
-pub(crate) type Snapshots = Vec<(RuleId, RuleSnapshot)>;
+pub(crate) type ForwardSnapshots = Vec<(RuleId, RuleSnapshot)>;
 
 pub(crate) struct Worker {
-    pub(crate) frame: Frame<Command, Snapshots>,
+    pub(crate) frame: Frame<Command, ForwardSnapshots>,
     datapath: Datapath,
     tcp: tcp::Engine,
     /// Created when the first rule needs it, because its buffers are large.
@@ -80,7 +80,7 @@ impl Worker {
         (number, started): (usize, Instant),
         datapath: Datapath,
         busy_poll: Duration,
-        common: &Arc<Common>,
+        common: &Arc<ForwardCommon>,
     ) -> io::Result<Self> {
         let mut frame = Frame::new(number, started)?;
         frame.poller.busy_poll = busy_poll;
@@ -97,7 +97,7 @@ impl Worker {
         })
     }
 
-    pub(crate) fn set_common(&mut self, common: &Arc<Common>) {
+    pub(crate) fn set_common(&mut self, common: &Arc<ForwardCommon>) {
         self.tcp.set_common(common);
         self.worker_rules.common = Arc::clone(common);
     }
@@ -120,12 +120,12 @@ impl Worker {
     pub(crate) fn add_rule(
         &mut self,
         state: &Arc<RuleState>,
-        bound: Bound,
+        bound: RuleSockets,
         inherited: &mut HashMap<Address, Acceptor>,
     ) -> io::Result<()> {
         let now = self.frame.now_ms();
         match bound {
-            Bound::Tcp(sockets) => {
+            RuleSockets::Tcp(sockets) => {
                 let rule = &state.rule;
                 let take = |(offset, socket)| match socket {
                     Tcp::Fresh(socket) => Some((offset, socket)),
@@ -138,7 +138,7 @@ impl Worker {
                 let sockets = sockets.into_iter().filter_map(take).collect();
                 self.tcp.add_rule(state, sockets, tcp::Tick { now, poller: &self.frame.poller })
             }
-            Bound::Udp(listeners) => {
+            RuleSockets::Udp(listeners) => {
                 self.worker_rules.add(state);
                 self.tcp.watch_health(state, now);
                 let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
@@ -167,7 +167,8 @@ impl Worker {
             now = self.frame.now_ms();
             self.frame.dirty |= !events.is_empty();
             if let Some(engine) = &mut self.udp {
-                let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
+                let mut tick =
+                    udp::UdpTick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
                 self.frame.dirty |= engine.after_wait(&events, events.len() < Poller::FULL, &mut tick);
             }
             let (mut woken, mut newcomers, mut datagrams) = (false, false, 0);
@@ -180,7 +181,7 @@ impl Worker {
                     datagrams += 1;
                     if let Some(engine) = &mut self.udp {
                         let mut tick =
-                            udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
+                            udp::UdpTick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
                         engine.on_event(event, &mut tick);
                     }
                 } else if tcp::Engine::is_listener(event) {
@@ -191,7 +192,8 @@ impl Worker {
             }
             if let Some(engine) = &mut self.udp {
                 engine.flush();
-                let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
+                let mut tick =
+                    udp::UdpTick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
                 self.frame.dirty |= engine.on_tick(&mut tick);
             }
             let tick = tcp::Tick { now, poller: &self.frame.poller };
@@ -241,7 +243,7 @@ impl Worker {
         if self.frame.is_stopped {
             self.tcp.stop(tcp::Tick { now, poller: &self.frame.poller });
             if let Some(engine) = &mut self.udp {
-                engine.stop(&mut udp::Tick {
+                engine.stop(&mut udp::UdpTick {
                     now,
                     poller: &self.frame.poller,
                     worker: &mut self.worker_rules,
@@ -262,7 +264,7 @@ impl Worker {
             Command::Drain(done) => {
                 self.tcp.drain(tcp::Tick { now, poller: &self.frame.poller });
                 if let Some(engine) = &mut self.udp {
-                    engine.drain(&mut udp::Tick {
+                    engine.drain(&mut udp::UdpTick {
                         now,
                         poller: &self.frame.poller,
                         worker: &mut self.worker_rules,
@@ -272,7 +274,7 @@ impl Worker {
             }
             Command::Unlisten(done) => {
                 if let Some(engine) = &mut self.udp {
-                    engine.unlisten(&mut udp::Tick {
+                    engine.unlisten(&mut udp::UdpTick {
                         now,
                         poller: &self.frame.poller,
                         worker: &mut self.worker_rules,
@@ -288,7 +290,7 @@ impl Worker {
         }
     }
 
-    fn change(&mut self, change: Change, now: u64) {
+    fn change(&mut self, change: RuleChange, now: u64) {
         self.set_common(&change.common);
         if let Err(error) = self.take(change.parts) {
             tracing::error!(worker = self.frame.number, %error, "cannot watch kernel-forwarded connections: raise the limit on watches \
@@ -297,7 +299,7 @@ impl Worker {
         self.keep_time();
         let mut inherited = HashMap::new();
         for state in &change.leave {
-            if Kind::of(state.rule.protocol) == Kind::Tcp {
+            if ListenerKind::of(state.rule.protocol) == ListenerKind::Tcp {
                 let sockets = self.tcp.remove_rule(state, tcp::Tick { now, poller: &self.frame.poller });
                 inherited.extend(sockets.into_iter().map(|socket| (socket.address(), socket)));
             } else if let Some(engine) = &mut self.udp {
@@ -305,7 +307,7 @@ impl Worker {
                 let key = udp::RuleKey(state.key);
                 engine.remove_rule(
                     key,
-                    &mut udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules },
+                    &mut udp::UdpTick { now, poller: &self.frame.poller, worker: &mut self.worker_rules },
                 );
                 self.worker_rules.remove(key);
             }
@@ -326,8 +328,8 @@ impl Worker {
     fn leave_unhealthy(&mut self, now: u64) {
         let Some(engine) = &mut self.udp else { return };
         for state in self.worker_rules.turned() {
-            let is_down = |choice: udp::Choice| state.targets.is_down(choice.target);
-            let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
+            let is_down = |choice: udp::ChosenTarget| state.targets.is_down(choice.target);
+            let mut tick = udp::UdpTick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
             engine.leave_targets(udp::RuleKey(state.key), is_down, &mut tick);
         }
     }
@@ -338,11 +340,11 @@ impl Worker {
         self.leave_at = None;
         let Some(engine) = &mut self.udp else { return };
         for state in self.worker_rules.with_former_targets() {
-            let is_former = |choice: Option<udp::Choice>| {
+            let is_former = |choice: Option<udp::ChosenTarget>| {
                 choice.is_none_or(|choice| state.targets.is_former(choice.target))
             };
             let key = udp::RuleKey(state.key);
-            let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
+            let mut tick = udp::UdpTick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
             if engine.leave_former(key, is_former, &mut tick) {
                 self.leave_at = Some(now + LEAVE_MS);
             } else {

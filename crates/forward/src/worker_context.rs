@@ -9,22 +9,22 @@ use std::{
 use hashbrown::HashMap;
 
 use crate::{
-    Address, ConnectionReport, EndReason, Slot,
+    Address, ConnectionReport, EndReason, TargetSlot,
     circles::Circles,
-    common::Common,
+    common::ForwardCommon,
     here::Here,
     state::RuleState,
     targets::{Pick, Targets},
-    udp::{Admission, Choice, RuleKey, WorkerContext},
+    udp::{Admission, ChosenTarget, RuleKey, WorkerContext},
 };
 
 pub(crate) struct WorkerRules {
-    pub(crate) common: Arc<Common>,
-    rules: HashMap<RuleKey, Entry, foldhash::fast::RandomState>,
+    pub(crate) common: Arc<ForwardCommon>,
+    rules: HashMap<RuleKey, PendingEntry, foldhash::fast::RandomState>,
     here: Here,
 }
 
-struct Entry {
+struct PendingEntry {
     state: Arc<RuleState>,
     sessions: u64,
     removed: bool,
@@ -35,14 +35,14 @@ struct Entry {
 }
 
 impl WorkerRules {
-    pub(crate) fn new(common: Arc<Common>) -> Self {
+    pub(crate) fn new(common: Arc<ForwardCommon>) -> Self {
         Self { common, rules: HashMap::default(), here: Here::default() }
     }
 
     pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
         let (state, turns) = (Arc::clone(state), state.health_turns());
         let key = RuleKey(state.key);
-        let entry = Entry { state, sessions: 0, removed: false, turns, has_orphans: false };
+        let entry = PendingEntry { state, sessions: 0, removed: false, turns, has_orphans: false };
         self.rules.insert(key, entry);
     }
 
@@ -128,7 +128,7 @@ impl WorkerContext for WorkerRules {
         client: IpAddr,
         port: u16,
         target: Option<SocketAddr>,
-    ) -> Option<Choice> {
+    ) -> Option<ChosenTarget> {
         let entry = self.rules.get_mut(&rule)?;
         self.common.total.resume();
         entry.state.active.resume();
@@ -139,13 +139,19 @@ impl WorkerContext for WorkerRules {
         let seat = target.and_then(|address| Some((entry.state.targets.at(address, port)?, address)));
         entry.has_orphans |= seat.is_none();
         let (seat, address) = seat?;
-        Some(Choice { target: seat.keep(), address })
+        Some(ChosenTarget { target: seat.keep(), address })
     }
 
     /// Skips unresolved names, because a datagram cannot wait for a lookup.
-    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice> {
+    fn choose(
+        &mut self,
+        rule: RuleKey,
+        client: SocketAddr,
+        port: u16,
+        tried: &[TargetSlot],
+    ) -> Option<ChosenTarget> {
         match self.targets(rule)?.pick(Some(client.ip()), port, tried, false) {
-            Pick::At(seat, Address::Ip(address)) => Some(Choice { target: seat.keep(), address }),
+            Pick::At(seat, Address::Ip(address)) => Some(ChosenTarget { target: seat.keep(), address }),
             // Datagrams cannot be sent to a stream.
             Pick::At(_, Address::Unix(_)) | Pick::NoTarget | Pick::Pending => None,
         }
@@ -182,7 +188,7 @@ impl WorkerContext for WorkerRules {
         Arc::clone(&self.common.circles)
     }
 
-    fn answered(&mut self, rule: RuleKey, choice: Choice) {
+    fn answered(&mut self, rule: RuleKey, choice: ChosenTarget) {
         if let Some(entry) = self.rules.get(&rule) {
             entry.state.has_answered();
         }
@@ -191,7 +197,7 @@ impl WorkerContext for WorkerRules {
         }
     }
 
-    fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool) {
+    fn release(&mut self, rule: RuleKey, choice: ChosenTarget, failed: bool) {
         let Some(targets) = self.targets(rule) else { return };
         if let Some(member) = targets.member(choice.target).filter(|_| failed) {
             targets.suspect(&member);

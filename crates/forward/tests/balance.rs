@@ -205,7 +205,7 @@ fn traffic_is_counted_per_target() {
     assert!(of_a.counts.connect_time > Duration::ZERO && of_a.counts.connect_time < PATIENCE);
 
     let of_nobody = target(&running, absent);
-    let refused = Failure::Refused as usize;
+    let refused = TargetFailure::Refused as usize;
     assert_eq!((of_nobody.up, of_nobody.counts.failed[refused]), (false, 1));
     assert_eq!((of_nobody.counts.open, of_nobody.counts.connected), (0, 0));
 

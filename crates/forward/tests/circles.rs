@@ -35,7 +35,7 @@ fn rule_does_not_connect_to_its_own_listener() {
         assert_eq!(running.log.wait(turn)[turn - 1].reason, EndReason::ConnectFailed);
     }
     let own = SocketAddr::from(([127, 0, 0, 1], port));
-    eventually("the failures are counted", || failures(&running, own, Failure::Unreachable) == 3);
+    eventually("the failures are counted", || failures(&running, own, TargetFailure::Unreachable) == 3);
     assert_eq!(running.snapshot("r").accepted, 3, "one connection per client");
     drop(running);
     // If there is a second target, it is used.

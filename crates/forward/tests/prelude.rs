@@ -22,8 +22,8 @@ pub(crate) use std::{
     time::{Duration, Instant},
 };
 pub(crate) use turnpike_forward::{
-    Access, Balance, Bind, CopyMode, EndReason, Endpoint, Failure, Forwarder, Host, Limits, Pattern,
-    PortRange, Protocol, Proxy, ProxyVersion, Rule, RuleSnapshot, Settings, UnixName, udp::RuleKey,
+    Access, Balance, Bind, CopyMode, EndReason, Endpoint, Forwarder, Host, Limits, Pattern, PortRange,
+    Protocol, Proxy, ProxyVersion, Rule, RuleSnapshot, Settings, TargetFailure, UnixName, udp::RuleKey,
 };
 pub(crate) use turnpike_net::Datapath;
 pub(crate) use turnpike_testkit::{

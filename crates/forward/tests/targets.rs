@@ -49,10 +49,10 @@ fn next_target_is_tried_after_an_unanswered_connect() {
     rule.connect_timeout = Duration::from_millis(300);
     let running = Running::start(&[rule]);
     assert_eq!(greeting(&running), "b");
-    eventually("the timeout is counted", || failures(&running, mute, Failure::Timeout) == 1);
+    eventually("the timeout is counted", || failures(&running, mute, TargetFailure::Timeout) == 1);
 }
 
-pub(crate) fn failures(running: &Running, target: SocketAddr, why: Failure) -> u64 {
+pub(crate) fn failures(running: &Running, target: SocketAddr, why: TargetFailure) -> u64 {
     let targets = running.snapshot("r").targets;
     let found = targets.iter().find(|known| known.address == target.into()).expect("a known target");
     found.counts.failed[why as usize]
@@ -94,7 +94,7 @@ fn health_checks_divert_clients_from_a_dead_target_and_back() {
     for _ in 0..10 {
         assert_eq!(greeting(&running), "b");
     }
-    assert_eq!(failures(&running, first, Failure::Timeout), 0);
+    assert_eq!(failures(&running, first, TargetFailure::Timeout), 0);
     drop(queue);
     serve_greetings(dead, "a");
     eventually("the first target answers", || greeting(&running) == "a");
@@ -176,7 +176,7 @@ fn health_check_detects_a_closed_udp_port() {
     checked.health = Some(Duration::from_secs(1));
     let [checked, unchecked] = [checked, unchecked].map(|rule| Running::start(&[rule]));
     eventually("the second target answers", || who_answers(&checked).is_some_and(|name| name == "b"));
-    let failed = |running: &Running| failures(running, dead, Failure::Refused);
+    let failed = |running: &Running| failures(running, dead, TargetFailure::Refused);
     let before = failed(&checked);
     eventually("the other rule has lost three datagrams", || {
         who_answers(&checked);
@@ -247,7 +247,7 @@ fn unanswered_udp_session_gets_another_target() {
         for _ in 0..4 {
             assert_eq!(served(&running), "a");
         }
-        let moved = |target| failures(&running, target, Failure::Timeout);
+        let moved = |target| failures(&running, target, TargetFailure::Timeout);
         if balance != Balance::Source {
             eventually("the datagrams are counted", || moved(targets[0]) + moved(targets[1]) > 0);
         }
@@ -303,7 +303,7 @@ fn unanswered_client_does_not_block_others() {
     let junk = client();
     eventually("the first session detects that the target is silent", || {
         junk.send(b"junk").unwrap();
-        failures(&running, targets[0], Failure::Timeout) > 0
+        failures(&running, targets[0], TargetFailure::Timeout) > 0
     });
     let client = client();
     eventually("another client gets an answer", || {

@@ -9,11 +9,12 @@ use prometheus_client::{
     metrics::MetricType,
 };
 use turnpike_forward::{
-    CONNECT_BOUNDS, EndReason, Failure, KernelSnapshot, RuleId, RuleSnapshot, RuleStanding, TargetSnapshot,
+    CONNECT_BOUNDS, EndReason, KernelSnapshot, RuleId, RuleSnapshot, RuleStanding, TargetFailure,
+    TargetSnapshot,
 };
 use turnpike_process::{
     ControlStatus, MetricsPage,
-    exposition::{self, Common, MetricFamilies, by_name, count, counter},
+    exposition::{self, MetricFamilies, ProcessMetrics, by_name, count, counter},
     kernel_path,
     log_queue::LogCounts,
 };
@@ -38,7 +39,7 @@ pub(crate) fn page(
 struct ForwarderScrape {
     rules: Vec<(String, RuleSnapshot)>,
     kernel: Option<KernelSnapshot>,
-    common: Common,
+    common: ProcessMetrics,
 }
 
 impl Collector for ForwarderScrape {
@@ -126,7 +127,7 @@ impl ForwarderScrape {
             "Failed connections to and sessions with a target, by reason.",
         )?;
         self.each(&mut |labels, target| {
-            let failed = |failure: Failure| target.counts.failed[failure as usize];
+            let failed = |failure: TargetFailure| target.counts.failed[failure as usize];
             by_name(failed).into_iter().try_for_each(|(reason, failed)| {
                 count(&mut metric, &[labels, &[("reason", reason)]].concat(), failed)
             })

@@ -17,7 +17,7 @@ use turnpike_config::{
     forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources},
 };
 use turnpike_forward::{Bind, ConnectionLog, Forwarder, Hook, Protocol, Rule, RuleId, Settings, StartError};
-use turnpike_net::{Datapath, PassedSockets, Transport};
+use turnpike_net::{Datapath, PassedSockets, SocketProtocol};
 use turnpike_process::{
     Control, MetricsPage, PidFile, ProcessError, Service, Stop, kernel_path,
     log_queue::LogCounts,
@@ -368,7 +368,7 @@ fn for_runtime(
 }
 
 /// True if a rule listens on this address or on a name that may resolve to it.
-fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
+fn listens(rules: &[Rule], transport: SocketProtocol, address: SocketAddr) -> bool {
     rules.iter().any(|rule| {
         transport_of(rule) == transport
             && (rule.bind == address.ip().into() || matches!(rule.bind, Bind::Name(_)))
@@ -376,10 +376,10 @@ fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
     })
 }
 
-fn transport_of(rule: &Rule) -> Transport {
+fn transport_of(rule: &Rule) -> SocketProtocol {
     match rule.protocol {
-        Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
-        Protocol::Udp | Protocol::UdpToTcp { .. } => Transport::Udp,
+        Protocol::Tcp | Protocol::TcpToUdp { .. } => SocketProtocol::Tcp,
+        Protocol::Udp | Protocol::UdpToTcp { .. } => SocketProtocol::Udp,
     }
 }
 
@@ -407,7 +407,7 @@ fn log_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: i
             continue;
         }
         let rule = settings.rules.iter().find(|rule| rule.id == *id);
-        let transport: &str = (&rule.map_or(Transport::Tcp, transport_of)).into();
+        let transport: &str = (&rule.map_or(SocketProtocol::Tcp, transport_of)).into();
         let protocol = rule.map_or("", |rule| rule.protocol.name());
         let targets = rule.map_or_else(String::new, |rule| {
             rule.targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")

@@ -176,7 +176,7 @@ pub fn reused_port_is_open_only_for_its_new_owner() {
 pub fn bucket_grants_each_byte_once() {
     loom::model(|| {
         let limits = Limits { max_bytes_per_second: Some(1_000_000), ..Limits::default() };
-        let rates = rate::Rates::new(&limits).unwrap_or_else(|| panic!("a limit is set"));
+        let rates = rate::RuleRates::new(&limits).unwrap_or_else(|| panic!("a limit is set"));
         let pace = || rate::Pace::of(Some(&rates)).unwrap_or_else(|| panic!("a limit is set"));
         let (one, another) = (pace(), pace());
         assert_eq!(one.take(rate::UP, u64::MAX, 1), 100_000);
@@ -189,7 +189,7 @@ pub fn bucket_grants_each_byte_once() {
 
 pub fn version_of_a_name_is_never_visible_before_its_answer() {
     loom::model(|| {
-        let name = Arc::new(resolver::Name::new("name.example", true));
+        let name = Arc::new(resolver::ResolvedName::new("name.example", true));
         let answer = |last: u8| vec![ZonedIp::from([192, 0, 2, last])];
         let writer = with(&name, move |name| {
             name.set(Ok(answer(1)));
@@ -207,11 +207,11 @@ pub fn version_of_a_name_is_never_visible_before_its_answer() {
     });
 }
 
-fn pool_of(rate: u64, burst: i64) -> Arc<pool::Pool> {
-    Arc::new(pool::Pool::new(Limit { rate, burst }, 0))
+fn pool_of(rate: u64, burst: i64) -> Arc<pool::RatePool> {
+    Arc::new(pool::RatePool::new(Limit { rate, burst }, 0))
 }
 
-fn take_all(pool: &pool::Pool, now_ms: u64) -> i64 {
+fn take_all(pool: &pool::RatePool, now_ms: u64) -> i64 {
     pool.take(Way::ToPeer, i64::MAX, 0, now_ms)
 }
 
@@ -230,8 +230,8 @@ pub fn unused_part_of_a_lease_returns_to_the_pool() {
     loom::model(|| {
         let burst = 6 * 2048 * BYTE;
         let pool = pool_of(1, burst);
-        let visit = |pool: &Arc<pool::Pool>, now_ms| {
-            let lease = pool::Lease::new(Arc::clone(pool));
+        let visit = |pool: &Arc<pool::RatePool>, now_ms| {
+            let lease = pool::PoolLease::new(Arc::clone(pool));
             assert_eq!(lease.offers(Way::ToPeer, BYTE, 0, now_ms), BYTE, "the pool has enough");
             lease.spend(Way::ToPeer, BYTE, 0);
         };
@@ -248,10 +248,10 @@ pub fn unused_part_of_a_lease_returns_to_the_pool() {
 pub fn shares_do_not_exceed_the_pool() {
     loom::model(|| {
         let pool = pool_of(120, 10_000);
-        let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
+        let asks = |pool: &pool::RatePool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
         (0..3).for_each(|_| asks(&pool, 1));
         // The first call of `join` in a period starts that period.
-        let ask = move |pool: &pool::Pool| {
+        let ask = move |pool: &pool::RatePool| {
             asks(pool, 2);
             let share = pool.share(Way::ToPeer);
             assert!(share <= 120 / 3, "the share of one of three allocations is {share} of 120 bits");
@@ -271,8 +271,8 @@ pub fn worker_that_is_behind_does_not_lose_a_share() {
     for [own, other] in [[2, 3], [3, 2]] {
         loom::model(move || {
             let pool = pool_of(120, 10_000);
-            let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
-            let is_one_of_five = |pool: &pool::Pool| {
+            let asks = |pool: &pool::RatePool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
+            let is_one_of_five = |pool: &pool::RatePool| {
                 let share = pool.share(Way::ToPeer);
                 assert!(share >= 120 / 5, "the share after five requests is {share} of 120 bits");
             };
@@ -304,10 +304,10 @@ pub fn pool_in_use_is_not_removed() {
     loom::model(|| {
         let pool = pool_of(1000, 10_000);
         let other = with(&pool, |pool| pool.take(Way::ToClient, 1, 0, 0));
-        assert!(!pool::Pool::is_idle(&pool, 0), "the pool is in use");
+        assert!(!pool::RatePool::is_idle(&pool, 0), "the pool is in use");
         assert_eq!(join(other), 1);
-        assert!(!pool::Pool::is_idle(&pool, 0), "the pool is not full");
-        assert!(pool::Pool::is_idle(&pool, 1), "the pool is full");
+        assert!(!pool::RatePool::is_idle(&pool, 0), "the pool is not full");
+        assert!(pool::RatePool::is_idle(&pool, 1), "the pool is full");
     });
 }
 
@@ -356,8 +356,8 @@ fn is_new(cache: &cache::Cache<()>) -> bool {
 }
 
 /// A DNS name and its targets. The targets use the first answer; the name already has a second one.
-fn targets_of_a_name() -> (std::sync::Arc<resolver::Name>, Arc<targets::Targets>) {
-    let name = std::sync::Arc::new(resolver::Name::new("name.example", true));
+fn targets_of_a_name() -> (std::sync::Arc<resolver::ResolvedName>, Arc<targets::Targets>) {
+    let name = std::sync::Arc::new(resolver::ResolvedName::new("name.example", true));
     name.set(Ok(vec![answer(1)]));
     let ports = PortRange { first: 80, last: 80 };
     let target = Endpoint { host: Host::Name("name.example".to_owned()), ports, weight: 1 };

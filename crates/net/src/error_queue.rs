@@ -13,7 +13,7 @@ use crate::{
 
 /// ICMP error about a datagram sent by this socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IcmpError {
+pub struct QueuedError {
     /// Destination of the datagram; an IPv4-mapped address is converted to IPv4.
     pub to: SocketAddr,
     pub icmp_type: u8,
@@ -23,7 +23,7 @@ pub struct IcmpError {
     pub v6: bool,
 }
 
-pub(crate) fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -> io::Result<usize> {
+pub(crate) fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(QueuedError)) -> io::Result<usize> {
     for count in 0..limit {
         let mut name = RawAddress::empty();
         let mut control = ControlBuffer([0; 256]);
@@ -64,7 +64,7 @@ pub(crate) fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpEr
             };
             let info = u32::from_ne_bytes([raw[8], raw[9], raw[10], raw[11]]);
             if let Some(to) = name.get() {
-                each(IcmpError { to, icmp_type: raw[5], code: raw[6], info, v6 });
+                each(QueuedError { to, icmp_type: raw[5], code: raw[6], info, v6 });
             }
         }
     }

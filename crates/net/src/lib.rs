@@ -32,11 +32,11 @@ mod unix;
 
 pub use bind_error::BindError;
 pub use datapath::{Datapath, UnknownDatapath};
-pub use error_queue::IcmpError;
-pub use passed::{PassedError, PassedSocket, PassedSockets, Transport};
+pub use error_queue::QueuedError;
+pub use passed::{PassedError, PassedSocket, PassedSockets, SocketProtocol};
 pub use poll::{Event, Interest, Poller};
 pub use queued::{Route, TxStats};
-pub use rx::{Buffer, Received, Rx, RxStats, Span};
+pub use rx::{ArenaSpan, Buffer, Received, Rx, RxStats};
 pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};
 pub use tcp::{ConnectOptions, ListenOptions, SIOCATMARK, TcpListener, TcpSocket, TcpTimers, is_exhaustion};
 pub use tx::Tx;

@@ -13,16 +13,16 @@ use socket2::{Domain, Protocol, SockRef, Type};
 use crate::{BindError, ListenOptions, TcpListener, UdpOptions, UdpSocket, sys};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
+pub enum SocketProtocol {
     Udp,
     Tcp,
 }
 
-impl From<&Transport> for &'static str {
-    fn from(transport: &Transport) -> Self {
+impl From<&SocketProtocol> for &'static str {
+    fn from(transport: &SocketProtocol) -> Self {
         match transport {
-            Transport::Udp => "udp",
-            Transport::Tcp => "tcp",
+            SocketProtocol::Udp => "udp",
+            SocketProtocol::Tcp => "tcp",
         }
     }
 }
@@ -31,7 +31,7 @@ impl From<&Transport> for &'static str {
 pub struct PassedSocket {
     /// FileDescriptorName= of the unit, or else the unit's name (systemd.socket(5)).
     pub name: String,
-    pub transport: Transport,
+    pub transport: SocketProtocol,
     pub address: SocketAddr,
     descriptor: OwnedFd,
 }
@@ -85,7 +85,7 @@ impl PassedSockets {
     }
 
     #[must_use]
-    pub fn count(&self, transport: Transport, address: SocketAddr) -> usize {
+    pub fn count(&self, transport: SocketProtocol, address: SocketAddr) -> usize {
         self.at(transport, address).count()
     }
 
@@ -94,18 +94,18 @@ impl PassedSockets {
     /// passed for it. Only the families and `freebind` of the options matter.
     pub fn probe(
         &self,
-        transport: Transport,
+        transport: SocketProtocol,
         address: SocketAddr,
         options: &ListenOptions,
     ) -> io::Result<SocketAddr> {
         let &ListenOptions { dual_stack, freebind, .. } = options;
         match transport {
             _ if self.count(transport, address) > 0 => Ok(address),
-            Transport::Udp => {
+            SocketProtocol::Udp => {
                 let alone = UdpOptions { dual_stack, freebind, ..UdpOptions::default() };
                 UdpSocket::bind(address, &alone).map(|socket| socket.local_addr())
             }
-            Transport::Tcp => TcpListener::probe(
+            SocketProtocol::Tcp => TcpListener::probe(
                 address,
                 &ListenOptions { dual_stack, freebind, ..ListenOptions::default() },
             ),
@@ -115,7 +115,7 @@ impl PassedSockets {
     /// Returns the socket of worker `worker` on this address: a passed one, or a newly bound one if too few
     /// were passed. `InvalidInput` if BindIPv6Only= of a wildcard address does not match `options`.
     pub fn udp(&self, worker: usize, address: SocketAddr, options: &UdpOptions) -> io::Result<UdpSocket> {
-        match self.claim(Transport::Udp, address, worker)? {
+        match self.claim(SocketProtocol::Udp, address, worker)? {
             Some(passed) => UdpSocket::adopt(passed, options),
             None => UdpSocket::bind(address, options),
         }
@@ -127,7 +127,7 @@ impl PassedSockets {
         address: SocketAddr,
         options: &ListenOptions,
     ) -> io::Result<TcpListener> {
-        match self.claim(Transport::Tcp, address, worker)? {
+        match self.claim(SocketProtocol::Tcp, address, worker)? {
             Some(passed) => TcpListener::adopt(passed, options),
             None => TcpListener::bind(address, options),
         }
@@ -135,7 +135,7 @@ impl PassedSockets {
 
     /// Replaces the remedy if [`PassedSockets::udp`] or [`PassedSockets::tcp`] has failed for a passed address.
     #[must_use]
-    pub fn explain(&self, transport: Transport, address: SocketAddr, error: BindError) -> BindError {
+    pub fn explain(&self, transport: SocketProtocol, address: SocketAddr, error: BindError) -> BindError {
         match self.remedy(transport, address, error.source.kind()) {
             Some(remedy) => BindError { remedy: remedy.to_owned(), ..error },
             None => error,
@@ -144,7 +144,7 @@ impl PassedSockets {
 
     fn remedy(
         &self,
-        transport: Transport,
+        transport: SocketProtocol,
         address: SocketAddr,
         failed: io::ErrorKind,
     ) -> Option<&'static str> {
@@ -159,11 +159,16 @@ impl PassedSockets {
         }
     }
 
-    fn at(&self, transport: Transport, address: SocketAddr) -> impl Iterator<Item = &PassedSocket> {
+    fn at(&self, transport: SocketProtocol, address: SocketAddr) -> impl Iterator<Item = &PassedSocket> {
         self.0.iter().filter(move |one| (one.transport, one.address) == (transport, address))
     }
 
-    fn claim(&self, transport: Transport, address: SocketAddr, nth: usize) -> io::Result<Option<OwnedFd>> {
+    fn claim(
+        &self,
+        transport: SocketProtocol,
+        address: SocketAddr,
+        nth: usize,
+    ) -> io::Result<Option<OwnedFd>> {
         self.at(transport, address).nth(nth).map(|one| one.descriptor.try_clone()).transpose()
     }
 }
@@ -182,7 +187,7 @@ pub(crate) fn check_families(socket: &SockRef<'_>, local: SocketAddr, dual_stack
     Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
 }
 
-fn look_at(descriptor: &OwnedFd) -> Result<(Transport, SocketAddr), &'static str> {
+fn look_at(descriptor: &OwnedFd) -> Result<(SocketProtocol, SocketAddr), &'static str> {
     let socket = SockRef::from(descriptor);
     let domain = socket.domain().map_err(|_| "is not a socket")?;
     if !matches!(domain, Domain::IPV4 | Domain::IPV6) {
@@ -190,9 +195,9 @@ fn look_at(descriptor: &OwnedFd) -> Result<(Transport, SocketAddr), &'static str
     }
     let (kind, protocol) = (socket.r#type().ok(), socket.protocol().ok().flatten());
     let transport = match (kind, protocol) {
-        (Some(Type::DGRAM), Some(Protocol::UDP)) => Transport::Udp,
+        (Some(Type::DGRAM), Some(Protocol::UDP)) => SocketProtocol::Udp,
         (Some(Type::STREAM), Some(Protocol::TCP)) if socket.is_listener().unwrap_or_default() => {
-            Transport::Tcp
+            SocketProtocol::Tcp
         }
         (Some(Type::STREAM), Some(Protocol::TCP)) => return Err("is a connection"),
         _ => return Err("is neither UDP nor TCP"),
@@ -245,7 +250,7 @@ mod tests {
         let own = |socket: &Socket| SockRef::from(socket).cookie().unwrap();
         let cookies = [own(&first), own(&second)];
         let passed = passed([first, second]);
-        assert_eq!((passed.count(Transport::Udp, at), passed.count(Transport::Tcp, at)), (2, 0));
+        assert_eq!((passed.count(SocketProtocol::Udp, at), passed.count(SocketProtocol::Tcp, at)), (2, 0));
         let sockets: Vec<UdpSocket> =
             (0..3).map(|worker| passed.udp(worker, at, &shared()).unwrap()).collect();
         let found: Vec<u64> = sockets.iter().map(|socket| SockRef::from(socket).cookie().unwrap()).collect();
@@ -277,8 +282,8 @@ mod tests {
         let passed = PassedSockets::new([(alone.into(), "x".to_owned())]).unwrap();
         let failed =
             passed.udp(1, at, &shared()).expect_err("the socket was bound without SO_REUSEPORT").kind();
-        assert!(passed.remedy(Transport::Udp, at, failed).unwrap().contains("ReusePort=yes"));
-        assert_eq!(passed.remedy(Transport::Tcp, at, failed), None);
+        assert!(passed.remedy(SocketProtocol::Udp, at, failed).unwrap().contains("ReusePort=yes"));
+        assert_eq!(passed.remedy(SocketProtocol::Tcp, at, failed), None);
     }
 
     #[test]
@@ -295,7 +300,7 @@ mod tests {
             let taken = passed.udp(0, at, &UdpOptions { dual_stack, ..shared() });
             assert_eq!(taken.is_ok(), fits, "{only_v6} {dual_stack}");
             if let Err(error) = taken {
-                let remedy = passed.remedy(Transport::Udp, at, error.kind());
+                let remedy = passed.remedy(SocketProtocol::Udp, at, error.kind());
                 assert!(remedy.unwrap().contains("BindIPv6Only="), "{error}");
             }
         }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::{SocketId, Span};
+use crate::{ArenaSpan, SocketId};
 
 /// Destination and send options. Datagrams with equal routes keep their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ pub struct TxStats {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Payload {
-    Arena(Span),
+    Arena(ArenaSpan),
     /// The payload is in `Tx::own`, directly after its header.
     Own(u32),
 }

@@ -30,7 +30,7 @@ const ALIGN: usize = 64;
 
 /// Bytes in the arena, valid until [`Rx::reset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct ArenaSpan {
     pub offset: u32,
     pub len: u32,
 }
@@ -117,7 +117,7 @@ struct Meta {
     tos: u8,
     ttl: u8,
     segment_size: u32,
-    span: Span,
+    span: ArenaSpan,
 }
 
 pub struct Rx {
@@ -189,25 +189,25 @@ impl Rx {
         &mut self,
         gap: usize,
         fill: impl FnOnce(&mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<Span> {
+    ) -> io::Result<ArenaSpan> {
         let start = (self.used + gap).min(self.arena.len());
         let end = (start + SLOT).min(self.arena.len());
         let len = fill(&mut self.arena[start..end])?.min(end - start);
         self.used = (start + len).next_multiple_of(ALIGN).min(self.arena.len());
         #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
-        Ok(Span { offset: start as u32, len: len as u32 })
+        Ok(ArenaSpan { offset: start as u32, len: len as u32 })
     }
 
     /// Copies `lead` directly before a span, into the gap left by [`Rx::fill`], and returns both as one span.
     ///
     /// # Panics
     /// If the gap would begin before the arena. Other data there is overwritten.
-    pub fn join(&mut self, lead: &[u8], span: Span) -> Span {
+    pub fn join(&mut self, lead: &[u8], span: ArenaSpan) -> ArenaSpan {
         let end = span.offset as usize;
         self.arena[end - lead.len()..end].copy_from_slice(lead);
         #[expect(clippy::cast_possible_truncation, reason = "within the arena, checked by the line above")]
         let len = lead.len() as u32;
-        Span { offset: span.offset - len, len: span.len + len }
+        ArenaSpan { offset: span.offset - len, len: span.len + len }
     }
 
     /// Receives once. The number of requested buffers adapts to the socket: a thin flow is read with
@@ -292,10 +292,10 @@ impl Rx {
     /// If the bytes are not part of the arena.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
-    pub fn span(&self, bytes: &[u8]) -> Span {
+    pub fn span(&self, bytes: &[u8]) -> ArenaSpan {
         let offset = (bytes.as_ptr() as usize).wrapping_sub(self.arena.as_ptr() as usize);
         assert!(offset.saturating_add(bytes.len()) <= self.arena.len(), "not a part of this arena");
-        Span { offset: offset as u32, len: bytes.len() as u32 }
+        ArenaSpan { offset: offset as u32, len: bytes.len() as u32 }
     }
 
     /// Bytes of a span.
@@ -303,7 +303,7 @@ impl Rx {
     /// # Panics
     /// If it reaches beyond the arena.
     #[inline]
-    pub fn bytes(&self, span: Span) -> &[u8] {
+    pub fn bytes(&self, span: ArenaSpan) -> &[u8] {
         &self.arena[span.offset as usize..][..span.len as usize]
     }
 
@@ -359,7 +359,7 @@ impl Rx {
             tos: 0,
             ttl: 0,
             segment_size: len as u32,
-            span: Span { offset: offset as u32, len: len as u32 },
+            span: ArenaSpan { offset: offset as u32, len: len as u32 },
         };
         // The kernel set msg_controllen to the bytes that it wrote into `controls[i]`.
         let written: usize = header.msg_controllen as _;

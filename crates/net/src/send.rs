@@ -97,7 +97,7 @@ pub(crate) struct Bytes<'a> {
 }
 
 /// Scratch memory for the messages of one call, reused by all flushes.
-pub(crate) struct Batch {
+pub(crate) struct SendBatch {
     iovecs: Vec<iovec>,
     messages: Vec<Message>,
     headers: Box<[mmsghdr]>,
@@ -108,9 +108,9 @@ pub(crate) struct Batch {
 }
 
 // SAFETY: every call of `Sender::send` rewrites the raw pointers, and nothing uses them between calls.
-unsafe impl Send for Batch {}
+unsafe impl Send for SendBatch {}
 
-impl Batch {
+impl SendBatch {
     pub(crate) fn new(max_segments: usize) -> Self {
         let empty = sys::empty_message();
         Self {
@@ -130,12 +130,12 @@ impl Batch {
         bytes: Bytes<'a>,
         one_by_one: bool,
         stats: &'a mut TxStats,
-    ) -> Sender<'a, K> {
+    ) -> SocketSender<'a, K> {
         // Dangling pointers may remain after a panic in a flush.
         self.messages.clear();
         self.iovecs.clear();
         let gso_limit = if self.max_segments > 1 { usize::from(socket.gso_limit()) } else { 0 };
-        Sender {
+        SocketSender {
             kernel,
             socket,
             bytes,
@@ -152,7 +152,7 @@ impl Batch {
 }
 
 /// Gathers the messages of one socket.
-pub(crate) struct Sender<'a, K> {
+pub(crate) struct SocketSender<'a, K> {
     kernel: &'a mut K,
     socket: &'a UdpSocket,
     bytes: Bytes<'a>,
@@ -160,7 +160,7 @@ pub(crate) struct Sender<'a, K> {
     gso_limit: usize,
     one_by_one: bool,
     stats: &'a mut TxStats,
-    batch: &'a mut Batch,
+    batch: &'a mut SendBatch,
     route: Option<Route>,
     name_len: u32,
     /// True if the newest message accepts another segment.
@@ -168,7 +168,7 @@ pub(crate) struct Sender<'a, K> {
     dont_fragment: bool,
 }
 
-impl<K: SendCalls> Sender<'_, K> {
+impl<K: SendCalls> SocketSender<'_, K> {
     pub(crate) fn route(&mut self, route: &Route) {
         if route.dont_fragment != self.dont_fragment {
             self.send();
@@ -411,7 +411,7 @@ impl<K: SendCalls> Sender<'_, K> {
 
     /// Sets the pointers of every header.
     fn complete(&mut self) {
-        let Batch { iovecs, messages, headers, names, controls, .. } = &mut *self.batch;
+        let SendBatch { iovecs, messages, headers, names, controls, .. } = &mut *self.batch;
         for (message, control) in messages.iter_mut().zip(controls.iter_mut()) {
             message.total_control = message.control;
             if message.segments > 1 {

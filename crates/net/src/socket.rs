@@ -9,7 +9,7 @@ use std::{
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::{IcmpError, error_queue, passed, rlimit, sys, tcp};
+use crate::{QueuedError, error_queue, passed, rlimit, sys, tcp};
 
 /// Socket options; all off by default.
 #[derive(Clone, Debug, Default)]
@@ -227,7 +227,7 @@ impl UdpSocket {
 
     /// Reads up to `limit` queued ICMP errors, skipping locally generated ones, and returns how many were read.
     /// An empty queue is not an error.
-    pub fn read_errors(&self, limit: usize, each: impl FnMut(IcmpError)) -> io::Result<usize> {
+    pub fn read_errors(&self, limit: usize, each: impl FnMut(QueuedError)) -> io::Result<usize> {
         error_queue::read(self, limit, each)
     }
 

@@ -14,16 +14,16 @@ use hashbrown::HashTable;
 use std::hash::BuildHasher;
 
 use crate::{
-    Datapath, Rx, SocketId, Sockets, Span,
+    ArenaSpan, Datapath, Rx, SocketId, Sockets,
     queued::{NONE, Payload, Queued, Route, TxStats},
-    send::{self, Batch, Bytes, Linux, SendCalls},
+    send::{self, Bytes, Linux, SendBatch, SendCalls},
 };
 
 /// Routes per socket that are searched linearly instead of in a table.
 const FEW: u32 = 4;
 
 #[derive(Clone, Copy)]
-struct Group {
+struct RouteGroup {
     route: Route,
     first: u32,
     last: u32,
@@ -45,14 +45,14 @@ pub struct Tx {
     own: Vec<u8>,
     queue: Vec<Queued>,
     queued: usize,
-    groups: Vec<Group>,
+    groups: Vec<RouteGroup>,
     /// Indexed by socket.
     chains: Vec<Chain>,
     touched: Vec<SocketId>,
     /// Groups of sockets with more than `FEW` routes.
     table: HashTable<u32>,
     hasher: RandomState,
-    batch: Batch,
+    batch: SendBatch,
     stats: TxStats,
 }
 
@@ -73,7 +73,7 @@ impl Tx {
             touched: Vec::with_capacity(512),
             table: HashTable::new(),
             hasher: RandomState::default(),
-            batch: Batch::new(segments),
+            batch: SendBatch::new(segments),
             stats: TxStats::default(),
         }
     }
@@ -84,7 +84,7 @@ impl Tx {
     /// # Panics
     /// If `padding` exceeds 3, the maximum of STUN and ChannelData.
     #[inline]
-    pub fn push(&mut self, route: &Route, header: &[u8], payload: Span, padding: u8) {
+    pub fn push(&mut self, route: &Route, header: &[u8], payload: ArenaSpan, padding: u8) {
         assert!(padding <= 3, "padding rounds up to a multiple of 4");
         let at = self.own_end();
         self.own.extend_from_slice(header);
@@ -166,7 +166,7 @@ impl Tx {
                 }
                 let mut group = chain.first;
                 while group != NONE {
-                    let Group { route, first, next_of_socket, .. } = self.groups[group as usize];
+                    let RouteGroup { route, first, next_of_socket, .. } = self.groups[group as usize];
                     group = next_of_socket;
                     if route.dont_fragment != df {
                         also_df = true;
@@ -267,7 +267,7 @@ impl Tx {
     fn make(&mut self, route: &Route, mut chain: Chain) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "a tick queues far fewer than 2^32 datagrams")]
         let new = self.groups.len() as u32;
-        self.groups.push(Group { route: *route, first: NONE, last: NONE, next_of_socket: NONE });
+        self.groups.push(RouteGroup { route: *route, first: NONE, last: NONE, next_of_socket: NONE });
         if chain.count == 0 {
             self.touched.push(route.socket);
             chain.first = new;

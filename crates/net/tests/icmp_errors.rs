@@ -3,7 +3,7 @@
 use crate::common::wait_for_error;
 use crate::prelude::*;
 use socket2::{Domain, Protocol, Type};
-use turnpike_net::{self, IcmpError};
+use turnpike_net::{self, QueuedError};
 use turnpike_testkit::free_port;
 
 fn nobody(ip: IpAddr) -> SocketAddr {
@@ -27,7 +27,7 @@ fn port_unreachable_is_read_from_the_error_queue() {
             wait_for_error(sender.socket());
             let mut errors = Vec::new();
             assert_eq!(sender.socket().read_errors(16, |e| errors.push(e)).unwrap(), 1);
-            let expected = IcmpError { to: closed, icmp_type, code, info: 0, v6: ip == V6 };
+            let expected = QueuedError { to: closed, icmp_type, code, info: 0, v6: ip == V6 };
             assert_eq!(errors, [expected]);
             assert_eq!(sender.socket().read_errors(16, |_| panic!("read twice")).unwrap(), 0);
         }
@@ -56,7 +56,7 @@ fn icmp_error_from_a_router_names_the_peer_of_the_datagram() {
         wait_for_error(sender.socket());
         let mut errors = Vec::new();
         sender.socket().read_errors(16, |error| errors.push(error)).unwrap();
-        assert_eq!(errors, [IcmpError { to: peer, icmp_type: 11, code: 0, info: 0, v6: false }]);
+        assert_eq!(errors, [QueuedError { to: peer, icmp_type: 11, code: 0, info: 0, v6: false }]);
     });
 }
 

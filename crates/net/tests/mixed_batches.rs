@@ -60,7 +60,7 @@ struct World {
     tx: Tx,
     rx: Rx,
     arena: Rx,
-    span: Span,
+    span: ArenaSpan,
 }
 
 /// Senders 0 to 2 are IPv4, 3 and 4 IPv6; receivers 0 and 1 are IPv4, 2 and 3 IPv6. One of each pair has GRO.
@@ -101,7 +101,7 @@ impl World {
                     let header_len = header.min(run.size);
                     let padding = padding.min(run.size - header_len);
                     let len = run.size - header_len - padding;
-                    let payload = Span { offset: self.span.offset + *number * 97 % (ARENA - len), len };
+                    let payload = ArenaSpan { offset: self.span.offset + *number * 97 % (ARENA - len), len };
                     let header: Vec<u8> = stamp.into_iter().cycle().take(header_len as usize).collect();
                     self.tx.push(&route, &header, payload, padding as u8);
                     [&header, self.arena.bytes(payload), &[0; 3][..padding as usize]].concat()

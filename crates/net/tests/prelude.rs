@@ -12,7 +12,7 @@ pub(crate) use std::{
     time::Duration,
 };
 pub(crate) use turnpike_net::{
-    ConnectOptions, Datapath, Interest, ListenOptions, Poller, Route, Rx, Sockets, Span, TcpListener,
+    ArenaSpan, ConnectOptions, Datapath, Interest, ListenOptions, Poller, Route, Rx, Sockets, TcpListener,
     TcpSocket, Tx, UdpOptions, UdpSocket, rlimit,
 };
 pub(crate) use turnpike_testkit::{eventually, loopback_keeps_super_packets};

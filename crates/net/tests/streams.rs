@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use std::io::{self, IoSlice};
 
-use turnpike_net::{PassedSockets, TcpTimers, Transport};
+use turnpike_net::{PassedSockets, SocketProtocol, TcpTimers};
 
 fn loopback() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
@@ -113,9 +113,10 @@ fn probe_detects_a_listener_with_reuse_port() {
     let shared = ListenOptions { reuse_port: true, ..ListenOptions::default() };
     let listener = TcpListener::bind(loopback(), &shared).unwrap();
     assert!(TcpListener::bind(listener.local_addr(), &shared).is_ok());
-    let error = PassedSockets::default().probe(Transport::Tcp, listener.local_addr(), &shared).unwrap_err();
+    let error =
+        PassedSockets::default().probe(SocketProtocol::Tcp, listener.local_addr(), &shared).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
-    assert_ne!(PassedSockets::default().probe(Transport::Tcp, loopback(), &shared).unwrap().port(), 0);
+    assert_ne!(PassedSockets::default().probe(SocketProtocol::Tcp, loopback(), &shared).unwrap().port(), 0);
 }
 
 #[test]

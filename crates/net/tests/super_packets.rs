@@ -121,7 +121,7 @@ fn headers_and_spans_of_the_arena_form_super_packets_without_a_copy() {
     let mut expected = Vec::new();
     for n in 0..60_u32 {
         let header = [0x40, n as u8, 0, 117];
-        let payload = Span { offset: span.offset + n * 400, len: 117 };
+        let payload = ArenaSpan { offset: span.offset + n * 400, len: 117 };
         sender.tx.push(&route, &header, payload, 3);
         expected.push([&header, arena.bytes(payload), &[0, 0, 0]].concat());
     }

@@ -27,7 +27,7 @@ fn thousand_ready_sockets_fit_in_one_tick() {
             }
             sender.flush();
             let mut seen = vec![false; MANY];
-            let mut spans: Vec<Span> = Vec::new();
+            let mut spans: Vec<ArenaSpan> = Vec::new();
             eventually("all datagrams", || {
                 let events = poller.wait(Some(std::time::Duration::ZERO)).unwrap();
                 for at in events.iter().map(|e| e.token as usize) {

@@ -41,7 +41,7 @@ impl Board for Flows {
 /// [`crate::now_ns`].
 pub(crate) struct DrainedSockets {
     gap_ns: u64,
-    places: Vec<Option<Place>>,
+    places: Vec<Option<WatchedSocket>>,
     /// Sockets through which datagrams may be in flight.
     watched: Vec<u32>,
     /// Sockets emptied by a receive call whose datagrams have not all been sent yet.
@@ -60,7 +60,7 @@ pub(crate) struct DrainedSockets {
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct WatchedSocket {
     slot: u32,
     is_watched: bool,
     is_bulk: bool,
@@ -98,7 +98,7 @@ impl DrainedSockets {
         }
         let place = &mut self.places[at];
         if place.is_none() {
-            let new = |slot| Place {
+            let new = |slot| WatchedSocket {
                 slot,
                 is_watched: false,
                 is_bulk: false,
@@ -212,7 +212,7 @@ impl DrainedSockets {
     }
 }
 
-impl Place {
+impl WatchedSocket {
     fn tell(&mut self, at_ns: u64, now_ns: u64, lost: u64, board: &impl Board) {
         board.drained(self.slot, at_ns);
         (self.since_ns, self.lost, self.is_behind) = (now_ns, lost, false);

@@ -65,7 +65,7 @@ impl Echo {
             echo.links.push(links::attach_to_tc(
                 program,
                 PROGRAM,
-                (&interface, links::Direction::Ingress),
+                (&interface, links::HookDirection::Ingress),
                 links::reach_tc(),
             )?);
             echo.interfaces.push(interface.name);

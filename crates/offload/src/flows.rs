@@ -19,11 +19,11 @@ use crate::{
         mapped,
     },
     object::map_error,
-    shared::Shared,
+    shared::SharedMaps,
 };
 
 pub struct Flows {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMaps>,
     map: HashMap<MapData, FlowKey, Flow>,
     /// Flows by the key of their datagrams as they leave; `None` without leases.
     departures: Option<HashMap<MapData, FlowKey, FlowKey>>,
@@ -39,7 +39,7 @@ pub struct NewFlow<'a> {
     pub from: SocketAddr,
     pub to: SocketAddr,
     /// Shared by flows whose datagrams must stay in order relative to each other.
-    pub state: &'a State,
+    pub state: &'a FlowState,
     pub socket: u32,
     /// Expiry in nanoseconds of [`now_ns`].
     pub expires_ns: u64,
@@ -53,7 +53,7 @@ pub struct Installed(Flow);
 /// Counters and ordering state of one or more flows; must be given back.
 #[derive(Debug)]
 #[must_use = "its slot is lost unless it is given back"]
-pub struct State {
+pub struct FlowState {
     slot: u32,
     seen: Counted,
 }
@@ -71,7 +71,7 @@ impl Counted {
     }
 }
 
-impl State {
+impl FlowState {
     /// Counters at the last reading, for [`Flows::adopt_state`] of another process.
     #[must_use]
     pub fn seen(&self) -> Counted {
@@ -81,10 +81,10 @@ impl State {
 
 /// The table is full: the flow stays in user space. Counted as refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct TableFull;
 
 impl Flows {
-    pub(crate) fn new(shared: Arc<Shared>) -> Result<Self, OffloadError> {
+    pub(crate) fn new(shared: Arc<SharedMaps>) -> Result<Self, OffloadError> {
         let map = own(&shared.flows)?.try_into().map_err(map_error)?;
         let departures = shared.departures.as_ref().map(own).transpose()?;
         let departures = departures.map(HashMap::try_from).transpose().map_err(map_error)?;
@@ -143,46 +143,46 @@ impl Flows {
 
     /// Allocates a state for new flows. Their packets go to user space until their socket is drained, since
     /// earlier packets may be in flight.
-    pub fn state(&self) -> Result<State, Full> {
+    pub fn state(&self) -> Result<FlowState, TableFull> {
         let Some(slot) = locked(&self.shared.state_slots).take(now_ns()) else {
             self.refuse();
-            return Err(Full);
+            return Err(TableFull);
         };
-        let state = State { slot, seen: self.read(slot) };
+        let state = FlowState { slot, seen: self.read(slot) };
         self.word(slot, CALM).store(0, Ordering::Relaxed);
         self.hold_up(&state);
         Ok(state)
     }
 
     /// Passes packets to user space until the socket is drained.
-    pub fn hold_up(&self, state: &State) {
+    pub fn hold_up(&self, state: &FlowState) {
         self.word(state.slot, UP).fetch_max(now_ns(), Ordering::Release);
     }
 
-    pub fn counted(&self, state: &mut State) -> Counted {
+    pub fn counted(&self, state: &mut FlowState) -> Counted {
         let (before, now) = (state.seen, self.read(state.slot));
         state.seen = now;
         Counted { datagrams: now.datagrams - before.datagrams, bytes: now.bytes - before.bytes }
     }
 
     /// Releases a state without flows; returns the counts since the last [`Flows::counted`].
-    pub fn give_back_state(&self, mut state: State) -> Counted {
+    pub fn give_back_state(&self, mut state: FlowState) -> Counted {
         let last = self.counted(&mut state);
         locked(&self.shared.state_slots).give_back(now_ns(), state.slot);
         last
     }
 
-    pub fn install(&mut self, new: &NewFlow<'_>) -> Result<Installed, Full> {
+    pub fn install(&mut self, new: &NewFlow<'_>) -> Result<Installed, TableFull> {
         let NewFlow { kind, remote, local, channel, from, to, state, socket, expires_ns } = *new;
         let routes = &self.shared.routes;
         let Some(route) = routes.hold(from.ip(), to.ip()) else {
             self.refuse();
-            return Err(Full);
+            return Err(TableFull);
         };
         let Some(back) = routes.hold(local.ip(), remote.ip()) else {
             routes.give_back(route);
             self.refuse();
-            return Err(Full);
+            return Err(TableFull);
         };
         if kind == Kind::Forward {
             self.shared.ports.hold(local.port());
@@ -214,7 +214,7 @@ impl Flows {
         }
         self.let_go(&installed.0);
         self.refuse();
-        Err(Full)
+        Err(TableFull)
     }
 
     /// Takes over a flow that the previous process installed in the shared maps, if it leads to `to`. The
@@ -234,9 +234,9 @@ impl Flows {
     }
 
     /// State of an adopted flow; the previous process has read its counters up to `seen`.
-    pub fn adopt_state(&self, Installed(flow): &Installed, seen: Counted) -> State {
+    pub fn adopt_state(&self, Installed(flow): &Installed, seen: Counted) -> FlowState {
         locked(&self.shared.state_slots).claim(flow.state);
-        State { slot: flow.state, seen }
+        FlowState { slot: flow.state, seen }
     }
 
     pub fn adopt_socket(&self, Installed(flow): &Installed) -> u32 {
@@ -266,14 +266,14 @@ impl Flows {
     }
 
     /// Sets the expiry in nanoseconds of [`now_ns`]. After an error, the flow is unchanged.
-    pub fn extend(&mut self, flow: &mut Installed, expires_ns: u64) -> Result<(), Full> {
+    pub fn extend(&mut self, flow: &mut Installed, expires_ns: u64) -> Result<(), TableFull> {
         let Installed(flow) = flow;
         if flow.stamp != 0 && flow.expires == expires_ns {
             return Ok(());
         }
         let stamp = self.shared.stamp.fetch_add(1, Ordering::Relaxed);
         let new = Flow { stamp, expires: expires_ns, stamp_end: stamp, ..*flow };
-        self.map.insert(new.key, new, 0).map_err(|_| Full)?;
+        self.map.insert(new.key, new, 0).map_err(|_| TableFull)?;
         *flow = new;
         if let Some((departures, leaves)) = self.departures.as_mut().zip(new.leaves()) {
             // Without this entry the flow never gets a lease, and stays in user space.

@@ -21,7 +21,7 @@ const STOPS: usize = 16;
 
 #[derive(Default)]
 pub(crate) struct GroControl {
-    places: Vec<Place>,
+    places: Vec<SocketGro>,
     /// Sockets with super-packets that have not been judged yet; may include closed ones.
     seen: Vec<u32>,
     /// Sockets whose GRO is disabled or forced until some time; may include closed ones.
@@ -35,8 +35,8 @@ pub(crate) struct GroControl {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Place {
-    state: State,
+struct SocketGro {
+    state: GroState,
     is_seen: bool,
     /// Counts since `since_ms`: super-packets and their datagrams; without GRO, the datagrams that still
     /// arrived in user space.
@@ -48,7 +48,7 @@ struct Place {
 }
 
 #[derive(Clone, Copy, Default)]
-enum State {
+enum GroState {
     #[default]
     Gathers,
     /// Without GRO until this time. In the `in_ms` milliseconds before GRO was disabled, `datagrams`
@@ -69,12 +69,12 @@ impl GroControl {
     pub(crate) fn saw(&mut self, socket: u32, datagrams: usize, goes_across: bool) {
         let at = socket as usize;
         if self.places.len() <= at {
-            self.places.resize(at + 1, Place::default());
+            self.places.resize(at + 1, SocketGro::default());
         }
         let place = &mut self.places[at];
         self.of_tick += u64::from(datagrams > 1);
         match place.state {
-            State::Gathers if datagrams > 1 => {
+            GroState::Gathers if datagrams > 1 => {
                 if place.super_packets == 0 {
                     place.since_ms = self.now_ms;
                 }
@@ -85,7 +85,7 @@ impl GroControl {
                 place.super_packets += 1;
                 place.datagrams += if goes_across { datagrams as u64 } else { FOREIGN };
             }
-            State::DoesWithout { .. } if goes_across => place.datagrams += datagrams as u64,
+            GroState::DoesWithout { .. } if goes_across => place.datagrams += datagrams as u64,
             _ => {}
         }
     }
@@ -110,7 +110,7 @@ impl GroControl {
         if datagrams <= HEAVY {
             return;
         }
-        if let Some(Place { state: State::DoesWithout { until_ms, .. }, .. }) =
+        if let Some(SocketGro { state: GroState::DoesWithout { until_ms, .. }, .. }) =
             self.places.get_mut(socket as usize)
         {
             *until_ms = 0;
@@ -122,27 +122,29 @@ impl GroControl {
     pub(crate) fn adopted(&mut self, socket: u32) {
         let at = socket as usize;
         if self.places.len() <= at {
-            self.places.resize(at + 1, Place::default());
+            self.places.resize(at + 1, SocketGro::default());
         }
         let place = &mut self.places[at];
-        if let State::Gathers = place.state {
-            place.state = State::DoesWithout { until_ms: 0, datagrams: u64::MAX, in_ms: 1 };
+        if let GroState::Gathers = place.state {
+            place.state = GroState::DoesWithout { until_ms: 0, datagrams: u64::MAX, in_ms: 1 };
             self.waiting.push(socket);
         }
     }
 
     pub(crate) fn forget(&mut self, socket: u32) {
         let Some(place) = self.places.get_mut(socket as usize) else { return };
-        if let State::DoesWithout { .. } = place.state {
+        if let GroState::DoesWithout { .. } = place.state {
             self.stopping.retain(|stopping| *stopping != socket);
         }
-        *place = Place { is_seen: place.is_seen, ..Place::default() };
+        *place = SocketGro { is_seen: place.is_seen, ..SocketGro::default() };
     }
 
     /// Calls `start` to re-enable GRO on every socket without it, because the kernel no longer relays.
     pub(crate) fn end(&mut self, mut start: impl FnMut(u32)) {
         for socket in std::mem::take(&mut self.waiting) {
-            if let Some(Place { state: State::DoesWithout { .. }, .. }) = self.places.get(socket as usize) {
+            if let Some(SocketGro { state: GroState::DoesWithout { .. }, .. }) =
+                self.places.get(socket as usize)
+            {
                 start(socket);
             }
         }
@@ -158,13 +160,13 @@ impl GroControl {
         let Self { places, seen, waiting, stopping, .. } = self;
         waiting.retain(|socket| {
             let Some(place) = places.get_mut(*socket as usize) else { return false };
-            let does_without = matches!(place.state, State::DoesWithout { .. });
+            let does_without = matches!(place.state, GroState::DoesWithout { .. });
             place.wait(now_ms);
-            if does_without && !matches!(place.state, State::DoesWithout { .. }) {
+            if does_without && !matches!(place.state, GroState::DoesWithout { .. }) {
                 stopping.retain(|stopping| stopping != socket);
                 start(*socket);
             }
-            !matches!(place.state, State::Gathers)
+            !matches!(place.state, GroState::Gathers)
         });
         seen.retain(|socket| {
             let Some(place) = places.get_mut(*socket as usize) else { return false };
@@ -182,7 +184,7 @@ impl GroControl {
     }
 }
 
-impl Place {
+impl SocketGro {
     /// True if GRO should be disabled, because super-packets have fewer than `worth.0 / worth.1` datagrams on average.
     fn begins_without(&mut self, now_ms: u64, worth: (u64, u64)) -> bool {
         let is_worth_it = self.datagrams * worth.1 >= worth.0 * self.super_packets;
@@ -194,7 +196,7 @@ impl Place {
         }
         let pause_ms = FIRST_MS.checked_shl(self.times).unwrap_or(MOST_MS).min(MOST_MS);
         self.times = (self.times + 1).min(8);
-        self.state = State::DoesWithout { until_ms: now_ms + pause_ms, datagrams, in_ms };
+        self.state = GroState::DoesWithout { until_ms: now_ms + pause_ms, datagrams, in_ms };
         true
     }
 
@@ -202,11 +204,13 @@ impl Place {
     /// space at half the previous rate or more, this machine's GRO was not what sent them there.
     fn wait(&mut self, now_ms: u64) {
         self.state = match self.state {
-            State::DoesWithout { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {
-                State::GathersAnyway { until_ms: now_ms + USELESS_MS }
+            GroState::DoesWithout { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {
+                GroState::GathersAnyway { until_ms: now_ms + USELESS_MS }
             }
-            State::DoesWithout { until_ms, .. } | State::GathersAnyway { until_ms } if until_ms <= now_ms => {
-                State::Gathers
+            GroState::DoesWithout { until_ms, .. } | GroState::GathersAnyway { until_ms }
+                if until_ms <= now_ms =>
+            {
+                GroState::Gathers
             }
             _ => return,
         };

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     layout::LAYOUT,
-    links::{Direction, Filter},
-    settings::{Attachment, Settings},
+    links::{Filter, HookDirection},
+    settings::{Attachment, KernelSettings},
 };
 
 /// Names of the maps that are passed, in the order of their descriptors. Each process has its own counters of
@@ -39,7 +39,7 @@ pub(crate) struct PassedLink {
     pub(crate) told: Option<Attachment>,
     pub(crate) way: PassedWay,
     #[serde(default)]
-    pub(crate) direction: Direction,
+    pub(crate) direction: HookDirection,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -57,8 +57,8 @@ pub(crate) struct ReceivedKernel {
 }
 
 impl PassedKernel {
-    pub(crate) fn new(settings: &Settings, links: Vec<PassedLink>) -> Self {
-        let Settings { flows, sockets, hook, leases, .. } = *settings;
+    pub(crate) fn new(settings: &KernelSettings, links: Vec<PassedLink>) -> Self {
+        let KernelSettings { flows, sockets, hook, leases, .. } = *settings;
         let maps = MAPS.map(str::to_owned).to_vec();
         Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), leases, links }
     }
@@ -75,7 +75,7 @@ impl PassedKernel {
         Self { layout: 0, ..self }
     }
 
-    fn fits(&self, count: usize, settings: &Settings) -> bool {
+    fn fits(&self, count: usize, settings: &KernelSettings) -> bool {
         let Self { layout, flows, sockets, by_xdp, leases, .. } = *self;
         (layout, flows, by_xdp, leases) == (LAYOUT, settings.flows, settings.hook.is_xdp(), settings.leases)
             && sockets >= settings.sockets
@@ -85,7 +85,11 @@ impl PassedKernel {
 
     /// Splits the descriptors. Versions differ in the number of maps, which come first; each link always has
     /// one descriptor.
-    pub(crate) fn open(self, mut maps: Vec<OwnedFd>, settings: &Settings) -> io::Result<ReceivedKernel> {
+    pub(crate) fn open(
+        self,
+        mut maps: Vec<OwnedFd>,
+        settings: &KernelSettings,
+    ) -> io::Result<ReceivedKernel> {
         let of_links = self.links.iter().filter(|link| link.way.has_descriptor()).count();
         let count = maps.len().checked_sub(of_links).ok_or(io::ErrorKind::UnexpectedEof)?;
         let mut of_links = maps.split_off(count).into_iter();
@@ -115,14 +119,18 @@ mod tests {
     use super::*;
     use crate::Hook;
 
-    fn settings() -> Settings {
+    fn settings() -> KernelSettings {
         let (listeners, relay_ports) = (Vec::new(), 49_152..=65_535);
-        Settings { listeners, relay_ports, flows: 64, sockets: 8, hook: Hook::Tcx, leases: false }
+        KernelSettings { listeners, relay_ports, flows: 64, sockets: 8, hook: Hook::Tcx, leases: false }
     }
 
     fn offered(links: u32) -> PassedKernel {
-        let link =
-            |number| PassedLink { number, told: None, way: PassedWay::Tcx, direction: Direction::Ingress };
+        let link = |number| PassedLink {
+            number,
+            told: None,
+            way: PassedWay::Tcx,
+            direction: HookDirection::Ingress,
+        };
         PassedKernel::new(&settings(), (0..links).map(link).collect())
     }
 

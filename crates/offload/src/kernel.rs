@@ -19,25 +19,25 @@ use crate::{
     flows::Flows,
     handover::{PassedKernel, PassedLink, PassedWay, ReceivedKernel},
     layout::Count,
-    links::{self, Direction, Link},
+    links::{self, HookDirection, Link},
     netlink::{NeighbourNews, Netlink, News},
     object::load_object,
-    settings::{Attachment, Hook, Settings},
-    shared::Shared,
+    settings::{Attachment, Hook, KernelSettings},
+    shared::SharedMaps,
     watcher::Watcher,
 };
 
 pub struct Kernel {
-    shared: Arc<Shared>,
-    stage: Mutex<Stage>,
+    shared: Arc<SharedMaps>,
+    stage: Mutex<AttachStage>,
     stop: OwnedFd,
-    settings: Settings,
+    settings: KernelSettings,
     /// Ports that must be set once the previous process has released the shared maps.
     due: Mutex<Option<(Vec<SocketAddr>, RangeInclusive<u16>)>>,
     keeps_flows: bool,
 }
 
-enum Stage {
+enum AttachStage {
     Loaded(Box<Watcher>),
     Attached(JoinHandle<()>),
     Detached,
@@ -61,7 +61,7 @@ impl Default for Snapshot {
 impl Kernel {
     /// Loads the program and attaches it to each Ethernet interface that is up and has an address. After an
     /// error, nothing stays attached.
-    pub fn start(settings: &Settings) -> Result<Self, OffloadError> {
+    pub fn start(settings: &KernelSettings) -> Result<Self, OffloadError> {
         let kernel = Self::load(settings)?;
         kernel.attach()?;
         Ok(kernel)
@@ -69,14 +69,14 @@ impl Kernel {
 
     /// Loads the program for [`Kernel::attach`]; until then another process may have its own program
     /// attached.
-    pub fn load(settings: &Settings) -> Result<Self, OffloadError> {
+    pub fn load(settings: &KernelSettings) -> Result<Self, OffloadError> {
         Self::prepare(settings, ReceivedKernel::default())
     }
 
     /// Loads the program to replace another process's, with the result of its [`Kernel::export_fds`]. The
     /// other process keeps everything until [`Kernel::attach`].
     pub fn from_handover(
-        settings: &Settings,
+        settings: &KernelSettings,
         passed: PassedKernel,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Self, OffloadError> {
@@ -89,11 +89,11 @@ impl Kernel {
         Self::prepare(&settings, received)
     }
 
-    fn prepare(settings: &Settings, received: ReceivedKernel) -> Result<Self, OffloadError> {
+    fn prepare(settings: &KernelSettings, received: ReceivedKernel) -> Result<Self, OffloadError> {
         let ReceivedKernel { maps, links: received } = received;
         let keeps_flows = maps.is_some();
         let mut object = load_object(settings, maps)?;
-        let shared = Arc::new(Shared::new(settings, &mut object)?);
+        let shared = Arc::new(SharedMaps::new(settings, &mut object)?);
         if settings.hook == Hook::Tcx && !links::reach_tc() {
             return Err(OffloadError::Links);
         }
@@ -121,7 +121,7 @@ impl Kernel {
         let looked_at = (settings.listeners.clone(), settings.relay_ports.clone());
         let kernel = Self {
             shared,
-            stage: Mutex::new(Stage::Loaded(Box::new(watcher))),
+            stage: Mutex::new(AttachStage::Loaded(Box::new(watcher))),
             stop,
             settings: settings.clone(),
             due: Mutex::new(Some(looked_at)),
@@ -137,8 +137,8 @@ impl Kernel {
     /// not coexist: of two with this name, the older one is removed.
     pub fn attach(&self) -> Result<(), OffloadError> {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *stage, Stage::Detached) {
-            Stage::Loaded(mut watcher) => {
+        match std::mem::replace(&mut *stage, AttachStage::Detached) {
+            AttachStage::Loaded(mut watcher) => {
                 self.look_at_what_is_due();
                 if self.keeps_flows {
                     let left = self.flows()?.remove_strangers();
@@ -151,7 +151,7 @@ impl Kernel {
                 watcher.attach(true)?;
                 watcher.follow_routes()?;
                 let run = move || watcher.run();
-                *stage = Stage::Attached(thread::Builder::new().name("offload".to_owned()).spawn(run)?);
+                *stage = AttachStage::Attached(thread::Builder::new().name("offload".to_owned()).spawn(run)?);
             }
             other => *stage = other,
         }
@@ -166,8 +166,8 @@ impl Kernel {
         let mut links = Vec::new();
         for (number, attached) in &mut *self.shared.links() {
             attached.is_passed = true;
-            let leaves = attached.leaves.as_ref().map(|link| (Direction::Egress, link));
-            for (direction, link) in [(Direction::Ingress, &attached.link)].into_iter().chain(leaves) {
+            let leaves = attached.leaves.as_ref().map(|link| (HookDirection::Egress, link));
+            for (direction, link) in [(HookDirection::Ingress, &attached.link)].into_iter().chain(leaves) {
                 let (way, descriptor) = match link {
                     Link::Tcx(link) => (PassedWay::Tcx, Some(link)),
                     Link::Xdp(link) => (PassedWay::Xdp, Some(link)),
@@ -195,7 +195,9 @@ impl Kernel {
     /// Detaches the program from all interfaces permanently. Counters stay available.
     pub fn detach(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        let Stage::Attached(watcher) = std::mem::replace(&mut *stage, Stage::Detached) else { return };
+        let AttachStage::Attached(watcher) = std::mem::replace(&mut *stage, AttachStage::Detached) else {
+            return;
+        };
         if let Ok(mut stop) = self.stop.try_clone().map(File::from) {
             let _ = stop.write_all(&1_u64.to_ne_bytes());
         }
@@ -235,7 +237,7 @@ impl Kernel {
     }
 
     /// Describes the rule of this machine that keeps all flows in user space, if there is one. Only with
-    /// [`Settings::leases`].
+    /// [`KernelSettings::leases`].
     #[must_use]
     pub fn obstacle(&self) -> Option<String> {
         self.shared.obstacle().clone()

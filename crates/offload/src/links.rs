@@ -32,7 +32,7 @@ const LINK_DETACH: c_long = 34;
 pub(crate) enum Kind {
     /// Link at TC, after other programs (Linux 6.6). A firewall at ingress comes first, and the program sees
     /// changes made at egress.
-    Tcx(Direction),
+    Tcx(HookDirection),
     Driver,
     /// Generic XDP, after the driver; works with any driver.
     Generic,
@@ -43,9 +43,9 @@ impl Kind {
     fn words(self) -> [u32; 2] {
         match self {
             // BPF_TCX_INGRESS, BPF_F_AFTER.
-            Self::Tcx(Direction::Ingress) => [46, 1 << 4],
+            Self::Tcx(HookDirection::Ingress) => [46, 1 << 4],
             // BPF_TCX_EGRESS.
-            Self::Tcx(Direction::Egress) => [47, 1 << 4],
+            Self::Tcx(HookDirection::Egress) => [47, 1 << 4],
             // BPF_XDP, XDP_FLAGS_DRV_MODE.
             Self::Driver => [37, 1 << 2],
             // XDP_FLAGS_SKB_MODE.
@@ -56,13 +56,13 @@ impl Kind {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Direction {
+pub(crate) enum HookDirection {
     #[default]
     Ingress,
     Egress,
 }
 
-impl Direction {
+impl HookDirection {
     fn attach_type(self) -> TcAttachType {
         match self {
             Self::Ingress => TcAttachType::Ingress,
@@ -95,7 +95,7 @@ pub(crate) fn reach_tc() -> bool {
 pub(crate) fn attach_to_tc(
     program: &mut SchedClassifier,
     name: &str,
-    (interface, direction): (&Interface, Direction),
+    (interface, direction): (&Interface, HookDirection),
     by_link: bool,
 ) -> Result<Link, OffloadError> {
     let refused = |said| OffloadError::Attach { interface: interface.name.clone(), said };
@@ -156,13 +156,13 @@ pub(crate) struct Filter {
     priority: u16,
     handle: u32,
     #[serde(default)]
-    direction: Direction,
+    direction: HookDirection,
 }
 
 impl Filter {
     pub(crate) fn attach(
         program: &mut SchedClassifier,
-        (interface, direction): (&str, Direction),
+        (interface, direction): (&str, HookDirection),
         name: &str,
     ) -> Result<Self, ProgramError> {
         // An error means that the qdisc exists already.
@@ -188,7 +188,7 @@ impl Filter {
     fn of(
         program: &mut SchedClassifier,
         link: SchedClassifierLinkId,
-        (interface, direction): (&str, Direction),
+        (interface, direction): (&str, HookDirection),
     ) -> Result<Self, ProgramError> {
         // Dropping the link would detach the program.
         let link = ManuallyDrop::new(program.take_link(link)?);

@@ -243,7 +243,7 @@ fn parse(frame: &[u8]) -> Result<Packet<'_>, Option<Count>> {
     Ok(Packet { key, v6, tos, ttl, udp: &udp[..length] })
 }
 
-struct Way<'t> {
+struct Egress<'t> {
     flow: &'t Flow,
     interface: u32,
     mtu: usize,
@@ -254,7 +254,7 @@ struct Way<'t> {
     payload: usize,
 }
 
-impl Way<'_> {
+impl Egress<'_> {
     fn leaves_with_header(&self) -> bool {
         self.flow.kind == Kind::ToClient as u8
     }
@@ -364,7 +364,7 @@ fn judge<'t>(
     flow: &'t Flow,
     tables: &'t Tables,
     moment: &Moment,
-) -> Result<Way<'t>, Count> {
+) -> Result<Egress<'t>, Count> {
     let Arrived { place, frame, packet } = arrived;
     let now = moment.now;
     if flow.kind == Kind::Client as u8 {
@@ -379,7 +379,7 @@ fn judge<'t>(
     let to_peer = flow.kind == Kind::ToPeer as u8;
     let taken = UDP + if to_peer { CHANNEL_DATA } else { 0 };
     let (interface, mtu) = way_of(route(tables, flow.route));
-    let mut way = Way {
+    let mut way = Egress {
         flow,
         interface,
         mtu,
@@ -440,7 +440,7 @@ fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) ->
     }
 }
 
-fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, moment: &Moment) -> Action {
+fn across(arrived: Arrived<'_>, way: &Egress<'_>, field: &Field, before: u64, moment: &Moment) -> Action {
     let (packet, leaving) = (arrived.packet, way.flow);
     let payload = &packet.udp[packet.udp.len() - way.payload..];
     let mut udp = Vec::with_capacity(way.udp_length());
@@ -477,7 +477,7 @@ fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, momen
     Action::Across { interface: way.interface, bytes, count, payload: payload.len() }
 }
 
-fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment) -> Vec<u8> {
+fn lower_headers(arrived: Arrived<'_>, way: &Egress<'_>, moment: &Moment) -> Vec<u8> {
     let Arrived { place, frame, packet } = arrived;
     let leaving = way.flow;
     // A forwarder's sockets send with TOS 0.

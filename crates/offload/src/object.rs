@@ -14,7 +14,7 @@ use crate::{
     handover::MAPS,
     links,
     mapped_array::MappedArray,
-    settings::Settings,
+    settings::KernelSettings,
     verification::{classifier, load_classifier, load_program},
     xdp,
 };
@@ -37,7 +37,10 @@ fn tells_mtu() -> bool {
 
 /// Loads and verifies the programs without attaching them. The maps in `passed` replace those with the same
 /// names.
-pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> Result<Ebpf, OffloadError> {
+pub(crate) fn load_object(
+    settings: &KernelSettings,
+    passed: Option<Vec<OwnedFd>>,
+) -> Result<Ebpf, OffloadError> {
     let mut object = EbpfLoader::new()
         .btf(None)
         .override_global("kernel_tells_mtu", &u32::from(tells_mtu()), true)

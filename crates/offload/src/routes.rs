@@ -26,15 +26,15 @@ pub(crate) struct Routes {
     hops: Option<MappedArray>,
     /// True if a query to the kernel has failed.
     unknown: AtomicBool,
-    inner: Mutex<Inner>,
+    inner: Mutex<RouteCache>,
 }
 
-struct Inner {
+struct RouteCache {
     netlink: Netlink,
     slots: Slots,
-    by_ends: HashMap<Ends, Held>,
+    by_ends: HashMap<Ends, RouteEntry>,
     by_slot: HashMap<u32, Ends>,
-    links: Links,
+    links: LinkTable,
 }
 
 /// Local and remote address.
@@ -42,14 +42,14 @@ type Ends = (IpAddr, IpAddr);
 
 type HeldRoute = (u32, Ends, Option<NextHop>);
 
-struct Held {
+struct RouteEntry {
     slot: u32,
     holders: u32,
     next: Option<NextHop>,
 }
 
 #[derive(Clone, Default)]
-struct Links {
+struct LinkTable {
     ethernet: BTreeMap<u32, u32>,
     /// Our link addresses on the interfaces on which XDP sends.
     own: BTreeMap<u32, LinkAddress>,
@@ -58,7 +58,7 @@ struct Links {
     strict: bool,
 }
 
-impl Links {
+impl LinkTable {
     fn read(netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<Self> {
         let interfaces = netlink.interfaces()?;
         let ethernet = interfaces.iter().filter(|interface| interface.is_ethernet && !interface.is_port);
@@ -113,9 +113,9 @@ impl Routes {
         hops: Option<MappedArray>,
     ) -> io::Result<Self> {
         let mut netlink = Netlink::new()?;
-        let links = Links::read(&mut netlink, &BTreeSet::new())?;
+        let links = LinkTable::read(&mut netlink, &BTreeSet::new())?;
         let slots = Slots::new(u32::try_from(words.len()).unwrap_or(u32::MAX), REST_NS);
-        let inner = Inner { netlink, slots, by_ends: HashMap::new(), by_slot: HashMap::new(), links };
+        let inner = RouteCache { netlink, slots, by_ends: HashMap::new(), by_slot: HashMap::new(), links };
         Ok(Self { words, gateways, hops, unknown: AtomicBool::new(false), inner: Mutex::new(inner) })
     }
 
@@ -130,7 +130,7 @@ impl Routes {
         let next = self.or_later(inner.netlink.route(from, to));
         let hop = self.or_later(inner.links.hop(&mut inner.netlink, next));
         self.write(slot, inner.links.word(to, next), next, hop);
-        inner.by_ends.insert((from, to), Held { slot, holders: 1, next });
+        inner.by_ends.insert((from, to), RouteEntry { slot, holders: 1, next });
         inner.by_slot.insert(slot, (from, to));
         Some(slot)
     }
@@ -140,7 +140,7 @@ impl Routes {
         let inner = &mut *self.inner();
         inner.slots.claim(slot);
         inner.by_slot.insert(slot, (from, to));
-        inner.by_ends.entry((from, to)).or_insert(Held { slot, holders: 0, next: None }).holders += 1;
+        inner.by_ends.entry((from, to)).or_insert(RouteEntry { slot, holders: 0, next: None }).holders += 1;
     }
 
     pub(crate) fn give_back(&self, slot: u32) {
@@ -171,12 +171,12 @@ impl Routes {
     /// Looks up all routes again through the caller's own socket, without blocking workers. XDP may send on
     /// the interfaces `xdp`.
     pub(crate) fn refresh(&self, netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<()> {
-        let links = Links::read(netlink, xdp)?;
+        let links = LinkTable::read(netlink, xdp)?;
         self.inner().links = links.clone();
         self.ask_all(netlink, &links, self.held(|_, _| true))
     }
 
-    fn ask_all(&self, netlink: &mut Netlink, links: &Links, routes: Vec<HeldRoute>) -> io::Result<()> {
+    fn ask_all(&self, netlink: &mut Netlink, links: &LinkTable, routes: Vec<HeldRoute>) -> io::Result<()> {
         let mut first = Ok(());
         for (slot, ends, _) in routes {
             first = first.and(self.ask(netlink, links, slot, ends));
@@ -206,7 +206,7 @@ impl Routes {
         Ok(lost)
     }
 
-    fn ask(&self, netlink: &mut Netlink, links: &Links, slot: u32, ends: Ends) -> io::Result<()> {
+    fn ask(&self, netlink: &mut Netlink, links: &LinkTable, slot: u32, ends: Ends) -> io::Result<()> {
         let next = netlink.route(ends.0, ends.1)?;
         let hop = links.hop(netlink, next)?;
         // The slot may already belong to a newer route.
@@ -270,7 +270,7 @@ impl Routes {
         place.store(word, Ordering::Release);
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, RouteCache> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

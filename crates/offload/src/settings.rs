@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::RangeInclusive};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct KernelSettings {
     /// Addresses that clients of a server send to; empty for a forwarder.
     pub listeners: Vec<SocketAddr>,
     pub relay_ports: RangeInclusive<u16>,
@@ -60,7 +60,7 @@ pub struct Attachment {
     pub why: Option<String>,
 }
 
-impl Settings {
+impl KernelSettings {
     pub(crate) fn states(&self) -> u32 {
         self.flows.saturating_add(self.flows / 2)
     }

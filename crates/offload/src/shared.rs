@@ -24,11 +24,11 @@ use crate::{
     object::{array, data, descriptor, map_error, take},
     ports::Ports,
     routes::Routes,
-    settings::{Attachment, Hook, Settings},
+    settings::{Attachment, Hook, KernelSettings},
     slots::{REST_NS, Slots},
 };
 
-pub(crate) struct Shared {
+pub(crate) struct SharedMaps {
     pub(crate) flows: MapData,
     /// `None` without leases.
     pub(crate) departures: Option<MapData>,
@@ -60,8 +60,8 @@ pub(crate) struct Shared {
     pub(crate) is_blocked: AtomicBool,
 }
 
-impl Shared {
-    pub(crate) fn new(settings: &Settings, object: &mut Ebpf) -> Result<Self, OffloadError> {
+impl SharedMaps {
+    pub(crate) fn new(settings: &KernelSettings, object: &mut Ebpf) -> Result<Self, OffloadError> {
         let words = |count: u32| count as usize;
         let by_xdp = settings.hook.is_xdp();
         let own = |name: &&str| Ok::<_, OffloadError>(descriptor(object, name)?.try_clone_to_owned()?);

@@ -17,12 +17,12 @@ use rustix::{
 use crate::{
     error::OffloadError,
     handover::{PassedLink, PassedWay},
-    links::{self, Direction, Link},
+    links::{self, HookDirection, Link},
     netlink::{Interface, NeighbourNews, Netlink, News},
     object::{LEAVES, PROGRAM, tc_descriptor, xdp_descriptor},
     obstacles,
     settings::{Attachment, Hook},
-    shared::{Attached, Shared},
+    shared::{Attached, SharedMaps},
     verification::classifier,
     xdp,
 };
@@ -37,7 +37,7 @@ const RULES_SHARE: u32 = 20;
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 pub(crate) struct Watcher {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedMaps>,
     pub(crate) object: Ebpf,
     pub(crate) netlink: Netlink,
     pub(crate) news: News,
@@ -145,7 +145,7 @@ impl Watcher {
         for (passed, descriptor) in std::mem::take(&mut self.received) {
             let PassedLink { number, told, way, direction } = passed;
             match self.take_link_over(told.as_ref(), (way, direction), descriptor) {
-                Ok(link) if direction == Direction::Egress => {
+                Ok(link) if direction == HookDirection::Egress => {
                     // The link at ingress comes first for each interface.
                     match self.shared.links().get_mut(&number) {
                         Some(attached) => attached.leaves = Some(link),
@@ -161,11 +161,11 @@ impl Watcher {
     fn take_link_over(
         &mut self,
         told: Option<&Attachment>,
-        (way, direction): (PassedWay, Direction),
+        (way, direction): (PassedWay, HookDirection),
         descriptor: Option<OwnedFd>,
     ) -> Result<Link, OffloadError> {
-        let name = if direction == Direction::Egress { LEAVES } else { PROGRAM };
-        let is_wanted = direction == Direction::Ingress || self.leases;
+        let name = if direction == HookDirection::Egress { LEAVES } else { PROGRAM };
+        let is_wanted = direction == HookDirection::Ingress || self.leases;
         let other = || OffloadError::Object("attached in a different way".to_owned());
         // Attached at TC even though XDP is configured: the driver does not support it, or XDP was not
         // configured before.
@@ -327,7 +327,7 @@ impl Watcher {
 
     fn attach_to_tc(&mut self, interface: &Interface) -> Result<Link, OffloadError> {
         let program = classifier(&mut self.object, PROGRAM)?;
-        links::attach_to_tc(program, PROGRAM, (interface, Direction::Ingress), self.at_tc == Hook::Tcx)
+        links::attach_to_tc(program, PROGRAM, (interface, HookDirection::Ingress), self.at_tc == Hook::Tcx)
     }
 
     fn attach_leaves(&mut self, interface: &Interface) -> Result<Option<Link>, OffloadError> {
@@ -335,7 +335,7 @@ impl Watcher {
             return Ok(None);
         }
         let program = classifier(&mut self.object, LEAVES)?;
-        let at = (interface, Direction::Egress);
+        let at = (interface, HookDirection::Egress);
         links::attach_to_tc(program, LEAVES, at, self.at_tc == Hook::Tcx).map(Some)
     }
 }

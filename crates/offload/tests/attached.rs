@@ -11,15 +11,15 @@ use std::{
 
 use aya::programs::TcAttachType;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-use turnpike_offload::{Counted, Flows, Kernel, OffloadError, Settings};
+use turnpike_offload::{Counted, Flows, Kernel, KernelSettings, OffloadError};
 use turnpike_testkit::eventually;
 
 use crate::program::has_xdp;
 
 const HOLDER: &str = "TURNPIKE_OFFLOAD_HOLDER";
 
-pub(crate) fn settings(hook: Hook) -> Settings {
-    Settings {
+pub(crate) fn settings(hook: Hook) -> KernelSettings {
+    KernelSettings {
         listeners: vec!["10.78.0.1:3478".parse().expect("an address")],
         relay_ports: 49_152..=65_535,
         flows: 65_536,
@@ -235,7 +235,7 @@ fn seen_by() -> Vec<u32> {
     numbers
 }
 
-fn passed(old: &Kernel, settings: &Settings) -> Kernel {
+fn passed(old: &Kernel, settings: &KernelSettings) -> Kernel {
     let (passed, descriptors) = old.export_fds().expect("descriptors");
     Kernel::from_handover(settings, passed, descriptors).expect("the new process takes the maps over")
 }
@@ -320,8 +320,8 @@ fn a_successor_with_other_maps_or_hooks_starts_without_flows() {
         return;
     }
     for (before, after) in [
-        (Hook::Tcx, Settings { flows: 1000, ..settings(Hook::Tcx) }),
-        (Hook::Tcx, Settings { sockets: 1001, ..settings(Hook::Tcx) }),
+        (Hook::Tcx, KernelSettings { flows: 1000, ..settings(Hook::Tcx) }),
+        (Hook::Tcx, KernelSettings { sockets: 1001, ..settings(Hook::Tcx) }),
         (Hook::Tcx, settings(Hook::Xdp)),
         (Hook::Xdp, settings(Hook::Tcx)),
         (Hook::Xdp, settings(Hook::XdpGeneric)),

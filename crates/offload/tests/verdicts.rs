@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_offload::{Flows, Kernel, OffloadError, Settings, layout::LEASE_NS};
+use turnpike_offload::{Flows, Kernel, KernelSettings, OffloadError, layout::LEASE_NS};
 
 /// Ends of the link: this machine (`one`) and the client and peer (`other`).
 const LISTENER: &str = "10.78.0.1:3478";
@@ -103,7 +103,7 @@ impl Bench {
         if !has_made(rules) {
             return None;
         }
-        let settings = Settings {
+        let settings = KernelSettings {
             listeners: vec![LISTENER.parse().expect("an address")],
             relay_ports: 49_152..=65_535,
             flows: 64,

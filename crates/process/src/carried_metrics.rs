@@ -15,11 +15,11 @@ const OF_PROCESS: &str = "turnpike_process_";
 pub struct CarriedMetrics {
     /// Gauges that add up while both processes have sessions.
     gauges: &'static [&'static str],
-    state: Mutex<State>,
+    state: Mutex<PageState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PageState {
     page: Page,
     /// True if the previous process has sessions that this process does not count.
     is_apart: bool,
@@ -33,7 +33,7 @@ impl CarriedMetrics {
 
     /// Stores the page of a process that is about to hand over its sessions.
     pub(crate) fn expect(&self, text: &str) {
-        *self.lock() = State { page: Page::new(text), is_apart: false, lives: false };
+        *self.lock() = PageState { page: Page::new(text), is_apart: false, lives: false };
     }
 
     /// Marks the point at which this process begins to serve; sessions that have not moved stay in the
@@ -43,7 +43,7 @@ impl CarriedMetrics {
     }
 
     pub(crate) fn set(&self, text: &str) {
-        *self.lock() = State { page: Page::new(text), is_apart: true, lives: true };
+        *self.lock() = PageState { page: Page::new(text), is_apart: true, lives: true };
     }
 
     /// Marks the end of the previous process and its sessions. Its counters stay.
@@ -58,14 +58,14 @@ impl CarriedMetrics {
 
     #[must_use]
     pub fn apart(&self, gauge: &str) -> u64 {
-        let State { page, is_apart, .. } = &*self.lock();
+        let PageState { page, is_apart, .. } = &*self.lock();
         let family = page.0.iter().find(|family| *is_apart && family.name == gauge);
         let values = family.into_iter().flat_map(|family| &family.samples);
         values.filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
     }
 
     pub(crate) fn add_to(&self, own: String) -> String {
-        let State { page, is_apart, .. } = &*self.lock();
+        let PageState { page, is_apart, .. } = &*self.lock();
         if page.0.is_empty() {
             return own;
         }
@@ -79,7 +79,7 @@ impl CarriedMetrics {
         sum.to_string()
     }
 
-    fn adds_up(&self, family: &Family, is_apart: bool) -> bool {
+    fn adds_up(&self, family: &MetricFamily, is_apart: bool) -> bool {
         match &*family.kind {
             "counter" | "histogram" => !family.name.starts_with(OF_PROCESS),
             "gauge" => is_apart && self.gauges.contains(&&*family.name),
@@ -87,16 +87,16 @@ impl CarriedMetrics {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PageState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[derive(Debug, Default)]
-struct Page(Vec<Family>);
+struct Page(Vec<MetricFamily>);
 
 #[derive(Clone, Debug, Default)]
-struct Family {
+struct MetricFamily {
     name: String,
     kind: String,
     head: Vec<String>,
@@ -105,7 +105,7 @@ struct Family {
 
 impl Page {
     fn new(text: &str) -> Self {
-        let mut families: Vec<Family> = Vec::new();
+        let mut families: Vec<MetricFamily> = Vec::new();
         for line in text.lines() {
             let Some(about) = line.strip_prefix("# ") else {
                 if let (Some(family), Some((series, value))) = (families.last_mut(), line.rsplit_once(' ')) {
@@ -116,7 +116,7 @@ impl Page {
             let mut words = about.splitn(3, ' ');
             let (Some(what), Some(name)) = (words.next(), words.next()) else { continue };
             if families.last().is_none_or(|family| family.name != name) {
-                families.push(Family { name: name.to_owned(), ..Family::default() });
+                families.push(MetricFamily { name: name.to_owned(), ..MetricFamily::default() });
             }
             if let Some(family) = families.last_mut() {
                 family.head.push(line.to_owned());
@@ -131,7 +131,7 @@ impl Page {
 
 impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Family { head, samples, .. } in &self.0 {
+        for MetricFamily { head, samples, .. } in &self.0 {
             head.iter().try_for_each(|line| writeln!(f, "{line}"))?;
             samples.iter().try_for_each(|(series, value)| writeln!(f, "{series} {value}"))?;
         }
@@ -139,7 +139,7 @@ impl fmt::Display for Page {
     }
 }
 
-impl Family {
+impl MetricFamily {
     fn add(&mut self, other: &Self) {
         let places: HashMap<String, usize> =
             self.samples.iter().enumerate().map(|(at, (series, _))| (in_order(series), at)).collect();

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, hash::Hash};
 
-use turnpike_config::Change;
+use turnpike_config::KeyChange;
 
 const NAMED: usize = 20;
 
@@ -101,7 +101,7 @@ pub fn names<K: AsRef<str>>(names: &[K]) -> Option<String> {
 
 /// Line of the form `KEY: OLD -> NEW`; long values are truncated.
 #[must_use]
-pub fn line(key: &str, change: &Change) -> String {
+pub fn line(key: &str, change: &KeyChange) -> String {
     const LONGEST: usize = 200;
     let cut = |text: &str| match text.char_indices().nth(LONGEST) {
         Some((at, _)) => format!("{}...", &text[..at]),

@@ -98,7 +98,7 @@ fn log_stopped() {
     tracing::info!("stopped");
 }
 
-enum Stage {
+enum ControlStage {
     Serving,
     Upgrading(Upgrading),
     Draining(Until),
@@ -159,24 +159,24 @@ impl Upgrading {
         Self { drain: Some(drain), ..self }
     }
 
-    fn conclude(&self, ended: Upgraded, service: &mut impl Service, status: &ControlStatus) -> Stage {
+    fn conclude(&self, ended: Upgraded, service: &mut impl Service, status: &ControlStatus) -> ControlStage {
         status.count_upgrade(ended.is_ok());
         match ended {
             Ok((successor, how)) => {
                 let patience = service.upgrade_deadline();
                 service.handed_over(patience);
                 self.request.report(UpgradeProgress::Done(how));
-                Stage::HandedOver(successor, Until::new(patience))
+                ControlStage::HandedOver(successor, Until::new(patience))
             }
             Err(why) => {
                 self.request.report(UpgradeProgress::Failed(why));
-                Stage::Serving
+                ControlStage::Serving
             }
         }
     }
 }
 
-impl Stage {
+impl ControlStage {
     async fn upgraded(&mut self) -> Upgraded {
         match self {
             Self::Upgrading(upgrading) => {
@@ -247,7 +247,7 @@ async fn until_ended<S: Service>(
     requests: &mut mpsc::Receiver<Request>,
     mut socket: Option<UpgradeSocket>,
 ) -> bool {
-    let mut stage = Stage::Serving;
+    let mut stage = ControlStage::Serving;
     while let Some(pause) = stage.pause(service, status) {
         let name = stage.name();
         manager.tick(|| service.makes_progress(), || format!("{name}; {}: {}", S::OPEN, service.open()));
@@ -255,25 +255,25 @@ async fn until_ended<S: Service>(
             request = requests.recv() => request,
             ended = stage.upgraded() => {
                 // Starts a drain requested during the upgrade.
-                let drain = if let Stage::Upgrading(upgrading) = stage {
+                let drain = if let ControlStage::Upgrading(upgrading) = stage {
                     stage = upgrading.conclude(ended, service, status);
                     upgrading.drain
                 } else {
                     None
                 };
-                if matches!(stage, Stage::HandedOver(..)) {
+                if matches!(stage, ControlStage::HandedOver(..)) {
                     drop(socket.take());
                 }
                 let Some(wanted) = drain else { continue };
                 Some(Request::Drain(wanted))
             }
             () = sleep(pause.min(manager.pause())) => {
-                if matches!(stage, Stage::Serving) {
+                if matches!(stage, ControlStage::Serving) {
                     service.tick();
                 }
                 stage.follow_machine(service);
                 // A worker that gets stuck during a handover makes the upgrade fail first.
-                if !matches!(stage, Stage::Upgrading(_)) && service.has_failed() {
+                if !matches!(stage, ControlStage::Upgrading(_)) && service.has_failed() {
                     return true;
                 }
                 continue;
@@ -291,7 +291,7 @@ async fn until_ended<S: Service>(
         }
     }
     let open = match &mut stage {
-        Stage::HandedOver(successor, _) => {
+        ControlStage::HandedOver(successor, _) => {
             successor.send_metrics(service.metrics());
             service.left()
         }
@@ -306,15 +306,15 @@ async fn until_ended<S: Service>(
 /// Carries out a request, and returns the next stage; `Break` if the program must exit.
 async fn carry_out(
     request: Request,
-    stage: Stage,
+    stage: ControlStage,
     service: &mut impl Service,
     status: &ControlStatus,
     manager: &mut ServiceManager,
-) -> ControlFlow<Stage, Stage> {
+) -> ControlFlow<ControlStage, ControlStage> {
     let next = match (request, stage) {
         (Request::Reload(answer), stage) => {
             let result = match &stage {
-                Stage::Serving => reload(service, status, manager).await,
+                ControlStage::Serving => reload(service, status, manager).await,
                 stage => Err(stage.refuse_reload()),
             };
             if let Some(answer) = answer {
@@ -328,17 +328,21 @@ async fn carry_out(
             stage.follow_machine(service);
             stage
         }
-        (Request::Upgrade(request), Stage::Serving) => Stage::Upgrading(Upgrading::begin(service, request)),
+        (Request::Upgrade(request), ControlStage::Serving) => {
+            ControlStage::Upgrading(Upgrading::begin(service, request))
+        }
         (Request::Upgrade(request), stage) => {
             request.report(UpgradeProgress::Failed(format!("no upgrade {}", stage.obstacle())));
             stage
         }
-        (Request::Drain(wanted), Stage::Serving) => Stage::Draining(drain(service, status, manager, wanted)),
-        (Request::Drain(wanted), Stage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
-            Stage::Upgrading(upgrading.cancel(wanted))
+        (Request::Drain(wanted), ControlStage::Serving) => {
+            ControlStage::Draining(drain(service, status, manager, wanted))
         }
-        (Request::Drain(wanted), Stage::HandedOver(successor, _)) if !status.is_draining() => {
-            Stage::HandedOver(successor, drain(service, status, manager, wanted))
+        (Request::Drain(wanted), ControlStage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
+            ControlStage::Upgrading(upgrading.cancel(wanted))
+        }
+        (Request::Drain(wanted), ControlStage::HandedOver(successor, _)) if !status.is_draining() => {
+            ControlStage::HandedOver(successor, drain(service, status, manager, wanted))
         }
         (Request::Drain(_), last) => {
             tracing::warn!("second signal: stopping immediately");
@@ -391,8 +395,8 @@ fn drain_within(
     status: &ControlStatus,
     manager: &ServiceManager,
     wanted: Drain,
-    stage: Stage,
-) -> (Stage, Until) {
+    stage: ControlStage,
+) -> (ControlStage, Until) {
     let again = |going: Until| {
         let most = wanted.until.unwrap_or(going.most);
         match wanted.patience() {
@@ -404,25 +408,25 @@ fn drain_within(
         }
     };
     match stage {
-        Stage::Draining(going) => {
+        ControlStage::Draining(going) => {
             let until = again(going);
-            (Stage::Draining(until), until)
+            (ControlStage::Draining(until), until)
         }
-        Stage::HandedOver(successor, going) if status.is_draining() => {
+        ControlStage::HandedOver(successor, going) if status.is_draining() => {
             let until = again(going);
-            (Stage::HandedOver(successor, until), until)
+            (ControlStage::HandedOver(successor, until), until)
         }
-        Stage::HandedOver(successor, _) => {
+        ControlStage::HandedOver(successor, _) => {
             let until = drain(service, status, manager, wanted);
-            (Stage::HandedOver(successor, until), until)
+            (ControlStage::HandedOver(successor, until), until)
         }
-        Stage::Serving => {
+        ControlStage::Serving => {
             let until = drain(service, status, manager, wanted);
-            (Stage::Draining(until), until)
+            (ControlStage::Draining(until), until)
         }
-        Stage::Upgrading(upgrading) => {
+        ControlStage::Upgrading(upgrading) => {
             let until = Until::new(wanted.patience().unwrap_or_else(|| service.drain_deadline()));
-            (Stage::Upgrading(upgrading.cancel(wanted)), until)
+            (ControlStage::Upgrading(upgrading.cancel(wanted)), until)
         }
     }
 }

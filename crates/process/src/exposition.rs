@@ -20,13 +20,13 @@ use crate::{log_queue::LogCounts, logging, request::ControlStatus, usage::Proces
 pub type MetricsPage = Arc<dyn Fn() -> String + Send + Sync>;
 
 pub fn page<C: Collector>(
-    scrape: impl Fn(Common) -> C + Send + Sync + 'static,
+    scrape: impl Fn(ProcessMetrics) -> C + Send + Sync + 'static,
     status: Arc<ControlStatus>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     Arc::new(move || {
         // Writing to a string cannot fail.
-        let text = encode(scrape(Common {
+        let text = encode(scrape(ProcessMetrics {
             process: ProcessUsage::read(),
             draining: status.is_draining(),
             reloads: status.reloads(),
@@ -83,7 +83,7 @@ impl<S> MetricFamilies<'_, '_, S> {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Common {
+pub struct ProcessMetrics {
     pub process: ProcessUsage,
     pub draining: bool,
     pub reloads: [(&'static str, u64); 2],
@@ -94,7 +94,7 @@ pub struct Common {
     pub log_suppressed: [u64; 2],
 }
 
-impl Common {
+impl ProcessMetrics {
     pub fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         self.process(encoder)?;
         counts(

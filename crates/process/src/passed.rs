@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, thread};
 
 use turnpike_config::{Flags, Origin};
-use turnpike_net::{PassedSocket, PassedSockets, Transport};
+use turnpike_net::{PassedSocket, PassedSockets, SocketProtocol};
 
 use crate::error::ProcessError;
 
@@ -51,7 +51,7 @@ fn few_workers(passed: &PassedSockets, origin: &Origin, (workers, cores): (usize
 pub fn check(
     passed: &PassedSockets,
     workers: usize,
-    listens: impl Fn(Transport, SocketAddr) -> bool,
+    listens: impl Fn(SocketProtocol, SocketAddr) -> bool,
 ) -> Result<(), ProcessError> {
     for PassedSocket { name, transport, address, .. } in passed.iter() {
         let sockets = passed.count(*transport, *address);
@@ -100,8 +100,10 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
         let at = socket.local_addr().expect("bound");
         let passed = passed(vec![(socket.into(), "odd.socket")]);
-        assert!(check(&passed, 1, |transport, address| (transport, address) == (Transport::Udp, at)).is_ok());
-        let error = check(&passed, 1, |transport, _| transport == Transport::Tcp)
+        assert!(
+            check(&passed, 1, |transport, address| (transport, address) == (SocketProtocol::Udp, at)).is_ok()
+        );
+        let error = check(&passed, 1, |transport, _| transport == SocketProtocol::Tcp)
             .expect_err("a UDP socket")
             .to_string();
         assert!(error.contains(&format!("udp {at}")) && error.contains("odd.socket"), "{error}");

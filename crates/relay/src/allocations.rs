@@ -209,14 +209,14 @@ impl ListenerTraffic {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct WorkerTally {
     /// Indexed by listener number.
     pub listeners: Vec<ListenerTraffic>,
     /// First slot of the next slice; `None` after the last allocation.
     pub next: Option<u32>,
 }
 
-impl Tally {
+impl WorkerTally {
     pub fn merge(&mut self, other: &Self) {
         let len = self.listeners.len().max(other.listeners.len());
         self.listeners.resize(len, ListenerTraffic::default());
@@ -241,16 +241,16 @@ impl Relay {
         });
     }
 
-    /// Adds up a slice of a worker's allocations. Call it with slot 0 first, then with [`Tally::next`].
+    /// Adds up a slice of a worker's allocations. Call it with slot 0 first, then with [`WorkerTally::next`].
     /// `answer` behaves as in [`Relay::look`].
-    pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
+    pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(WorkerTally) + Send + 'static) {
         let numbers = self.in_force().layout.entries().count();
         self.question(worker, move |server, now| answer(tally(server, now, from, numbers)));
     }
 
     /// Listeners with the sums of all workers: UDP, then streams, then DTLS.
     #[must_use]
-    pub fn listening(&self, sums: &Tally) -> Vec<ListenerState> {
+    pub fn listening(&self, sums: &WorkerTally) -> Vec<ListenerState> {
         let in_force = self.in_force();
         let mut listeners = Vec::new();
         for (kind, transports) in [
@@ -346,14 +346,14 @@ fn slice(
     (allocations, (slot < end).then_some(slot))
 }
 
-fn tally(server: &mut Server<WorkerPolicy>, now: Now, from: u32, numbers: usize) -> Tally {
+fn tally(server: &mut Server<WorkerPolicy>, now: Now, from: u32, numbers: usize) -> WorkerTally {
     let mut listeners = vec![ListenerTraffic::default(); numbers];
     let next = walk(server, now, from, |_, view| {
         if let Some(sum) = listeners.get_mut(usize::from(view.client().listener.0)) {
             sum.merge(&ListenerTraffic::of(view));
         }
     });
-    Tally { listeners, next }
+    WorkerTally { listeners, next }
 }
 
 fn traffic(server: &mut Server<WorkerPolicy>, now: Now, from: u32) -> (Vec<AllocationTraffic>, Option<u32>) {
@@ -496,7 +496,7 @@ mod tests {
     #[test]
     fn slices_add_up_to_the_total() {
         let mut server = server(2 * SLICE + 100);
-        let (mut allocations, mut sum) = (Vec::new(), Tally::default());
+        let (mut allocations, mut sum) = (Vec::new(), WorkerTally::default());
         let mut from = Some(0);
         while let Some(slot) = from {
             let slice = tally(&mut server, NOW, slot, 2);

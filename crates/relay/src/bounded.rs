@@ -19,20 +19,20 @@ const GRACE_MS: u64 = 500;
 pub(crate) struct Bounded {
     most: usize,
     most_per_network: usize,
-    members: BTreeMap<u64, Member>,
+    members: BTreeMap<u64, QueueMember>,
     /// Member numbers by network, to find the oldest member of a network at its limit for every new client.
     networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }
 
 #[derive(Clone, Copy)]
-struct Member {
+struct QueueMember {
     slot: usize,
     network: Option<IpAddr>,
     since_ms: u64,
 }
 
-impl Member {
+impl QueueMember {
     fn is_young(&self, now_ms: u64) -> bool {
         now_ms < self.since_ms + GRACE_MS
     }
@@ -109,19 +109,19 @@ impl Bounded {
         self.oldest().is_some_and(|member| member.is_young(now_ms))
     }
 
-    fn oldest_of(&self, network: IpAddr) -> Option<&Member> {
+    fn oldest_of(&self, network: IpAddr) -> Option<&QueueMember> {
         let numbers = self.networks.get(&network).filter(|numbers| numbers.len() >= self.most_per_network)?;
         self.members.get(numbers.first()?)
     }
 
-    fn oldest(&self) -> Option<&Member> {
+    fn oldest(&self) -> Option<&QueueMember> {
         self.members.values().next().filter(|_| self.members.len() >= self.most)
     }
 
     pub(crate) fn enter(&mut self, slot: usize, network: Option<IpAddr>, now_ms: u64) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.members.insert(number, Member { slot, network: None, since_ms: now_ms });
+        self.members.insert(number, QueueMember { slot, network: None, since_ms: now_ms });
         if let Some(network) = network {
             self.set_network(number, network);
         }
@@ -135,7 +135,7 @@ impl Bounded {
     }
 
     pub(crate) fn leave(&mut self, number: u64) {
-        let Some(Member { network: Some(network), .. }) = self.members.remove(&number) else { return };
+        let Some(QueueMember { network: Some(network), .. }) = self.members.remove(&number) else { return };
         if let Some(numbers) = self.networks.get_mut(&network) {
             numbers.remove(&number);
             if numbers.is_empty() {

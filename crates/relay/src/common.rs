@@ -11,7 +11,7 @@ use crate::{
     AllocationLog, Config, CredentialStore, DtlsConfig, Fleet, Layout, StreamConfig, policy::SharedStore,
     ports::Ports, quotas::Quotas,
 };
-pub(crate) struct Common {
+pub(crate) struct RelayCommon {
     pub(crate) config: Config,
     /// Origin of the clock that all workers use for buckets and reservations.
     pub(crate) started: Instant,
@@ -29,7 +29,7 @@ pub(crate) struct Common {
     pub(crate) takes_over: bool,
 }
 
-impl Common {
+impl RelayCommon {
     pub(crate) fn new(
         config: Config,
         layout: Layout,

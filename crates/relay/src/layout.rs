@@ -38,7 +38,7 @@ pub(crate) struct Placed {
 const KINDS: [&[Transport]; 3] = [&[Transport::Udp], &[Transport::Dtls], &[Transport::Tcp, Transport::Tls]];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct LayoutEntry<'a> {
     pub transport: Transport,
     pub address: SocketAddr,
     /// Server name in the ClientHello, if it selects its own realms.
@@ -133,8 +133,8 @@ impl Layout {
         }
     }
 
-    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        self.0.iter().map(|entry| Entry {
+    pub fn entries(&self) -> impl Iterator<Item = LayoutEntry<'_>> {
+        self.0.iter().map(|entry| LayoutEntry {
             transport: entry.transport,
             address: entry.address,
             server_name: entry.server_name.as_deref(),

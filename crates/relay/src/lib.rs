@@ -39,7 +39,7 @@ pub use config::{Config, RelayState};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use handed_on::{HandOnEnd, HandOnStats, HandedOnBy};
 pub use layout::Layout;
-pub use listening::{Listeners, Waiting};
+pub use listening::{Listeners, WaitingListener};
 pub use peers::PeerStats;
 pub use routes::{interface_of_route, relay_address_remedy, route_addresses, source_of_route};
 pub use runtime::{

@@ -3,15 +3,15 @@
 use turnpike_turn::server::Link;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ClientLinkKind {
     Datagrams,
-    Stream(Place),
-    Dtls(Place),
+    Stream(LinkSlot),
+    Dtls(LinkSlot),
 }
 
 /// A slot and its generation, because links may outlive the entry to which they point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct LinkSlot {
     pub(crate) slot: usize,
     pub(crate) generation: u32,
 }
@@ -33,12 +33,12 @@ const KIND: u32 = 62;
 const GENERATION: u32 = 32;
 const GENERATIONS: u32 = 1 << (KIND - GENERATION);
 
-impl Way {
+impl ClientLinkKind {
     #[inline]
     pub(crate) fn of(Link(bits): Link) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "the slot is in the lower 32 bits")]
         let place =
-            Place { slot: bits as u32 as usize, generation: (bits >> GENERATION) as u32 % GENERATIONS };
+            LinkSlot { slot: bits as u32 as usize, generation: (bits >> GENERATION) as u32 % GENERATIONS };
         match bits >> KIND {
             0 => Self::Datagrams,
             1 => Self::Stream(place),
@@ -64,15 +64,15 @@ mod tests {
     fn each_path_has_its_own_link() {
         let mut seen = std::collections::HashSet::new();
         for place in [(0, 0), (7, 1), (7, GENERATIONS - 1), (u32::MAX as usize, 3)]
-            .map(|(slot, generation)| Place { slot, generation })
+            .map(|(slot, generation)| LinkSlot { slot, generation })
         {
-            for way in [Way::Stream(place), Way::Dtls(place)] {
-                assert_eq!(Way::of(way.link()), way);
+            for way in [ClientLinkKind::Stream(place), ClientLinkKind::Dtls(place)] {
+                assert_eq!(ClientLinkKind::of(way.link()), way);
                 assert!(seen.insert(way.link()));
             }
         }
-        assert_eq!(Way::of(Link::default()), Way::Datagrams);
-        assert!(!seen.contains(&Way::Datagrams.link()));
+        assert_eq!(ClientLinkKind::of(Link::default()), ClientLinkKind::Datagrams);
+        assert!(!seen.contains(&ClientLinkKind::Datagrams.link()));
     }
 
     #[test]

@@ -41,14 +41,14 @@ pub struct Listeners {
 }
 
 #[derive(Default)]
-pub(crate) struct Sockets {
-    pub(crate) udp: Vec<(usize, Source)>,
-    pub(crate) dtls: Vec<(usize, Source)>,
+pub(crate) struct ListenerSockets {
+    pub(crate) udp: Vec<(usize, SocketSource)>,
+    pub(crate) dtls: Vec<(usize, SocketSource)>,
     pub(crate) streams: Vec<(usize, TcpListener)>,
     pub(crate) closing: Vec<Closing>,
 }
 
-impl Sockets {
+impl ListenerSockets {
     /// Puts the addresses of `first` in front.
     pub(crate) fn extend(&mut self, first: Self) {
         let behind = mem::replace(self, first);
@@ -59,27 +59,27 @@ impl Sockets {
     }
 }
 
-pub(crate) enum Source {
+pub(crate) enum SocketSource {
     Own(UdpSocket),
     /// Socket of the UDP or DTLS listener at this place. If that listener is closing, also contains its
     /// `Clients`, which are released once the socket is shared.
-    Shared(usize, Option<Arc<Clients>>),
+    Shared(usize, Option<Arc<ClosingClients>>),
 }
 
 #[derive(Clone)]
 pub(crate) struct Closing {
     pub(crate) transport: Transport,
     pub(crate) place: usize,
-    pub(crate) clients: Arc<Clients>,
+    pub(crate) clients: Arc<ClosingClients>,
 }
 
 /// Number of workers that still have clients of a closing listener or are about to share its socket.
-pub(crate) struct Clients(AtomicUsize);
+pub(crate) struct ClosingClients(AtomicUsize);
 
 /// Added to the count to reopen a listener; larger than any number of workers.
 const REOPENED: usize = usize::MAX / 2;
 
-impl Clients {
+impl ClosingClients {
     pub(crate) fn of(workers: usize) -> Arc<Self> {
         Arc::new(Self(AtomicUsize::new(workers)))
     }
@@ -103,12 +103,12 @@ impl Clients {
     }
 }
 
-/// Counts held in [`Clients`] during a change; released on drop unless kept.
+/// Counts held in [`ClosingClients`] during a change; released on drop unless kept.
 #[derive(Default)]
-pub(crate) struct Held(Vec<(Arc<Clients>, usize)>);
+pub(crate) struct HeldClients(Vec<(Arc<ClosingClients>, usize)>);
 
-impl Held {
-    fn hold(&mut self, clients: &Arc<Clients>, count: usize) -> bool {
+impl HeldClients {
+    fn hold(&mut self, clients: &Arc<ClosingClients>, count: usize) -> bool {
         let held = clients.hold(count);
         if held {
             self.0.push((Arc::clone(clients), count));
@@ -121,26 +121,26 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldClients {
     fn drop(&mut self) {
         self.0.iter().for_each(|(clients, count)| clients.release(*count));
     }
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Places {
-    udp: Vec<Option<Place>>,
-    dtls: Vec<Option<Place>>,
-    streams: Vec<Option<Place>>,
-    waiting: Vec<Waiting>,
+pub(crate) struct ListenerPlaces {
+    udp: Vec<Option<ListenerPlace>>,
+    dtls: Vec<Option<ListenerPlace>>,
+    streams: Vec<Option<ListenerPlace>>,
+    waiting: Vec<WaitingListener>,
 }
 
 #[derive(Clone)]
-struct Place {
+struct ListenerPlace {
     configured: SocketAddr,
     bound: SocketAddr,
     secure: bool,
-    closing: Option<Arc<Clients>>,
+    closing: Option<Arc<ClosingClients>>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -184,33 +184,33 @@ impl OfferedPlaces {
         self.udp.iter().position(|place| place.as_ref().is_some_and(|place| place.bound == bound))
     }
 
-    pub(crate) fn places(&self, workers: usize) -> Places {
-        let place = |it: &OfferedPlace| Place {
+    pub(crate) fn places(&self, workers: usize) -> ListenerPlaces {
+        let place = |it: &OfferedPlace| ListenerPlace {
             configured: it.configured,
             bound: it.bound,
             secure: it.secure,
-            closing: it.closing.then(|| Clients::of(workers)),
+            closing: it.closing.then(|| ClosingClients::of(workers)),
         };
         let places = |list: &[Option<OfferedPlace>]| list.iter().map(|it| it.as_ref().map(place)).collect();
         let [udp, dtls, streams] = self.lists().map(places);
-        Places { udp, dtls, streams, waiting: Vec::new() }
+        ListenerPlaces { udp, dtls, streams, waiting: Vec::new() }
     }
 
     /// Builds one worker's sockets from descriptors in the order of [`OfferedPlaces::named`]. Fails if there
     /// are too few or one has the wrong type.
     pub(crate) fn sockets(
         &self,
-        places: &Places,
+        places: &ListenerPlaces,
         mut next: impl FnMut() -> io::Result<OwnedFd>,
-    ) -> io::Result<Sockets> {
-        let mut sockets = Sockets::default();
+    ) -> io::Result<ListenerSockets> {
+        let mut sockets = ListenerSockets::default();
         for (transport, place) in self.named() {
             match transport {
                 Transport::Udp => {
-                    sockets.udp.push((place, Source::Own(UdpSocket::take_over(next()?, 0)?)));
+                    sockets.udp.push((place, SocketSource::Own(UdpSocket::take_over(next()?, 0)?)));
                 }
                 Transport::Dtls => {
-                    sockets.dtls.push((place, Source::Own(UdpSocket::take_over(next()?, 0)?)));
+                    sockets.dtls.push((place, SocketSource::Own(UdpSocket::take_over(next()?, 0)?)));
                 }
                 Transport::Tcp | Transport::Tls => {
                     sockets.streams.push((place, TcpListener::take_over(next()?)?));
@@ -219,7 +219,7 @@ impl OfferedPlaces {
         }
         for (place, it) in self.dtls.iter().enumerate() {
             if let Some(plain) = it.as_ref().and_then(|it| self.plain_at(it.bound)) {
-                sockets.dtls.push((place, Source::Shared(plain, None)));
+                sockets.dtls.push((place, SocketSource::Shared(plain, None)));
             }
         }
         for (transport, list) in [(Transport::Udp, &places.udp), (Transport::Dtls, &places.dtls)] {
@@ -253,7 +253,7 @@ impl Found {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitingListener {
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub protocol: &'static str,
     pub address: SocketAddr,
@@ -261,26 +261,26 @@ pub struct Waiting {
     pub error: Option<String>,
 }
 
-pub(crate) struct Change {
-    pub(crate) places: Places,
-    pub(crate) sockets: Vec<Sockets>,
+pub(crate) struct ListenerChange {
+    pub(crate) places: ListenerPlaces,
+    pub(crate) sockets: Vec<ListenerSockets>,
     pub(crate) opened: Vec<(&'static str, SocketAddr)>,
     pub(crate) closing: Vec<(&'static str, SocketAddr)>,
-    pub(crate) held: Held,
+    pub(crate) held: HeldClients,
 }
 
-impl Places {
+impl ListenerPlaces {
     /// Binds the listeners that `layout` adds, for each worker, and marks removed ones as closing. Listeners
     /// on addresses that this machine does not have wait for a later change, and so do waiting listeners that
     /// still cannot be bound. On error, everything is closed again.
-    pub(crate) fn change(&self, layout: &Layout, config: &Config) -> Result<Change, StartError> {
+    pub(crate) fn change(&self, layout: &Layout, config: &Config) -> Result<ListenerChange, StartError> {
         let workers = config.workers.max(1);
-        let mut change = Change {
+        let mut change = ListenerChange {
             places: Self { waiting: Vec::new(), ..self.clone() },
-            sockets: (0..workers).map(|_| Sockets::default()).collect(),
+            sockets: (0..workers).map(|_| ListenerSockets::default()).collect(),
             opened: Vec::new(),
             closing: Vec::new(),
-            held: Held::default(),
+            held: HeldClients::default(),
         };
         change.places.forget_closed();
         let mut new = [Vec::new(), Vec::new(), Vec::new()];
@@ -310,7 +310,7 @@ impl Places {
     }
 
     pub(crate) fn offered(&self) -> OfferedPlaces {
-        let offered = |place: &Place| {
+        let offered = |place: &ListenerPlace| {
             let is_closed = place.closing.as_ref().is_some_and(|clients| clients.are_gone());
             (!is_closed).then(|| OfferedPlace {
                 configured: place.configured,
@@ -319,14 +319,14 @@ impl Places {
                 closing: place.closing.is_some(),
             })
         };
-        let all = |places: &[Option<Place>]| {
+        let all = |places: &[Option<ListenerPlace>]| {
             places.iter().map(|place| place.as_ref().and_then(offered)).collect::<Vec<_>>()
         };
         OfferedPlaces { udp: all(&self.udp), dtls: all(&self.dtls), streams: all(&self.streams) }
     }
 
     pub(crate) fn listeners(&self) -> Listeners {
-        let open = |places: &[Option<Place>], secure: bool| {
+        let open = |places: &[Option<ListenerPlace>], secure: bool| {
             let open = places.iter().flatten().filter(|it| it.closing.is_none() && it.secure == secure);
             open.map(|place| place.bound).collect()
         };
@@ -338,7 +338,7 @@ impl Places {
         }
     }
 
-    pub(crate) fn waiting(&self) -> &[Waiting] {
+    pub(crate) fn waiting(&self) -> &[WaitingListener] {
         &self.waiting
     }
 
@@ -371,7 +371,7 @@ impl Places {
         open.filter(|(_, place)| place.closing.is_none()).map(|(number, place)| (number, place.bound)).unzip()
     }
 
-    fn of(&self, transport: Transport) -> &[Option<Place>] {
+    fn of(&self, transport: Transport) -> &[Option<ListenerPlace>] {
         match transport {
             Transport::Udp => &self.udp,
             Transport::Dtls => &self.dtls,
@@ -379,7 +379,7 @@ impl Places {
         }
     }
 
-    fn of_mut(&mut self, transport: Transport) -> &mut Vec<Option<Place>> {
+    fn of_mut(&mut self, transport: Transport) -> &mut Vec<Option<ListenerPlace>> {
         match transport {
             Transport::Udp => &mut self.udp,
             Transport::Dtls => &mut self.dtls,
@@ -387,7 +387,7 @@ impl Places {
         }
     }
 
-    fn set(&mut self, transport: Transport, at: usize, place: Option<Place>) {
+    fn set(&mut self, transport: Transport, at: usize, place: Option<ListenerPlace>) {
         let places = self.of_mut(transport);
         if places.len() <= at {
             places.resize(at + 1, None);
@@ -441,7 +441,7 @@ impl Places {
                     Found::own(udp)
                 }
             };
-            all.set(Transport::Udp, placed.place, Some(Place::open(placed, probed.address)));
+            all.set(Transport::Udp, placed.place, Some(ListenerPlace::open(placed, probed.address)));
             found.udp.push(probed);
         }
         let mut taken = Vec::new();
@@ -454,7 +454,7 @@ impl Places {
                 }
                 None if before.overlaps(&[Transport::Udp, Transport::Dtls], wanted) => Found::own(wanted),
                 None => Found::own(
-                    probe(config, turnpike_net::Transport::Udp, wanted)
+                    probe(config, turnpike_net::SocketProtocol::Udp, wanted)
                         .map_err(|source| listen_error("dtls", wanted, source))?,
                 ),
             });
@@ -468,7 +468,7 @@ impl Places {
                 None => {
                     let takes_that_of_udp = wanted.port() == 0 && !placed.secure;
                     let wanted = if takes_that_of_udp { of_udp().unwrap_or(wanted) } else { wanted };
-                    probe(config, turnpike_net::Transport::Tcp, wanted)
+                    probe(config, turnpike_net::SocketProtocol::Tcp, wanted)
                         .map_err(|source| listen_error(protocol, wanted, source))?
                 }
             });
@@ -478,9 +478,9 @@ impl Places {
 
     /// Returns a waiting entry if the machine does not have the address, or if the listener was already
     /// waiting and another program still has the port.
-    fn waits(&self, transport: Transport, placed: &Placed, config: &Config) -> Option<Waiting> {
+    fn waits(&self, transport: Transport, placed: &Placed, config: &Config) -> Option<WaitingListener> {
         let (address, protocol) = (placed.address, protocol(transport, placed.secure));
-        let waiting = |error| Some(Waiting { protocol, address, error });
+        let waiting = |error| Some(WaitingListener { protocol, address, error });
         let by_udp = matches!(transport, Transport::Udp | Transport::Dtls);
         let passed = net_transport(by_udp);
         if config.absent.contains(&address.ip()) && config.passed.count(passed, address) == 0 {
@@ -509,13 +509,13 @@ impl Places {
     }
 }
 
-impl Place {
+impl ListenerPlace {
     fn open(placed: &Placed, bound: SocketAddr) -> Self {
         Self { configured: placed.address, bound, secure: placed.secure, closing: None }
     }
 }
 
-impl Change {
+impl ListenerChange {
     /// Returns true if this listener need not be bound because it is unchanged, closing or reopened.
     fn stays(&mut self, transport: Transport, placed: Placed, workers: usize) -> bool {
         let protocol = protocol(transport, placed.secure);
@@ -535,7 +535,7 @@ impl Change {
                 is_open
             }
             (false, None) => {
-                let clients = Clients::of(workers);
+                let clients = ClosingClients::of(workers);
                 let closing = Closing { transport, place: placed.place, clients: Arc::clone(&clients) };
                 self.sockets.iter_mut().for_each(|sockets| sockets.closing.push(closing.clone()));
                 self.closing.push((protocol, bound));
@@ -560,19 +560,19 @@ impl Change {
         let shared = shared.and_then(|place| self.share(transport, place));
         for (worker, sockets) in self.sockets.iter_mut().enumerate() {
             let source = match &shared {
-                Some((place, clients)) => Source::Shared(*place, clients.clone()),
-                None => Source::Own(udp_socket(protocol, address, worker, config)?),
+                Some((place, clients)) => SocketSource::Shared(*place, clients.clone()),
+                None => SocketSource::Own(udp_socket(protocol, address, worker, config)?),
             };
             let list = if transport == Transport::Udp { &mut sockets.udp } else { &mut sockets.dtls };
             list.push((placed.place, source));
         }
-        self.places.set(transport, placed.place, Some(Place::open(placed, address)));
+        self.places.set(transport, placed.place, Some(ListenerPlace::open(placed, address)));
         self.opened.push((protocol, address));
         Ok(())
     }
 
     /// Shares the socket of the other kind's listener at this place; returns `None` if that has closed.
-    fn share(&mut self, transport: Transport, place: usize) -> Option<(usize, Option<Arc<Clients>>)> {
+    fn share(&mut self, transport: Transport, place: usize) -> Option<(usize, Option<Arc<ClosingClients>>)> {
         let other = if transport == Transport::Udp { Transport::Dtls } else { Transport::Udp };
         let found = self.places.of(other).get(place)?.as_ref()?;
         let Some(clients) = &found.closing else { return Some((place, None)) };
@@ -591,7 +591,7 @@ impl Change {
             let bound = bound.map_err(|source| bind_error(config, protocol, address, source));
             sockets.streams.push((placed.place, bound?));
         }
-        self.places.set(Transport::Tcp, placed.place, Some(Place::open(placed, address)));
+        self.places.set(Transport::Tcp, placed.place, Some(ListenerPlace::open(placed, address)));
         self.opened.push((protocol, address));
         Ok(())
     }
@@ -635,7 +635,7 @@ fn probe_pair(
     let named_by = udp_setting(config, address);
     let mut attempts = 0;
     loop {
-        let udp = match probe(config, turnpike_net::Transport::Udp, address) {
+        let udp = match probe(config, turnpike_net::SocketProtocol::Udp, address) {
             Ok(udp) => udp,
             Err(source) => {
                 return Err(BindError::ip(format_args!("udp {address}"), source, named_by).into());
@@ -644,7 +644,7 @@ fn probe_pair(
         if !also_tcp {
             return Ok((udp, None));
         }
-        match probe(config, turnpike_net::Transport::Tcp, udp) {
+        match probe(config, turnpike_net::SocketProtocol::Tcp, udp) {
             Ok(tcp) => return Ok((udp, Some(tcp))),
             Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
             Err(source) => return Err(BindError::ip(format_args!("tcp {udp}"), source, named_by).into()),
@@ -652,11 +652,15 @@ fn probe_pair(
     }
 }
 
-fn net_transport(by_udp: bool) -> turnpike_net::Transport {
-    if by_udp { turnpike_net::Transport::Udp } else { turnpike_net::Transport::Tcp }
+fn net_transport(by_udp: bool) -> turnpike_net::SocketProtocol {
+    if by_udp { turnpike_net::SocketProtocol::Udp } else { turnpike_net::SocketProtocol::Tcp }
 }
 
-fn probe(config: &Config, transport: turnpike_net::Transport, address: SocketAddr) -> io::Result<SocketAddr> {
+fn probe(
+    config: &Config,
+    transport: turnpike_net::SocketProtocol,
+    address: SocketAddr,
+) -> io::Result<SocketAddr> {
     config.passed.probe(transport, address, &listen_options())
 }
 

@@ -16,7 +16,9 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Datapath, ListenOptions, PassedSockets, TcpListener, Transport, UdpOptions, UdpSocket};
+use turnpike_net::{
+    Datapath, ListenOptions, PassedSockets, SocketProtocol, TcpListener, UdpOptions, UdpSocket,
+};
 use turnpike_turn::server::{Client, Family, OpenRelay, OpenResult, PortRequest, RelayTransport, UserRef};
 
 use crate::{
@@ -38,7 +40,7 @@ const BIND_ATTEMPTS: usize = 256;
 /// and unknown peers must not fill the memory.
 const BACKLOG: u32 = 64;
 
-pub(crate) struct Opened {
+pub(crate) struct OpenedPort {
     pub(crate) socket: UdpSocket,
     /// Address reported to the client.
     pub(crate) relayed: SocketAddr,
@@ -77,7 +79,7 @@ pub(crate) struct Ports {
 }
 
 struct Plan {
-    pools: Vec<Pool>,
+    pools: Vec<PortPool>,
     range: RangeInclusive<u16>,
     /// Ranges from earlier configurations that still had open ports at the last reload.
     former: Vec<RangeInclusive<u16>>,
@@ -92,14 +94,14 @@ struct Plan {
 type Reservations = HashMap<[u8; 8], Reservation, RandomState>;
 
 struct Reservation {
-    opened: Opened,
+    opened: OpenedPort,
     /// See [`UserRef::key`].
     owner: Box<str>,
     expires_ms: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Known {
+pub(crate) struct UsablePorts {
     pub(crate) addresses: Vec<RelayAddress>,
     pub(crate) ranges: Vec<RangeInclusive<u16>>,
 }
@@ -114,7 +116,7 @@ pub(crate) struct Reserved {
 }
 
 #[derive(Clone)]
-struct Pool {
+struct PortPool {
     address: RelayAddress,
     /// True if new ports are taken from the pool. A pool removed by a reload remains while it has open ports.
     drawn: bool,
@@ -135,26 +137,26 @@ enum Stock {
     Quarantined,
 }
 
-struct Span<'a> {
+struct PortSpan<'a> {
     range: &'a RangeInclusive<u16>,
     but: Option<&'a Bits>,
 }
 
-impl Span<'_> {
+impl PortSpan<'_> {
     fn has(&self, port: u16) -> bool {
         self.range.contains(&port) && self.but.is_none_or(|but| !but.has(port))
     }
 }
 
 impl Plan {
-    fn new(config: &Config, before: &[Pool], ranges: Vec<RangeInclusive<u16>>) -> Self {
+    fn new(config: &Config, before: &[PortPool], ranges: Vec<RangeInclusive<u16>>) -> Self {
         let known = |address: &RelayAddress| before.iter().find(|pool| pool.address.bind == address.bind);
         let bits =
             |address: &RelayAddress| known(address).map_or_else(Arc::default, |pool| Arc::clone(&pool.bits));
-        let drawn = |address: &RelayAddress| Pool { address: *address, drawn: true, bits: bits(address) };
+        let drawn = |address: &RelayAddress| PortPool { address: *address, drawn: true, bits: bits(address) };
         let is_left =
-            |pool: &&Pool| !config.relay.contains(&pool.address) && pool.bits.has_open(&(0..=u16::MAX));
-        let left = before.iter().filter(is_left).map(|pool| Pool { drawn: false, ..pool.clone() });
+            |pool: &&PortPool| !config.relay.contains(&pool.address) && pool.bits.has_open(&(0..=u16::MAX));
+        let left = before.iter().filter(is_left).map(|pool| PortPool { drawn: false, ..pool.clone() });
         let has_open = |range: &RangeInclusive<u16>| before.iter().any(|pool| pool.bits.has_open(range));
         let former = ranges.into_iter().filter(has_open).collect();
         let limits = config.realm_limits.iter();
@@ -183,28 +185,29 @@ impl Plan {
         self
     }
 
-    fn span(&self, realm: &str) -> Span<'_> {
+    fn span(&self, realm: &str) -> PortSpan<'_> {
         match self.realms.get(realm) {
-            Some(range) => Span { range, but: None },
+            Some(range) => PortSpan { range, but: None },
             None => self.common(),
         }
     }
 
-    fn configured(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
-        let is_of = move |pool: &&Pool| pool.drawn && pool.address.bind.is_ipv4() == (family == Family::V4);
+    fn configured(&self, family: Family) -> impl Iterator<Item = &PortPool> + Clone {
+        let is_of =
+            move |pool: &&PortPool| pool.drawn && pool.address.bind.is_ipv4() == (family == Family::V4);
         self.pools.iter().filter(is_of)
     }
 
-    fn drawn(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
+    fn drawn(&self, family: Family) -> impl Iterator<Item = &PortPool> + Clone {
         self.configured(family).filter(|pool| !self.absent.contains(&pool.address.bind))
     }
 
-    fn pool(&self, bound: SocketAddr) -> Option<&Pool> {
+    fn pool(&self, bound: SocketAddr) -> Option<&PortPool> {
         self.pools.iter().find(|pool| pool.address.bind == bound.ip())
     }
 
-    fn common(&self) -> Span<'_> {
-        Span { range: &self.range, but: Some(&self.owned) }
+    fn common(&self) -> PortSpan<'_> {
+        PortSpan { range: &self.range, but: Some(&self.owned) }
     }
 }
 
@@ -278,7 +281,7 @@ impl Ports {
         user: UserRef<'_>,
         first: Option<IpAddr>,
         now_ms: u64,
-    ) -> Result<Opened, Refusal> {
+    ) -> Result<OpenedPort, Refusal> {
         let plan = self.plan();
         let span = plan.span(user.realm);
         match wish.port {
@@ -309,10 +312,10 @@ impl Ports {
         family: Family,
         first: Option<IpAddr>,
         now_ms: u64,
-    ) -> Result<Opened, Refusal> {
+    ) -> Result<OpenedPort, Refusal> {
         let plan = self.plan();
         let span = plan.common();
-        let bind = |ports: &Self, pool: &Pool, port| ports.bind_with(&ports.shared_options, pool, port);
+        let bind = |ports: &Self, pool: &PortPool, port| ports.bind_with(&ports.shared_options, pool, port);
         self.on_some_address(&plan, (family, first), now_ms, |pool, stock| {
             self.draw(pool, stock, &span, |_| true, bind)
         })
@@ -323,8 +326,9 @@ impl Ports {
     }
 
     pub(crate) fn are_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
-        let is_of =
-            |pool: &&Pool| pool.address.bind == address.ip() || pool.address.external == Some(address.ip());
+        let is_of = |pool: &&PortPool| {
+            pool.address.bind == address.ip() || pool.address.external == Some(address.ip())
+        };
         self.plan().pools.iter().filter(is_of).any(|pool| pool.bits.is_open(address.port(), transport))
     }
 
@@ -342,7 +346,7 @@ impl Ports {
     }
 
     pub(crate) fn quarantined(&self, now_ms: u64) -> Vec<LateUse> {
-        let of_pool = |pool: &Pool| {
+        let of_pool = |pool: &PortPool| {
             let bind = pool.address.bind;
             pool.bits.quarantined().into_iter().map(move |Quarantined { port, until_ms }| LateUse {
                 bound: SocketAddr::new(bind, port),
@@ -362,22 +366,22 @@ impl Ports {
         }
     }
 
-    pub(crate) fn known(&self) -> Known {
+    pub(crate) fn known(&self) -> UsablePorts {
         let plan = self.plan();
         let addresses = plan.pools.iter().map(|pool| pool.address).collect();
-        Known { addresses, ranges: plan.former.iter().chain([&plan.range]).cloned().collect() }
+        UsablePorts { addresses, ranges: plan.former.iter().chain([&plan.range]).cloned().collect() }
     }
 
     /// Keeps addresses and ranges of another process that are missing from this configuration, until a reload
     /// finds no open ports in them.
-    pub(crate) fn take_over(&self, config: &Config, known: Known) {
+    pub(crate) fn take_over(&self, config: &Config, known: UsablePorts) {
         let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
         let bits = |address: &RelayAddress| {
             let same = plan.pools.iter().find(|pool| pool.address.bind == address.bind);
             same.map_or_else(Arc::default, |pool| Arc::clone(&pool.bits))
         };
         let left = known.addresses.iter().filter(|address| !config.relay.contains(address));
-        let left = left.map(|address| Pool { address: *address, drawn: false, bits: bits(address) });
+        let left = left.map(|address| PortPool { address: *address, drawn: false, bits: bits(address) });
         let pools = plan.pools.iter().cloned().chain(left).collect();
         *plan = Arc::new(Plan { pools, ..Plan::new(config, &[], Vec::new()) }.with_former(known.ranges));
     }
@@ -402,7 +406,7 @@ impl Ports {
     pub(crate) fn lend_reserved(&self, now_ms: u64) -> io::Result<Vec<(Reserved, OwnedFd)>> {
         let reservations = self.reservations();
         let lend = |(token, reservation): (&[u8; 8], &Reservation)| {
-            let Reservation { opened: Opened { socket, relayed }, owner, expires_ms } = reservation;
+            let Reservation { opened: OpenedPort { socket, relayed }, owner, expires_ms } = reservation;
             let reserved = Reserved {
                 token: *token,
                 owner: owner.clone(),
@@ -420,7 +424,7 @@ impl Ports {
         let socket = UdpSocket::take_over(socket, drops)?;
         self.adopt(socket.local_addr());
         let expires_ms = now_ms + left_ms.min(RESERVATION_MS);
-        let reservation = Reservation { opened: Opened { socket, relayed }, owner, expires_ms };
+        let reservation = Reservation { opened: OpenedPort { socket, relayed }, owner, expires_ms };
         self.reservations().insert(token, reservation);
         Ok(())
     }
@@ -456,11 +460,11 @@ impl Ports {
 
     fn draw<T>(
         &self,
-        pool: &Pool,
+        pool: &PortPool,
         stock: Stock,
-        span: &Span<'_>,
+        span: &PortSpan<'_>,
         suits: impl Fn(u16) -> bool,
-        bind: impl Fn(&Self, &Pool, u16) -> io::Result<T>,
+        bind: impl Fn(&Self, &PortPool, u16) -> io::Result<T>,
     ) -> Result<T, Refusal> {
         let mut passed_over = PassedOver::of(&pool.bits);
         for _ in 0..BIND_ATTEMPTS {
@@ -480,12 +484,12 @@ impl Ports {
     /// `owner` contains the user's key, and the maximum number of reservations of all users together.
     fn draw_pair(
         &self,
-        (pool, stock): (&Pool, Stock),
-        span: &Span<'_>,
+        (pool, stock): (&PortPool, Stock),
+        span: &PortSpan<'_>,
         token: [u8; 8],
         owner: (&str, usize),
         now_ms: u64,
-    ) -> Result<Opened, Refusal> {
+    ) -> Result<OpenedPort, Refusal> {
         self.expire(now_ms);
         if !Self::may_reserve(&self.reservations(), owner) {
             return Err(Refusal::Reservation);
@@ -528,7 +532,7 @@ impl Ports {
     }
 
     /// Another user's token is refused like an unknown one, and its reservation stays in place.
-    fn take_reserved(&self, token: [u8; 8], owner: &str, now_ms: u64) -> Result<Opened, Refusal> {
+    fn take_reserved(&self, token: [u8; 8], owner: &str, now_ms: u64) -> Result<OpenedPort, Refusal> {
         let mut reservations = self.reservations();
         if reservations.get(&token).is_none_or(|reservation| *reservation.owner != *owner) {
             return Err(Refusal::Reservation);
@@ -552,7 +556,7 @@ impl Ports {
         plan: &Plan,
         (family, first): (Family, Option<IpAddr>),
         now_ms: u64,
-        attempt: impl Fn(&Pool, Stock) -> Result<T, Refusal>,
+        attempt: impl Fn(&PortPool, Stock) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
         let pools = plan.drawn(family);
         let count = pools.clone().count();
@@ -580,22 +584,23 @@ impl Ports {
         Err(refused)
     }
 
-    fn bind(&self, pool: &Pool, port: u16) -> io::Result<Opened> {
+    fn bind(&self, pool: &PortPool, port: u16) -> io::Result<OpenedPort> {
         self.bind_with(&self.options, pool, port)
     }
 
-    fn bind_with(&self, options: &UdpOptions, pool: &Pool, port: u16) -> io::Result<Opened> {
+    fn bind_with(&self, options: &UdpOptions, pool: &PortPool, port: u16) -> io::Result<OpenedPort> {
         let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), options)?;
         pool.bits.opened(port, RelayTransport::Udp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
-        Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
+        Ok(OpenedPort { socket, relayed: SocketAddr::new(told, port) })
     }
 
     /// Connections to peers use the same local port, so SO_REUSEPORT is needed. That would also let this
     /// user's other programs share the port, so a bind without it first checks that the port is free.
-    fn listen(&self, pool: &Pool, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
+    fn listen(&self, pool: &PortPool, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
         let address = SocketAddr::new(pool.address.bind, port);
-        let address = PassedSockets::default().probe(Transport::Tcp, address, &ListenOptions::default())?;
+        let address =
+            PassedSockets::default().probe(SocketProtocol::Tcp, address, &ListenOptions::default())?;
         let options = ListenOptions {
             reuse_port: true,
             backlog: BACKLOG,
@@ -623,7 +628,7 @@ impl<'a> PassedOver<'a> {
     }
 
     /// Reason for the refusal. Blames other programs if they use most of the range.
-    fn refusal(&self, span: &Span<'_>) -> Refusal {
+    fn refusal(&self, span: &PortSpan<'_>) -> Refusal {
         if 2 * self.ports.len() > span.range.len() { Refusal::PortsHeld } else { Refusal::Port }
     }
 
@@ -644,10 +649,10 @@ impl Drop for PassedOver<'_> {
     }
 }
 
-impl Pool {
+impl PortPool {
     /// Takes a random free port that is suitable; in a nearly full range, takes the next one after a random
     /// starting point.
-    fn claim(&self, span: &Span<'_>, suits: impl Fn(u16) -> bool) -> Option<u16> {
+    fn claim(&self, span: &PortSpan<'_>, suits: impl Fn(u16) -> bool) -> Option<u16> {
         let (mut random, range) = (rand::rng(), span.range);
         let take = |port: u16| span.has(port) && suits(port) && self.bits.take(port);
         for _ in 0..DRAWS {
@@ -662,7 +667,7 @@ impl Pool {
     }
 
     /// Takes a free even port and the next one; returns `None` if another worker took one first.
-    fn claim_pair(&self, stock: Stock, span: &Span<'_>) -> Result<Option<[Drawn; 2]>, Refusal> {
+    fn claim_pair(&self, stock: Stock, span: &PortSpan<'_>) -> Result<Option<[Drawn; 2]>, Refusal> {
         let bits = &self.bits;
         if let Stock::Quarantined = stock {
             return bits.take_quarantined_pair(|port| span.has(port)).map(Some).ok_or(Refusal::Port);

@@ -20,14 +20,14 @@ use crate::{
     },
 };
 
-type Counts<K = Box<str>> = HashMap<K, usize, RandomState>;
+type UsageCounts<K = Box<str>> = HashMap<K, usize, RandomState>;
 pub(crate) struct Quotas {
     total: AtomicUsize,
     /// Reloadable limits and counts per realm: few entries, accessed twice per allocation.
     realms: Mutex<RealmQuotas>,
     hasher: RandomState,
-    users: [Mutex<Counts>; SHARDS],
-    prefixes: [Mutex<Counts<IpAddr>>; SHARDS],
+    users: [Mutex<UsageCounts>; SHARDS],
+    prefixes: [Mutex<UsageCounts<IpAddr>>; SHARDS],
 }
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ struct RealmQuotas {
     most_per_prefix: usize,
     most_per_user: usize,
     limits: HashMap<Box<str>, RealmLimits, RandomState>,
-    held: Counts,
+    held: UsageCounts,
 }
 
 struct Most {
@@ -163,7 +163,7 @@ impl Quotas {
 }
 
 fn take<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(
-    counts: &mut Counts<K>,
+    counts: &mut UsageCounts<K>,
     key: &Q,
     most: usize,
     owned: impl FnOnce() -> K,
@@ -176,7 +176,7 @@ fn take<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(
     true
 }
 
-fn give_back<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(counts: &mut Counts<K>, key: &Q) -> bool {
+fn give_back<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(counts: &mut UsageCounts<K>, key: &Q) -> bool {
     let Some(count) = counts.get_mut(key) else { return false };
     *count -= 1;
     if *count == 0 {

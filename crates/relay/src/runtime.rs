@@ -17,10 +17,10 @@ use turnpike_worker::{Sender, Workers};
 
 use crate::{
     Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StartError, StreamConfig, TurnedAway,
-    common::Common,
+    common::RelayCommon,
     discovery,
     handed_on::HandOnStats,
-    listening::{Change, Listeners, Places, Sockets, Waiting},
+    listening::{ListenerChange, ListenerPlaces, ListenerSockets, Listeners, WaitingListener},
     peers::PeerStats,
     policy::SharedStore,
     ports::Ports,
@@ -155,13 +155,13 @@ pub(crate) struct InForce {
     /// their initial values.
     pub(crate) config: Config,
     pub(crate) layout: Layout,
-    pub(crate) places: Places,
+    pub(crate) places: ListenerPlaces,
     streams: Arc<StreamConfig>,
     dtls: Arc<DtlsConfig>,
 }
 
 impl InForce {
-    fn commands(&self) -> impl Fn(Sockets) -> Command + use<> {
+    fn commands(&self) -> impl Fn(ListenerSockets) -> Command + use<> {
         let (server, layout) = (Arc::new(self.config.server.clone()), Arc::new(self.layout.clone()));
         let (streams, dtls) = (Arc::clone(&self.streams), Arc::clone(&self.dtls));
         let config = Arc::new(self.config.clone());
@@ -235,7 +235,7 @@ impl Relay {
         let received = handover.map(|handover| handover.open(config.workers)).transpose()?;
         let ReceivedRelay { places, sockets: received_sockets, channels, known, kernel: of_kernel } =
             received.unwrap_or_default();
-        let Change { places, mut sockets, closing, held, .. } = places.change(layout, config)?;
+        let ListenerChange { places, mut sockets, closing, held, .. } = places.change(layout, config)?;
         if let Some((protocol, address)) = closing.first().copied() {
             return Err(StartError::ListenerGone { protocol, address });
         }
@@ -260,8 +260,8 @@ impl Relay {
             other => (other.transpose()?, None),
         };
         let of_workers = kernel.as_ref().map(Arc::clone);
-        let common = Common::new(config, layout.clone(), credentials, log, of_workers, takes_over);
-        let common = Common { fleet, ..common };
+        let common = RelayCommon::new(config, layout.clone(), credentials, log, of_workers, takes_over);
+        let common = RelayCommon { fleet, ..common };
         common.ports.take_over(&common.config, known);
         let in_force = InForce {
             config: common.config.clone(),
@@ -293,9 +293,9 @@ impl Relay {
     /// command `first`.
     fn start_workers(
         &mut self,
-        common: &Common,
-        sockets: Vec<Sockets>,
-        first: Option<impl Fn(Sockets) -> Command>,
+        common: &RelayCommon,
+        sockets: Vec<ListenerSockets>,
+        first: Option<impl Fn(ListenerSockets) -> Command>,
     ) -> Result<(), StartError> {
         let workers = sockets.into_iter().enumerate();
         let workers = workers.map(|(number, sockets)| Worker::new(number, common, sockets));
@@ -308,7 +308,7 @@ impl Relay {
             worker.set_mailboxes(Arc::clone(&mailboxes));
             let takes_over = first.is_some();
             if let Some(first) = &first {
-                worker.frame.defer(first(Sockets::default()));
+                worker.frame.defer(first(ListenerSockets::default()));
             }
             let name = format!("relay-{}", worker.frame.number);
             let run = move |mut worker: Worker| {
@@ -323,7 +323,7 @@ impl Relay {
         self.in_force().places.listeners()
     }
 
-    pub fn waiting(&self) -> Vec<Waiting> {
+    pub fn waiting(&self) -> Vec<WaitingListener> {
         self.in_force().places.waiting().to_vec()
     }
 
@@ -421,7 +421,8 @@ impl Relay {
             passed: Arc::clone(&before.passed),
             ..config.clone()
         };
-        let Change { places, sockets, opened, closing, held } = in_force.places.change(layout, &config)?;
+        let ListenerChange { places, sockets, opened, closing, held } =
+            in_force.places.change(layout, &config)?;
         settle(&mut config, layout, &places)?;
         // Nothing can fail after this.
         held.keep();
@@ -467,7 +468,7 @@ impl Relay {
         self.workers.tell(|| Command::EndAt(Arc::clone(&gone)));
     }
 
-    fn own_endpoints(&self, config: &Config, places: &Places) -> OwnEndpoints {
+    fn own_endpoints(&self, config: &Config, places: &ListenerPlaces) -> OwnEndpoints {
         own_endpoints(config, places, &self.ports.addresses(), self.ports.former_ranges())
     }
 
@@ -477,7 +478,7 @@ impl Relay {
         self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put_into_force(&self, in_force: &InForce, sockets: Vec<Sockets>) {
+    fn put_into_force(&self, in_force: &InForce, sockets: Vec<ListenerSockets>) {
         let (command, mut sockets) = (in_force.commands(), sockets.into_iter());
         for worker in self.workers.senders() {
             worker.tell(command(sockets.next().unwrap_or_default()));
@@ -513,7 +514,7 @@ fn offload(
 ) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.limits.allocations;
-    let settings = turnpike_offload::Settings {
+    let settings = turnpike_offload::KernelSettings {
         listeners: listeners.udp.clone(),
         relay_ports: config.ports.clone(),
         flows: config.kernel_flows,
@@ -541,7 +542,7 @@ fn probe_relay_addresses(config: &Config, known: &[RelayAddress]) -> Result<(), 
     Ok(())
 }
 
-fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), StartError> {
+fn settle(config: &mut Config, layout: &Layout, places: &ListenerPlaces) -> Result<(), StartError> {
     if let Some(rule) = config.streams.hand_on.iter().find(|rule| config.accepts_at(rule.to)) {
         return Err(StartError::HandOnToItself { to: rule.to });
     }
@@ -558,7 +559,7 @@ fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), S
 /// all listeners.
 fn own_endpoints(
     config: &Config,
-    places: &Places,
+    places: &ListenerPlaces,
     relays: &[RelayAddress],
     former: Vec<RangeInclusive<u16>>,
 ) -> OwnEndpoints {

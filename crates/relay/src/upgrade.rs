@@ -23,12 +23,12 @@ use serde::{Deserialize, Serialize};
 use turnpike_net::Datapath;
 use turnpike_offload::{OffloadError, PassedKernel};
 use turnpike_turn::server::NonceKey;
-use turnpike_worker::{Channel, Step};
+use turnpike_worker::{Channel, HandoverStep};
 
 use crate::{
     Layout, Relay, RelayAddress, StartError,
-    listening::{Named, OfferedPlaces, Places, Sockets},
-    ports::Known,
+    listening::{ListenerPlaces, ListenerSockets, Named, OfferedPlaces},
+    ports::UsablePorts,
     worker::Command,
 };
 
@@ -56,7 +56,7 @@ pub struct RelayOffer {
     /// Each place has a listening socket per worker.
     places: OfferedPlaces,
     relay: Vec<RelayAddress>,
-    known: Known,
+    known: UsablePorts,
 }
 
 #[derive(Debug)]
@@ -163,7 +163,7 @@ impl Relay {
     }
 
     pub fn resume(&self) {
-        self.workers.tell(|| Step::Resume.into());
+        self.workers.tell(|| HandoverStep::Resume.into());
     }
 
     /// Completes the upgrade in the old process: drops exported allocations and keeps the others
@@ -199,7 +199,7 @@ impl Relay {
     }
 
     pub fn serve(&self) {
-        self.workers.tell(|| Step::Serve.into());
+        self.workers.tell(|| HandoverStep::Serve.into());
     }
 
     /// New process: replaces the old process's eBPF program, which must have been released. On error, user
@@ -207,7 +207,7 @@ impl Relay {
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = &self.kernel {
             kernel.attach()?;
-            self.workers.tell(|| Step::ResumeFlows.into());
+            self.workers.tell(|| HandoverStep::ResumeFlows.into());
         }
         Ok(())
     }
@@ -245,10 +245,10 @@ impl RelayHandover {
 
 #[derive(Default)]
 pub(crate) struct ReceivedRelay {
-    pub(crate) places: Places,
-    pub(crate) sockets: Vec<Sockets>,
+    pub(crate) places: ListenerPlaces,
+    pub(crate) sockets: Vec<ListenerSockets>,
     pub(crate) channels: Vec<Channel>,
-    pub(crate) known: Known,
+    pub(crate) known: UsablePorts,
     pub(crate) kernel: Option<(PassedKernel, Vec<OwnedFd>)>,
 }
 
@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    fn offer(layout: &Layout, places: &Places) -> RelayOffer {
+    fn offer(layout: &Layout, places: &ListenerPlaces) -> RelayOffer {
         let offer = RelayOffer {
             workers: 1,
             kernel: false,
@@ -284,7 +284,7 @@ mod tests {
             layout: layout.clone(),
             places: places.offered(),
             relay: Vec::new(),
-            known: Known::default(),
+            known: UsablePorts::default(),
         };
         serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap()
     }
@@ -308,8 +308,10 @@ mod tests {
         // Plain UDP and DTLS on one socket; a reload removes the second UDP listener.
         let first = config(&[any, other], &[any], &[any], &[other]);
         let mut layout = first.layout();
-        let places =
-            Places::default().change(&layout, &first).unwrap_or_else(|error| panic!("{error}")).places;
+        let places = ListenerPlaces::default()
+            .change(&layout, &first)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .places;
         let second = config(&[any], &[any], &[any], &[other]);
         layout.follow(&second.listen, &second.dtls.listen, &second.streams);
         let places = places.change(&layout, &second).unwrap_or_else(|error| panic!("{error}")).places;
@@ -340,8 +342,10 @@ mod tests {
     fn missing_or_wrong_sockets_are_an_error() {
         let config = config(&["127.0.0.1:0".parse().unwrap()], &[], &[], &[]);
         let layout = config.layout();
-        let places =
-            Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}")).places;
+        let places = ListenerPlaces::default()
+            .change(&layout, &config)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .places;
         let offer = || offer(&layout, &places);
         for descriptors in
             [vec![], vec![udp()], vec![channel(), udp()], vec![udp(), udp()], vec![tcp(), channel()]]

@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use turnpike_net::{Buffer, Event, Poller, Rx, SocketId, Sockets, Span, Tx, UdpSocket, rlimit};
+use turnpike_net::{ArenaSpan, Buffer, Event, Poller, Rx, SocketId, Sockets, Tx, UdpSocket, rlimit};
 use turnpike_offload::WorkerClock;
 use turnpike_turn::{
     random::Seed,
@@ -32,12 +32,12 @@ use turnpike_turn::{
     time::Now,
 };
 use turnpike_wire::address::canonical;
-use turnpike_worker::{Frame, INBOX, Step};
+use turnpike_worker::{Frame, HandoverStep, INBOX};
 
 use crate::{
     AllocationLog, Config, Layout, PendingLookup, StartError, WorkerSnapshot,
     coalesce::Coalescer,
-    common::Common,
+    common::RelayCommon,
     dtls::Associations,
     handed_on::{self, HandedOn},
     layout::Listener,
@@ -51,9 +51,9 @@ use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
 use listeners::Lingering;
 pub(crate) use listeners::Reconfigure;
-use offload::{Offload, Side};
+use offload::{FlowSide, Offload};
 use out::Out;
-use relays::Holder;
+use relays::PortHolder;
 use shared::SharedPorts;
 use tunnel::Tunnels;
 
@@ -68,14 +68,14 @@ pub(crate) struct Probe {
 type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 
 /// Query from another thread, run between two ticks.
-pub(crate) type Question = Box<dyn FnOnce(&mut Server<WorkerPolicy>, Now) + Send>;
+pub(crate) type WorkerQuery = Box<dyn FnOnce(&mut Server<WorkerPolicy>, Now) + Send>;
 pub(crate) enum Command {
     SetDraining(bool),
     Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     FinishLookup(LookupId, LookupResult),
     EndAt(Arc<[IpAddr]>),
-    Answer(Question),
+    Answer(WorkerQuery),
     Publish(Probe),
     /// Sends duplicates of the sockets of these listeners.
     ExportSockets(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
@@ -83,11 +83,11 @@ pub(crate) enum Command {
     SuspendFlows(mpsc::Sender<()>),
     /// Returns the number of handoffs handled since the last call; sent only to paused workers.
     Settle(mpsc::Sender<usize>),
-    Upgrade(Step),
+    Upgrade(HandoverStep),
 }
 
-impl From<Step> for Command {
-    fn from(step: Step) -> Self {
+impl From<HandoverStep> for Command {
+    fn from(step: HandoverStep) -> Self {
         Self::Upgrade(step)
     }
 }
@@ -98,12 +98,12 @@ enum Role {
     Listener(usize),
     Dtls(usize),
     Both(usize, usize),
-    Relay(Holder),
+    Relay(PortHolder),
 }
 
 #[derive(Clone, Copy)]
 enum TrailingBytes<'a> {
-    Received(Span),
+    Received(ArenaSpan),
     HandedOver(&'a [u8]),
 }
 
@@ -124,13 +124,13 @@ impl TrailingBytes<'_> {
 
 /// Datagrams of a received buffer. The spans do not borrow the arena, so effects can be carried out between
 /// two of them.
-fn datagrams(rx: &Rx, buffer: &Buffer<'_>) -> impl Iterator<Item = Span> + use<> {
+fn datagrams(rx: &Rx, buffer: &Buffer<'_>) -> impl Iterator<Item = ArenaSpan> + use<> {
     let (mut rest, size) = (Some(rx.span(buffer.bytes)), u32::try_from(buffer.segment_size.max(1)));
     let size = size.unwrap_or(u32::MAX);
     std::iter::from_fn(move || {
-        let Span { offset, len } = rest?;
-        rest = (len > size).then(|| Span { offset: offset + size, len: len - size });
-        Some(Span { offset, len: len.min(size) })
+        let ArenaSpan { offset, len } = rest?;
+        rest = (len > size).then(|| ArenaSpan { offset: offset + size, len: len - size });
+        Some(ArenaSpan { offset, len: len.min(size) })
     })
 }
 
@@ -166,8 +166,8 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(
         number: usize,
-        common: &Common,
-        sockets: listening::Sockets,
+        common: &RelayCommon,
+        sockets: listening::ListenerSockets,
     ) -> Result<Self, StartError> {
         let (config, started) = (&common.config, common.started);
         let mut frame = Frame::new(number, started)?;
@@ -345,7 +345,7 @@ impl Worker {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
             if let Some(offload) = &mut self.offload {
-                offload.received((socket, Side::Clients), received, received.emptied, &self.rx);
+                offload.received((socket, FlowSide::Clients), received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 self.route_client_buffer(now, place, index);

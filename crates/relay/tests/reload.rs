@@ -1,7 +1,7 @@
 //! Reloads change listeners and relay addresses while existing allocations continue.
 
 use crate::prelude::*;
-use turnpike_relay::{Relistened, Waiting};
+use turnpike_relay::{Relistened, WaitingListener};
 use turnpike_testkit::free_port;
 
 use crate::support::*;
@@ -156,7 +156,7 @@ fn absent_address_is_unused_until_it_appears() {
     // Binding the address would succeed here, as it would with ip_nonlocal_bind.
     let changed = reload(&world, named(&[ANOTHER])).unwrap();
     assert!(!changed.opened.iter().any(|(_, opened)| *opened == at), "{changed:?}");
-    assert_eq!(world.relay.waiting(), [Waiting { protocol: "udp", address: at, error: None }]);
+    assert_eq!(world.relay.waiting(), [WaitingListener { protocol: "udp", address: at, error: None }]);
     eventually("508 is returned", || code() == Some(508));
     // Another program has the port when the address appears. All other changes take effect.
     let other = UdpSocket::bind(at).unwrap();

@@ -27,17 +27,17 @@ use crate::{
 };
 
 pub(crate) struct AllocationLogger {
-    lines: LogSender<Entry>,
+    lines: LogSender<LogEntry>,
     totals: Arc<EndedAllocations>,
 }
 
 pub(crate) struct AllocationLogWriter {
-    entries: LogReceiver<Entry>,
+    entries: LogReceiver<LogEntry>,
     /// Recent refusals for the admin interface, independent of log limits.
     refusals: Arc<Refusals>,
 }
 
-enum Entry {
+enum LogEntry {
     Effect(usize, Effect),
     TurnedAway(TurnedAway),
 }
@@ -69,12 +69,12 @@ impl AllocationLog for AllocationLogger {
             _ => false,
         };
         if wanted {
-            self.lines.send(Entry::Effect(worker, effect.clone()));
+            self.lines.send(LogEntry::Effect(worker, effect.clone()));
         }
     }
 
     fn turned_away(&self, _: usize, turned: &TurnedAway) {
-        self.lines.send(Entry::TurnedAway(turned.clone()));
+        self.lines.send(LogEntry::TurnedAway(turned.clone()));
     }
 }
 
@@ -162,13 +162,13 @@ impl AllocationLogWriter {
                 let unix_ms = unix_ms();
                 for entry in batch.drain(..) {
                     match entry {
-                        Entry::Effect(worker, mut effect) => {
+                        LogEntry::Effect(worker, mut effect) => {
                             refusals.hear(unix_ms, &effect);
                             if limits.admit(start.elapsed(), &mut effect) {
                                 write(worker, &effect);
                             }
                         }
-                        Entry::TurnedAway(turned) => {
+                        LogEntry::TurnedAway(turned) => {
                             refusals.turned_away(unix_ms, &turned);
                             if let Some(suppressed) = limits.admit_closed(start.elapsed(), &turned) {
                                 write_closed(&turned, suppressed);

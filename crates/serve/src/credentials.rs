@@ -23,7 +23,7 @@ use turnpike_wire::{
 };
 use zeroize::Zeroizing;
 
-use crate::store::Store;
+use crate::store::UserStore;
 
 /// Users and secrets of all realms.
 ///
@@ -32,7 +32,7 @@ use crate::store::Store;
 /// clients choose the keys.
 pub(crate) struct CredentialTable {
     realms: HashMap<Box<str>, Arc<RealmCredentials>>,
-    store: Option<Store>,
+    store: Option<UserStore>,
     decoy: Key,
 }
 
@@ -59,7 +59,7 @@ struct StaticKeys {
 
 impl CredentialTable {
     /// Computes the keys of the static users. `store` is queried for all others.
-    pub(crate) fn new(settings: &Settings, store: Option<Store>) -> Self {
+    pub(crate) fn new(settings: &Settings, store: Option<UserStore>) -> Self {
         let all = realms::all(settings);
         let realms =
             all.iter().map(|realm| (realm.name.into(), Arc::new(RealmCredentials::new(realm)))).collect();
@@ -76,7 +76,7 @@ impl CredentialTable {
     /// time-limited name.
     fn check_stored(
         &self,
-        store: &Store,
+        store: &UserStore,
         (name, realm): (&str, &str),
         algorithm: KeyAlgorithm,
         timed: Option<CredentialCheck>,
@@ -301,7 +301,7 @@ struct StoredSecrets {
 }
 
 impl StoredSecrets {
-    fn of(store: &Store, realm: &str) -> Self {
+    fn of(store: &UserStore, realm: &str) -> Self {
         Self { held: store.secrets(realm).unwrap_or_default(), ended: store.ended_secrets(realm) }
     }
 
@@ -644,7 +644,7 @@ mod tests {
         let limits = turnpike_stores::DirectoryLimits::default();
         let file = turnpike_stores::SqliteUse::Own;
         let database = turnpike_stores::Database::new(&address, 1, file, &limits);
-        let store = Store::new(database, "a store".to_owned(), limits);
+        let store = UserStore::new(database, "a store".to_owned(), limits);
         for name in ["@matrix:example.org", "sip:4915112345678@example.org", "4915112345678"] {
             let keys = turnpike_stores::UserKeys::new(name, "turnpike", "pw");
             let put =

@@ -60,12 +60,12 @@ use crate::{ServeError, store::StoreInUse};
 use banned::Banned;
 use heartbeat::Beater;
 use load::Room;
-use node::Node;
+use node::OwnNode;
 
 /// Fleet as the workers see it; exists even if no fleet is configured.
 pub(crate) struct FleetMembership {
     banned: Arc<Banned>,
-    node: Option<Arc<Node>>,
+    node: Option<Arc<OwnNode>>,
     alone: NodeKeys,
 }
 
@@ -85,7 +85,7 @@ impl FleetMembership {
     ) -> Result<(Arc<Self>, Begun), ServeError> {
         let (sender, received) = questions::channel();
         let node = match address(settings)? {
-            Some(address) => Some(Arc::new(Node::new(settings, &address, own, before, sender)?)),
+            Some(address) => Some(Arc::new(OwnNode::new(settings, &address, own, before, sender)?)),
             None => None,
         };
         let beater = match &node {

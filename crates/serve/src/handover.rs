@@ -23,7 +23,7 @@ use zeroize::ZeroizeOnDrop;
 use crate::{
     fleet::{FleetHandover, FleetOffer},
     plan,
-    store::Store,
+    store::UserStore,
 };
 
 #[derive(Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub(crate) struct ServeHandover {
     pub(crate) fleet: FleetHandover,
     pub(crate) generated: Option<ConfiguredUser>,
     pub(crate) tickets: Option<TicketKeys>,
-    pub(crate) store: Option<Store>,
+    pub(crate) store: Option<UserStore>,
     /// Sockets of the credential service and the admin interface.
     pub(crate) pages: [Arc<Serving>; 2],
     pub(crate) passed: Arc<PassedSockets>,
@@ -82,7 +82,7 @@ impl HandoverState for ServeHandover {
             UserSecret::Keys(_) => None,
         });
         let (tickets, fleet) = (self.tickets.clone(), self.fleet.offer());
-        let ended = self.store.as_ref().map(Store::all_ended_secrets).unwrap_or_default();
+        let ended = self.store.as_ref().map(UserStore::all_ended_secrets).unwrap_or_default();
         let ended_secrets = ended.iter().flat_map(|(realm, secrets)| {
             secrets.iter().map(|secret| OfferedSecret {
                 realm: realm.to_string(),
@@ -188,7 +188,7 @@ impl PreviousServer {
         self.offer.tickets.as_ref()
     }
 
-    pub(crate) fn remember_ended_secrets(&self, store: &Store) {
+    pub(crate) fn remember_ended_secrets(&self, store: &UserStore) {
         let mut ended: HashMap<Box<str>, Vec<StoredSecret>> = HashMap::new();
         for OfferedSecret { realm, value, since, until } in &self.offer.ended_secrets {
             let secret = StoredSecret { value: Secret::new(value), since: *since, until: *until };

@@ -40,5 +40,5 @@ pub use error::ServeError;
 pub use generated_user::random_password;
 pub use public_address::{AddressSource, PublicAddress, PublicAddressError};
 pub use service::serve;
-pub use store::{Store, open_store, realm_of_another};
+pub use store::{UserStore, open_store, realm_of_another};
 pub use turnpike_relay::certificates::{can_dtls, time_faults};

@@ -12,7 +12,9 @@ use prometheus_client::{
 use turnpike_acme::AcmeStatus;
 use turnpike_process::{
     ControlStatus, MetricsPage,
-    exposition::{self, Common, MetricFamilies, by_name, count, counter, counts, gauge, gauges, total},
+    exposition::{
+        self, MetricFamilies, ProcessMetrics, by_name, count, counter, counts, gauge, gauges, total,
+    },
     kernel_path,
     log_queue::LogCounts,
 };
@@ -30,7 +32,7 @@ use crate::{
 };
 
 pub(crate) fn page(
-    snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
+    snapshots: impl Fn() -> ServerSnapshots + Send + Sync + 'static,
     (certificates, acme, store, ended): (
         Arc<CertificateState>,
         Arc<AcmeStatus>,
@@ -54,7 +56,7 @@ pub(crate) fn page(
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshots {
+pub(crate) struct ServerSnapshots {
     /// Snapshots of the workers, each with its worker number.
     pub(crate) workers: Vec<(String, WorkerSnapshot)>,
     pub(crate) realms: Vec<(Box<str>, usize)>,
@@ -66,19 +68,19 @@ pub(crate) struct Snapshots {
 
 #[derive(Clone, Debug, Default)]
 struct Scrape {
-    snapshots: Snapshots,
+    snapshots: ServerSnapshots,
     ended: Totals,
     certificates: Arc<CertificateState>,
     acme: Arc<AcmeStatus>,
     /// Counters of the store; `None` without a store.
-    store: Option<turnpike_stores::Counts>,
+    store: Option<turnpike_stores::DirectoryCounts>,
     fleet: FleetCounts,
-    common: Common,
+    common: ProcessMetrics,
 }
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Snapshots { workers, realms, listeners, relays, kernel } = &self.snapshots;
+        let ServerSnapshots { workers, realms, listeners, relays, kernel } = &self.snapshots;
         let mut page = ServerFamilies(MetricFamilies { encoder, label: "worker", snapshots: workers });
         page.0.gauge("allocations", "Current allocations.", |snapshot| snapshot.allocations)?;
         page.realms(realms)?;
@@ -254,7 +256,7 @@ impl ServerFamilies<'_, '_> {
         )
     }
 
-    fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
+    fn store(&mut self, store: &turnpike_stores::DirectoryCounts) -> fmt::Result {
         let is_up = u64::from(store.is_up);
         gauge(&mut self.0.encoder, "store_up", "1 while the store answers.", is_up)?;
         gauge(&mut self.0.encoder, "store_cached_users", "Store users cached in memory.", store.users)?;
@@ -629,7 +631,7 @@ mod tests {
             is_up: true,
             since: UNIX_EPOCH + Duration::from_secs(1_000),
         };
-        let snapshots = Snapshots {
+        let snapshots = ServerSnapshots {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
             listeners,
@@ -646,7 +648,7 @@ mod tests {
             },
             certificates: Arc::default(),
             acme: Arc::default(),
-            store: Some(turnpike_stores::Counts {
+            store: Some(turnpike_stores::DirectoryCounts {
                 is_up: true,
                 users: 5,
                 answers: ["cache", "negative", "stale", "joined", "unavailable"].map(|from| (from, 1)),
@@ -669,11 +671,11 @@ mod tests {
                     ..NodeCounts::default()
                 }),
             },
-            common: Common {
+            common: ProcessMetrics {
                 log_lost: 2,
                 reloads: [("loaded", 0), ("failed", 0)],
                 upgrades: [("done", 0), ("failed", 0)],
-                ..Common::default()
+                ..ProcessMetrics::default()
             },
         }
     }

@@ -1,7 +1,7 @@
 //! Listeners of a TURN server passed by a service manager.
 
 use turnpike_config::Flags;
-use turnpike_net::{PassedSocket, PassedSockets, Transport};
+use turnpike_net::{PassedSocket, PassedSockets, SocketProtocol};
 use turnpike_process::passed;
 
 /// Default settings for these sockets: they become the listeners, and there are as many workers as
@@ -24,8 +24,8 @@ pub(crate) fn passed_listeners(passed: &PassedSockets) -> Flags {
 /// Configuration key of a socket. Its name distinguishes TLS from TCP and DTLS from UDP.
 fn key_of(socket: &PassedSocket) -> &'static str {
     match (socket.name.as_str(), socket.transport) {
-        ("tls", Transport::Tcp) => "tls.listen",
-        ("dtls", Transport::Udp) => "dtls.listen",
+        ("tls", SocketProtocol::Tcp) => "tls.listen",
+        ("dtls", SocketProtocol::Udp) => "dtls.listen",
         _ => "server.listen",
     }
 }

@@ -116,11 +116,11 @@ impl RelayPlan {
         Self { config, layout, datapath_reason, notes }
     }
 
-    pub(crate) fn listens(&self, transport: turnpike_net::Transport, address: SocketAddr) -> bool {
+    pub(crate) fn listens(&self, transport: turnpike_net::SocketProtocol, address: SocketAddr) -> bool {
         let config = &self.config;
         let (one, other) = match transport {
-            turnpike_net::Transport::Udp => (&config.listen, &config.dtls.listen),
-            turnpike_net::Transport::Tcp => (&config.streams.listen, &config.streams.tls_listen),
+            turnpike_net::SocketProtocol::Udp => (&config.listen, &config.dtls.listen),
+            turnpike_net::SocketProtocol::Tcp => (&config.streams.listen, &config.streams.tls_listen),
         };
         one.contains(&address) || other.contains(&address)
     }

@@ -21,7 +21,7 @@ use turnpike_process::{
     warn,
 };
 use turnpike_relay::{
-    AllocationLog, CredentialStore, Kernel, Relay, RelayState, Relistened, TurnedAway, Waiting,
+    AllocationLog, CredentialStore, Kernel, Relay, RelayState, Relistened, TurnedAway, WaitingListener,
     certificates::Certificate,
 };
 use turnpike_turn::server::{Effect, NonceKey};
@@ -40,7 +40,7 @@ use crate::{
     generated_user::random_user,
     handover::{PreviousServer, ServeHandover},
     machine::Machine,
-    metrics::{self, Snapshots},
+    metrics::{self, ServerSnapshots},
     needs::server_needs,
     own_addresses::AddressNotifications,
     passed_listeners::passed_listeners,
@@ -101,7 +101,7 @@ struct TurnServer {
     machine: Machine,
     /// Value to which the limit on open files was raised.
     open_files: u64,
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingListener>,
     certificates: Certificates,
     acme: Acme,
     pages: [Arc<Serving>; 2],
@@ -411,11 +411,11 @@ fn metrics_page(
     metrics::page(snapshots, told, move || fleet.counts(), status, Arc::clone(&logs.counts))
 }
 
-fn snapshots(relay: &Relay, relays: Arc<[RelayState]>) -> Snapshots {
+fn snapshots(relay: &Relay, relays: Arc<[RelayState]>) -> ServerSnapshots {
     let workers = relay.snapshots();
     let listeners = relay.by_listener(&workers);
     let kernel = relay.kernel().map(Kernel::snapshot);
-    Snapshots { workers: metrics::numbered(workers), realms: relay.realms(), listeners, relays, kernel }
+    ServerSnapshots { workers: metrics::numbered(workers), realms: relay.realms(), listeners, relays, kernel }
 }
 
 fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {
@@ -681,8 +681,8 @@ async fn report_news(control: Control, mut news: AddressNotifications) {
     }
 }
 
-fn log_waiting(waiting: &[Waiting]) {
-    for Waiting { protocol, address, error } in waiting {
+fn log_waiting(waiting: &[WaitingListener]) {
+    for WaitingListener { protocol, address, error } in waiting {
         match error {
             None => {
                 tracing::warn!(

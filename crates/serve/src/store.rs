@@ -24,7 +24,7 @@ use turnpike_turn::{
 
 use crate::{ServeError, generated_user::random_user};
 
-pub type Store = Directory<Database>;
+pub type UserStore = Directory<Database>;
 
 const FILE: &str = "turnpike.sqlite";
 /// Name of the file, in the embedded store's directory, that contains the server's realm.
@@ -63,7 +63,7 @@ pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddres
 
 /// Opens the configured store for commands that run without a server. Must be called on the runtime that runs
 /// its tasks; does not connect yet.
-pub fn open_store(sources: &Sources) -> Result<(Settings, Store), ServeError> {
+pub fn open_store(sources: &Sources) -> Result<(Settings, UserStore), ServeError> {
     let settings = sources.settings()?;
     let Some((address, file)) = checked_address(&settings)? else { return Err(ServeError::NoStore) };
     let limits = limits(&settings.store);
@@ -108,7 +108,7 @@ fn missing_parent(state: &StateDir) -> Option<&Path> {
 type Taken = (u64, bool);
 
 pub(crate) struct OpenStore {
-    pub(crate) directory: Store,
+    pub(crate) directory: UserStore,
     /// Path of the embedded store; the file exists after the first write.
     own_file: Option<PathBuf>,
     taken: Option<Taken>,
@@ -229,13 +229,13 @@ pub(crate) enum OpenError {
 }
 
 /// Current store, shared with other tasks; a reload replaces it.
-pub(crate) type StoreInUse = Arc<RwLock<Option<Store>>>;
+pub(crate) type StoreInUse = Arc<RwLock<Option<UserStore>>>;
 
 pub(crate) fn share(shared: &StoreInUse, store: Option<&OpenStore>) {
     *shared.write().unwrap_or_else(PoisonError::into_inner) = store.map(|store| store.directory.clone());
 }
 
-pub(crate) fn shared(shared: &StoreInUse) -> Option<Store> {
+pub(crate) fn shared(shared: &StoreInUse) -> Option<UserStore> {
     shared.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 

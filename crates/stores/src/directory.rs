@@ -89,9 +89,9 @@ pub enum UserLookup {
 type OnLookup = Box<dyn FnOnce(UserLookup) + Send>;
 
 /// A store behind a cache. Clones share their state.
-pub struct Directory<B>(Arc<Inner<B>>);
+pub struct Directory<B>(Arc<DirectoryState<B>>);
 
-struct Inner<B> {
+struct DirectoryState<B> {
     backend: B,
     name: String,
     limits: DirectoryLimits,
@@ -138,7 +138,7 @@ impl<B: Backend> Directory<B> {
     #[must_use]
     pub fn new(backend: B, name: String, limits: DirectoryLimits) -> Self {
         let lifetimes = Lifetimes { user: limits.lifetime, absent: limits.negative, stale: limits.stale };
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(DirectoryState {
             backend,
             name,
             limits,
@@ -185,7 +185,7 @@ impl<B: Backend> Directory<B> {
 
     #[must_use]
     pub fn cached(&self, realm: &str, name: &str) -> CachedUser {
-        let Inner { cache, counts, .. } = &*self.0;
+        let DirectoryState { cache, counts, .. } = &*self.0;
         let (user, counter) = match cache.get(&cache::key(realm, name)) {
             Cached::Fresh(keys) => (CachedUser::User(keys), &counts.cached),
             Cached::Stale(keys) if self.0.is_away() => (CachedUser::User(keys), &counts.stale),
@@ -352,10 +352,10 @@ impl<B: Backend> Directory<B> {
     }
 
     #[must_use]
-    pub fn counts(&self) -> Counts {
-        let Inner { counts, cache, .. } = &*self.0;
+    pub fn counts(&self) -> DirectoryCounts {
+        let DirectoryState { counts, cache, .. } = &*self.0;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counts {
+        DirectoryCounts {
             is_up: !self.0.is_away(),
             users: cache.users() as u64,
             answers: [
@@ -379,7 +379,7 @@ impl<B: Backend> Directory<B> {
     }
 }
 
-impl<B: Backend> Inner<B> {
+impl<B: Backend> DirectoryState<B> {
     fn is_away(&self) -> bool {
         lock(&self.breaker).is_open()
     }
@@ -585,7 +585,7 @@ impl<B: Backend> Inner<B> {
 }
 
 struct PendingQuery<B: Backend> {
-    inner: Arc<Inner<B>>,
+    inner: Arc<DirectoryState<B>>,
     key: Box<str>,
     is_answered: bool,
 }
@@ -647,7 +647,7 @@ impl<B: Backend> Drop for PendingQuery<B> {
     }
 }
 
-async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
+async fn keep_current<B: Backend>(weak: Weak<DirectoryState<B>>) {
     let Some(first) = weak.upgrade().map(|inner| inner.limits.refresh) else { return };
     let mut pause = first.min(VERSION_PAUSE);
     loop {
@@ -666,7 +666,7 @@ async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
 }
 
 /// Logs each new kind of fault; `fault` has already been logged.
-async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: StoreFault) {
+async fn probe_until_it_answers<B: Backend>(weak: Weak<DirectoryState<B>>, mut fault: StoreFault) {
     let since = Instant::now();
     for pause in breaker::pauses() {
         sleep(pause).await;
@@ -689,7 +689,7 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Sto
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Counts {
+pub struct DirectoryCounts {
     pub is_up: bool,
     pub users: u64,
     pub answers: [(&'static str, u64); 5],

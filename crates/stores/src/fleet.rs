@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use turnpike_fleet::{
-    Ask, Beat, Bucket, EpochState, GONE_MS, Grant, Level, Load, NodeName, NodeReport, Record, StoreEpoch,
-    Subject,
+    Ask, Beat, EpochState, GONE_MS, Load, NodeName, NodeRecord, NodeReport, QuotaBucket, QuotaGrant,
+    QuotaLevel, StoreEpoch, Subject,
 };
 
 pub use address::FleetAddress;
@@ -78,10 +78,10 @@ pub enum Beaten {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct StoreView {
     /// The store's time in milliseconds.
     pub store_ms: u64,
-    pub records: Vec<Record>,
+    pub records: Vec<NodeRecord>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +101,7 @@ pub struct Beating<'a> {
 pub struct Exchanged {
     pub era: EpochState,
     /// Grants in the order of the requests; `None` if the epoch differs and the requests were ignored.
-    pub grants: Option<Vec<Grant>>,
+    pub grants: Option<Vec<QuotaGrant>>,
 }
 
 impl FleetStore {
@@ -138,7 +138,7 @@ impl FleetStore {
         })
     }
 
-    pub async fn look(&self) -> Result<Look, StoreError> {
+    pub async fn look(&self) -> Result<StoreView, StoreError> {
         let script = scripts::eval(scripts::LOOK, &[self.keys.of("nodes")]);
         let mut answer = list(self.link.ask(&script).await?).into_iter();
         let store_ms = answer.next().as_ref().and_then(int).and_then(|ms| u64::try_from(ms).ok());
@@ -146,13 +146,13 @@ impl FleetStore {
         let records = fields.chunks_exact(2).filter_map(|pair| {
             let (name, record) = (text(&pair[0])?, text(&pair[1])?);
             let (stamp_ms, beat) = record.split_once(' ')?;
-            Some(Record {
+            Some(NodeRecord {
                 name: name.parse().ok()?,
                 stamp_ms: stamp_ms.parse().ok()?,
                 beat: beat.parse().ok()?,
             })
         });
-        Ok(Look { store_ms: store_ms.unwrap_or_default(), records: records.collect() })
+        Ok(StoreView { store_ms: store_ms.unwrap_or_default(), records: records.collect() })
     }
 
     pub async fn put_card(&self, name: &NodeName, sealed: &[u8]) -> Result<(), StoreError> {
@@ -202,12 +202,12 @@ impl FleetStore {
         let number = |value: &Value| int(value).and_then(|number| u32::try_from(number).ok());
         let granted = asks.iter().zip(answer.chunks_exact(2)).filter_map(|(ask, pair)| {
             let (held, sum) = (number(&pair[0])?, number(&pair[1])?);
-            Some(Grant { bucket: ask.bucket, told: ask.used, held, sum })
+            Some(QuotaGrant { bucket: ask.bucket, told: ask.used, held, sum })
         });
         Ok(Exchanged { era, grants: (era.era == known).then(|| granted.collect()) })
     }
 
-    pub async fn levels(&self) -> Result<Vec<(Bucket, Level)>, StoreError> {
+    pub async fn levels(&self) -> Result<Vec<(QuotaBucket, QuotaLevel)>, StoreError> {
         let mut levels = Vec::new();
         let mut cursor = "0".to_owned();
         loop {
@@ -218,8 +218,8 @@ impl FleetStore {
             let fields = answer.next().map(list).unwrap_or_default();
             levels.extend(fields.chunks_exact(2).filter_map(|pair| {
                 let bucket: [u8; 16] = bytes(pair[0].clone())?.try_into().ok()?;
-                let level = u8::try_from(int(&pair[1])?).ok().and_then(Level::from_number)?;
-                Some((Bucket(bucket), level))
+                let level = u8::try_from(int(&pair[1])?).ok().and_then(QuotaLevel::from_number)?;
+                Some((QuotaBucket(bucket), level))
             }));
             match next {
                 Some(next) if next != "0" => cursor = next,
@@ -256,7 +256,7 @@ impl FleetStore {
     }
 
     /// Sealed values of the given fields in the shared certificate orders.
-    pub async fn orders(&self, fields: &[Bucket]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+    pub async fn orders(&self, fields: &[QuotaBucket]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         if fields.is_empty() {
             return Ok(Vec::new());
         }
@@ -267,7 +267,7 @@ impl FleetStore {
         Ok(fields.iter().map(|_| values.next().flatten()).collect())
     }
 
-    pub async fn put_orders(&self, fields: &[(Bucket, Vec<u8>)]) -> Result<(), StoreError> {
+    pub async fn put_orders(&self, fields: &[(QuotaBucket, Vec<u8>)]) -> Result<(), StoreError> {
         let key = self.keys.of("orders");
         let mut command = redis::cmd("HSET");
         command.arg(&key);

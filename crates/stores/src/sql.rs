@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     ServerAddress, StoreError, StoreFault, TlsMode,
-    tables::{Change, OwnedChange, Row, Sql, is_query},
+    tables::{OwnedChange, Row, Sql, TableChange, is_query},
 };
 
 /// After this time, an idle connection may have been dropped by a firewall or the server.
@@ -94,7 +94,7 @@ impl<D: Driver> Sql for SqlServer<D> {
         Ok(self.run(Work::Read(statement, values)).await?.rows)
     }
 
-    async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
+    async fn change(&self, change: TableChange<'_>) -> Result<Vec<u64>, StoreError> {
         Ok(self.run(Work::Change(change.to_owned())).await?.changed)
     }
 

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     StoreError, StoreFault,
-    tables::{Change, OwnedChange, Row, Sql, is_query},
+    tables::{OwnedChange, Row, Sql, TableChange, is_query},
 };
 
 /// Maximum time to wait for another writer.
@@ -82,7 +82,7 @@ impl Sql for Sqlite {
         .await
     }
 
-    async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
+    async fn change(&self, change: TableChange<'_>) -> Result<Vec<u64>, StoreError> {
         let change = change.to_owned();
         self.run(move |file| {
             // A change that only removes something does not create the file.

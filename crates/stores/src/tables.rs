@@ -19,22 +19,22 @@ use crate::{
 
 pub(crate) type Row = Vec<Option<String>>;
 
-pub(crate) type Bound<'a> = (&'static str, Vec<&'a str>);
+pub(crate) type BoundStatement<'a> = (&'static str, Vec<&'a str>);
 
 #[derive(Clone, Debug)]
-pub(crate) struct Change<'a> {
-    pub(crate) statements: Vec<Bound<'a>>,
+pub(crate) struct TableChange<'a> {
+    pub(crate) statements: Vec<BoundStatement<'a>>,
     /// Stops without a change if the first statement finds rows.
     pub(crate) only_if_absent: bool,
 }
 
-impl<'a> From<Vec<Bound<'a>>> for Change<'a> {
-    fn from(statements: Vec<Bound<'a>>) -> Self {
+impl<'a> From<Vec<BoundStatement<'a>>> for TableChange<'a> {
+    fn from(statements: Vec<BoundStatement<'a>>) -> Self {
         Self { statements, only_if_absent: false }
     }
 }
 
-impl<'a> Change<'a> {
+impl<'a> TableChange<'a> {
     pub(crate) fn to_owned(&self) -> OwnedChange {
         let owned = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
         let statements = self.statements.iter().map(|(statement, values)| (*statement, owned(values)));
@@ -66,7 +66,7 @@ pub(crate) trait Sql: Send + Sync + 'static {
 
     /// Runs statements in one serialized transaction. Returns the number of rows that each statement has
     /// changed or found.
-    fn change(&self, change: Change<'_>) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
+    fn change(&self, change: TableChange<'_>) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
 
     fn columns(&self) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
@@ -353,7 +353,7 @@ impl<S: Sql> CoturnTables<S> {
         &self,
         realm: &'a str,
         secret: &'a str,
-    ) -> Result<Vec<Bound<'a>>, StoreError> {
+    ) -> Result<Vec<BoundStatement<'a>>, StoreError> {
         let mut statements = vec![(REMOVE_SECRET, vec![realm, secret])];
         if self.has_own_tables().await? {
             statements.push((REMOVE_MARK, vec![realm, secret]));
@@ -394,15 +394,15 @@ impl<S: Sql> CoturnTables<S> {
     /// nothing.
     async fn put<'a>(
         &self,
-        find: Bound<'a>,
-        mut statements: Vec<Bound<'a>>,
+        find: BoundStatement<'a>,
+        mut statements: Vec<BoundStatement<'a>>,
         existing: Existing,
     ) -> Result<Vec<u64>, StoreError> {
         let only_if_absent = existing == Existing::Keep;
         if only_if_absent {
             statements.insert(0, find);
         }
-        self.sql.change(Change { statements, only_if_absent }).await
+        self.sql.change(TableChange { statements, only_if_absent }).await
     }
 
     async fn check_schema(&self) -> Result<BTreeMap<String, Vec<String>>, StoreError> {

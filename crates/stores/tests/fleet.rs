@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tokio::{runtime::Runtime, time::sleep};
 use turnpike_fleet::{
-    Ask, Bucket, EpochState, Grant, Level, Load, NodeName, NodeReport, Progress, SETTLE_MS, SHORTEST_MS,
-    StoreEpoch, TELLING_MS, grant, reclaim,
+    Ask, EpochProgress, EpochState, Load, NodeName, NodeReport, QuotaBucket, QuotaGrant, QuotaLevel,
+    SETTLE_MS, SHORTEST_MS, StoreEpoch, TELLING_MS, grant, reclaim,
 };
 use turnpike_stores::{Beaten, Beating, FleetAddress, FleetNews, FleetStore, NewsBatch, StoreFault};
 use turnpike_testkit::{
@@ -93,7 +93,7 @@ fn written(number: u16, known: bool) -> Beaten {
     Beaten::Written { number, known, ring: 0, era: EpochState::default() }
 }
 
-async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> Vec<Grant> {
+async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> Vec<QuotaGrant> {
     let known = store.era(StoreEpoch::default()).await.unwrap().era;
     store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("the current epoch")
 }
@@ -223,7 +223,7 @@ fn documented_permissions_are_sufficient() {
         assert_eq!(store.bans().await.unwrap().len(), 1);
         store.remove_ban(&subject).await.unwrap();
         exchange(&store, 1, 1, &[Ask { bucket: bucket(1), limit: 2, used: 2, want: 2 }]).await;
-        assert_eq!(store.levels().await.unwrap(), [(bucket(1), Level::Full)]);
+        assert_eq!(store.levels().await.unwrap(), [(bucket(1), QuotaLevel::Full)]);
         store.say(b"hello").await.unwrap();
         while hear(&mut news).await.messages.is_empty() {}
         store.answer(7, b"answer").await.unwrap();
@@ -239,9 +239,9 @@ fn documented_permissions_are_sufficient() {
     });
 }
 
-fn bucket(byte: u8) -> Bucket {
+fn bucket(byte: u8) -> QuotaBucket {
     // Includes bytes that have a special meaning in some protocol.
-    Bucket([byte, 0, b'\r', b'\n', b' ', b'*', 255, b'"', 1, 2, 3, 4, 5, 6, 7, 8])
+    QuotaBucket([byte, 0, b'\r', b'\n', b' ', b'*', 255, b'"', 1, 2, 3, 4, 5, 6, 7, 8])
 }
 
 async fn hear(news: &mut FleetNews) -> NewsBatch {
@@ -264,9 +264,9 @@ fn store_grants_the_same_quotas_as_the_rule() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         u32::try_from(seed >> 40).unwrap() % most
     };
-    let mut sums: BTreeMap<Bucket, u32> = BTreeMap::new();
-    let mut held: BTreeMap<(u16, Bucket), u32> = BTreeMap::new();
-    let mut levels: BTreeMap<Bucket, Level> = BTreeMap::new();
+    let mut sums: BTreeMap<QuotaBucket, u32> = BTreeMap::new();
+    let mut held: BTreeMap<(u16, QuotaBucket), u32> = BTreeMap::new();
+    let mut levels: BTreeMap<QuotaBucket, QuotaLevel> = BTreeMap::new();
     let era = world.wait(store.era(StoreEpoch::default())).unwrap().era;
     world.wait(async {
         for round in 0..300 {
@@ -306,8 +306,8 @@ fn store_grants_the_same_quotas_as_the_rule() {
                 levels.insert(ask.bucket, level);
             }
         }
-        let kept: BTreeMap<Bucket, Level> = store.levels().await.unwrap().into_iter().collect();
-        levels.retain(|_, level| *level != Level::Calm);
+        let kept: BTreeMap<QuotaBucket, QuotaLevel> = store.levels().await.unwrap().into_iter().collect();
+        levels.retain(|_, level| *level != QuotaLevel::Calm);
         assert_eq!(kept, levels);
     });
 }
@@ -336,14 +336,14 @@ fn store_grants_again_after_all_nodes_have_reported_or_a_timeout() {
     world.put_into_era("since", era.era.since_ms - SHORTEST_MS);
     let (before, era) = (era.era, look(9).era);
     for (of, known, members, progress, is_whole) in [
-        ("a", era, 2, Progress::Done, false),
-        ("a", era, 2, Progress::Done, false),
-        ("d", era, 0, Progress::Done, false),
-        ("b", era, 3, Progress::Done, false),
-        ("c", before, 3, Progress::Done, false),
-        ("c", era, 3, Progress::None, false),
-        ("c", era, 3, Progress::Telling, false),
-        ("c", era, 3, Progress::Done, true),
+        ("a", era, 2, EpochProgress::Done, false),
+        ("a", era, 2, EpochProgress::Done, false),
+        ("d", era, 0, EpochProgress::Done, false),
+        ("b", era, 3, EpochProgress::Done, false),
+        ("c", before, 3, EpochProgress::Done, false),
+        ("c", era, 3, EpochProgress::None, false),
+        ("c", era, 3, EpochProgress::Telling, false),
+        ("c", era, 3, EpochProgress::Done, true),
     ] {
         assert_eq!(tell(of, known, members, progress), EpochState { era, is_whole }, "{of}: {progress:?}");
     }
@@ -364,7 +364,7 @@ fn store_grants_again_after_all_nodes_have_reported_or_a_timeout() {
         let era = another_server(number).era;
         let soon = era.since_ms + TELLING_MS - 100;
         world.put_into_era("until", soon);
-        if !tell("a", era, 2, Progress::Telling).is_whole {
+        if !tell("a", era, 2, EpochProgress::Telling).is_whole {
             assert!(world.of_era("until") > soon);
             break;
         }
@@ -385,7 +385,7 @@ fn requests_from_another_epoch_are_ignored() {
         }
         assert_eq!(world.server.say("EXISTS turnpike:{f}:sums turnpike:{f}:held:1"), ":0\r\n");
         let answer = store.exchange(1, 1, era.era, &ask).await.unwrap();
-        let kept = Grant { bucket: bucket(1), told: 4, held: 6, sum: 6 };
+        let kept = QuotaGrant { bucket: bucket(1), told: 4, held: 6, sum: 6 };
         assert_eq!((answer.era, answer.grants), (era, Some(vec![kept])), "reported quota is kept");
     });
 }
@@ -396,7 +396,7 @@ fn invalid_stored_numbers_count_as_zero() {
     const BUCKET: &str = "abcdefghijklmnop";
     let Some(world) = World::new() else { return };
     let store = world.store();
-    let bucket = Bucket(BUCKET.as_bytes().try_into().unwrap());
+    let bucket = QuotaBucket(BUCKET.as_bytes().try_into().unwrap());
     let mut known = 0;
     for put in [
         "HSET turnpike:{f}:era number x",
@@ -456,10 +456,10 @@ fn dead_node_returns_its_quotas_with_an_event() {
         exchange(&store, 1, 2, &ask(4, 4)).await;
         exchange(&store, 2, 2, &ask(6, 6)).await;
         let heard = hear(&mut news).await;
-        assert_eq!(heard.levels.last(), Some(&(bucket(1), Level::Full)), "{heard:?}");
+        assert_eq!(heard.levels.last(), Some(&(bucket(1), QuotaLevel::Full)), "{heard:?}");
         // More buckets than one call returns, held by this node only.
         let many = (0..1200_u16).map(|at| Ask {
-            bucket: Bucket(std::array::from_fn(|byte| at.to_be_bytes()[byte % 2])),
+            bucket: QuotaBucket(std::array::from_fn(|byte| at.to_be_bytes()[byte % 2])),
             limit: 100,
             used: 1,
             want: 1,
@@ -478,7 +478,7 @@ fn dead_node_returns_its_quotas_with_an_event() {
         assert_eq!(look.records.iter().map(|record| record.name.as_str()).collect::<Vec<_>>(), ["a"]);
         assert_eq!(
             hear(&mut news).await.levels,
-            [(bucket(1), Level::Heavy)],
+            [(bucket(1), QuotaLevel::Heavy)],
             "no longer full, but other nodes hold some"
         );
         assert_eq!(beat(&store, "c", 3, 2, None).await, written(2, false));
@@ -495,7 +495,7 @@ fn number_is_not_reused_before_all_quotas_are_returned() {
         let asks: Vec<Ask> = (0..200)
             .flat_map(|high| {
                 [1, 2, 3].map(|low| Ask {
-                    bucket: Bucket([high, low, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]),
+                    bucket: QuotaBucket([high, low, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]),
                     limit: 9,
                     used: 1,
                     want: 1,
@@ -734,7 +734,7 @@ fn one_node_orders_certificates_until_its_reservation_ends() {
 fn certificate_orders_are_kept_for_a_month() {
     let Some(world) = World::new() else { return };
     let store = world.store();
-    let fields = [1, 2, 3].map(|number| Bucket([number; 16]));
+    let fields = [1, 2, 3].map(|number| QuotaBucket([number; 16]));
     let read = || world.wait(store.orders(&fields)).expect("the store answers");
     assert_eq!(read(), [None, None, None]);
     let values = [vec![0, 255, 10], vec![]];

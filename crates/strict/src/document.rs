@@ -197,7 +197,7 @@ impl Document {
 /// Key or array item anywhere in the file.
 struct Entry {
     path: String,
-    steps: Vec<Step>,
+    steps: Vec<PathStep>,
     /// Last key of the path; an array item has the key of the array.
     key_name: String,
     key: Range<usize>,
@@ -206,7 +206,7 @@ struct Entry {
 }
 
 #[derive(Clone)]
-enum Step {
+enum PathStep {
     Key(String),
     Item(usize),
 }
@@ -217,11 +217,11 @@ fn entries(table: &DeTable<'_>) -> Vec<Entry> {
     all
 }
 
-fn list_table(table: &DeTable<'_>, path: &str, steps: &[Step], all: &mut Vec<Entry>) {
+fn list_table(table: &DeTable<'_>, path: &str, steps: &[PathStep], all: &mut Vec<Entry>) {
     for (key, value) in table {
         let name = key.get_ref().to_string();
         let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-        let steps = [steps, &[Step::Key(name.clone())]].concat();
+        let steps = [steps, &[PathStep::Key(name.clone())]].concat();
         list_value(value, path, steps, name, key.span(), all);
     }
 }
@@ -229,7 +229,7 @@ fn list_table(table: &DeTable<'_>, path: &str, steps: &[Step], all: &mut Vec<Ent
 fn list_value(
     value: &Spanned<DeValue<'_>>,
     path: String,
-    steps: Vec<Step>,
+    steps: Vec<PathStep>,
     key_name: String,
     key: Range<usize>,
     all: &mut Vec<Entry>,
@@ -238,7 +238,7 @@ fn list_value(
         DeValue::Table(table) => list_table(table, &path, &steps, all),
         DeValue::Array(items) => {
             for (index, item) in items.iter().enumerate() {
-                let steps = [&steps[..], &[Step::Item(index)]].concat();
+                let steps = [&steps[..], &[PathStep::Item(index)]].concat();
                 list_value(item, format!("{path}[{index}]"), steps, key_name.clone(), item.span(), all);
             }
         }
@@ -257,28 +257,28 @@ fn innermost<'a>(entries: &'a [Entry], span: &Range<usize>) -> Option<&'a Entry>
         .or_else(|| entries.iter().filter(|entry| holds(&entry.value)).min_by_key(|entry| entry.value.len()))
 }
 
-fn table_at<'t, 'i>(table: &'t mut DeTable<'i>, steps: &[Step]) -> Option<&'t mut DeTable<'i>> {
+fn table_at<'t, 'i>(table: &'t mut DeTable<'i>, steps: &[PathStep]) -> Option<&'t mut DeTable<'i>> {
     let Some((first, rest)) = steps.split_first() else { return Some(table) };
-    let Step::Key(name) = first else { return None };
+    let PathStep::Key(name) = first else { return None };
     match value_at(table.get_mut(name.as_str())?.get_mut(), rest)? {
         DeValue::Table(table) => Some(table),
         _ => None,
     }
 }
 
-fn value_at<'t, 'i>(value: &'t mut DeValue<'i>, steps: &[Step]) -> Option<&'t mut DeValue<'i>> {
+fn value_at<'t, 'i>(value: &'t mut DeValue<'i>, steps: &[PathStep]) -> Option<&'t mut DeValue<'i>> {
     let Some((first, rest)) = steps.split_first() else { return Some(value) };
     let next = match (first, value) {
-        (Step::Key(name), DeValue::Table(table)) => table.get_mut(name.as_str())?,
-        (Step::Item(index), DeValue::Array(items)) => items.get_mut(*index)?,
+        (PathStep::Key(name), DeValue::Table(table)) => table.get_mut(name.as_str())?,
+        (PathStep::Item(index), DeValue::Array(items)) => items.get_mut(*index)?,
         _ => return None,
     };
     value_at(next.get_mut(), rest)
 }
 
-fn remove(root: &mut DeTable<'_>, steps: &[Step]) {
-    let Some(last) = steps.iter().rposition(|step| matches!(step, Step::Key(_))) else { return };
-    if let (Some(table), Step::Key(name)) = (table_at(root, &steps[..last]), &steps[last]) {
+fn remove(root: &mut DeTable<'_>, steps: &[PathStep]) {
+    let Some(last) = steps.iter().rposition(|step| matches!(step, PathStep::Key(_))) else { return };
+    if let (Some(table), PathStep::Key(name)) = (table_at(root, &steps[..last]), &steps[last]) {
         table.remove(name.as_str());
     }
 }
@@ -286,7 +286,7 @@ fn remove(root: &mut DeTable<'_>, steps: &[Step]) {
 /// Tries the next type for a placeholder; returns false after the last one.
 fn stand_in_again(root: &mut Spanned<DeTable<'_>>, entry: &Entry) -> bool {
     let Some((last, before)) = entry.steps.split_last() else { return false };
-    let (Some(table), Step::Key(name)) = (table_at(root.get_mut(), before), last) else { return false };
+    let (Some(table), PathStep::Key(name)) = (table_at(root.get_mut(), before), last) else { return false };
     let Some(value) = table.get_mut(name.as_str()) else { return false };
     let next = match value.get_ref() {
         DeValue::String(_) => DeValue::Array(DeArray::new()),

@@ -2,7 +2,7 @@
 //! the nearest name.
 //!
 //! [`Document`] parses experiments and profiles into serde types. The configuration has its own tables of
-//! keys and is read from a tree of [`Node`]s. Both report errors as [`Mistake`]s.
+//! keys and is read from a tree of [`ValueNode`]s. Both report errors as [`Mistake`]s.
 #![forbid(unsafe_code)]
 
 mod document;
@@ -11,4 +11,4 @@ mod tree;
 
 pub use document::Document;
 pub use mistake::{Mistake, Mistakes, Origin, hint, nearest};
-pub use tree::{Entry, Node, Value, file_text, find, parse_file, parse_value};
+pub use tree::{TableEntry, Value, ValueNode, file_text, find, parse_file, parse_value};

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 use crate::{Mistake, Origin, nearest};
 
 #[derive(Clone)]
-pub struct Node {
+pub struct ValueNode {
     pub value: Value,
     pub origin: Origin,
 }
@@ -22,9 +22,9 @@ pub enum Value {
     Text(Zeroizing<String>),
     Integer(i64),
     Boolean(bool),
-    List(Vec<Node>),
+    List(Vec<ValueNode>),
     /// Keeps the file's order.
-    Table(Vec<Entry>),
+    Table(Vec<TableEntry>),
     /// Name of a TOML type that no key uses.
     Other(&'static str),
 }
@@ -36,17 +36,17 @@ impl Value {
 }
 
 #[derive(Clone)]
-pub struct Entry {
+pub struct TableEntry {
     pub key: String,
     pub origin: Origin,
-    pub node: Node,
+    pub node: ValueNode,
 }
 
-pub fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
+pub fn find<'e>(entries: &'e [TableEntry], key: &str) -> Option<&'e ValueNode> {
     entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
 }
 
-impl Entry {
+impl TableEntry {
     /// Error for an entry of `table` that is not in `names`.
     pub fn unknown(&self, table: &str, names: &[&str]) -> Mistake {
         let (key, expected) = (format!("{table}.{}", self.key), format!("one of {}", names.join(", ")));
@@ -55,7 +55,7 @@ impl Entry {
     }
 }
 
-impl Node {
+impl ValueNode {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match &self.value {
@@ -69,7 +69,7 @@ impl Node {
     }
 }
 
-impl fmt::Display for Node {
+impl fmt::Display for ValueNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.value {
             Value::Text(text) if self.origin.is_textual() => write!(f, "{:?}", text.as_str()),
@@ -99,27 +99,27 @@ pub fn file_text(path: &Path, problems: &mut Vec<Mistake>) -> Option<Zeroizing<S
 }
 
 /// Parses a file into its top-level entries; syntax errors go to `problems`.
-pub fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<Entry> {
-    let places = Places { path, text };
+pub fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<TableEntry> {
+    let places = LineIndex { path, text };
     let (table, errors) = DeTable::parse_recoverable(text);
     places.report(&errors, problems);
     places.entries(table.get_ref())
 }
 
 /// Parses a single value. Errors and origins have `path` in them, which may be the name of a variable.
-pub fn parse_value(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Option<Node> {
-    let places = Places { path, text };
+pub fn parse_value(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Option<ValueNode> {
+    let places = LineIndex { path, text };
     let (value, errors) = DeValue::parse_recoverable(text);
     places.report(&errors, problems);
     errors.is_empty().then(|| places.node(&value))
 }
 
-struct Places<'a> {
+struct LineIndex<'a> {
     path: &'a Path,
     text: &'a str,
 }
 
-impl Places<'_> {
+impl LineIndex<'_> {
     fn report(&self, errors: &[toml::de::Error], problems: &mut Vec<Mistake>) {
         let mut told = BTreeSet::new();
         for error in errors {
@@ -144,12 +144,12 @@ impl Places<'_> {
     }
 
     /// Entries of a table in file order (the parser's map is sorted by key).
-    fn entries(&self, table: &DeTable<'_>) -> Vec<Entry> {
+    fn entries(&self, table: &DeTable<'_>) -> Vec<TableEntry> {
         let mut entries: Vec<_> = table.iter().collect();
         entries.sort_by_key(|(key, _)| key.span().start);
         entries
             .into_iter()
-            .map(|(key, value)| Entry {
+            .map(|(key, value)| TableEntry {
                 key: key.get_ref().to_string(),
                 origin: self.origin(key.span().start),
                 node: self.node(value),
@@ -157,7 +157,7 @@ impl Places<'_> {
             .collect()
     }
 
-    fn node(&self, value: &Spanned<DeValue<'_>>) -> Node {
+    fn node(&self, value: &Spanned<DeValue<'_>>) -> ValueNode {
         let converted = match value.get_ref() {
             DeValue::String(text) => Value::text(text.to_string()),
             DeValue::Boolean(value) => Value::Boolean(*value),
@@ -167,6 +167,6 @@ impl Places<'_> {
             DeValue::Table(table) => Value::Table(self.entries(table)),
             other => Value::Other(other.type_str()),
         };
-        Node { value: converted, origin: self.origin(value.span().start) }
+        ValueNode { value: converted, origin: self.origin(value.span().start) }
     }
 }

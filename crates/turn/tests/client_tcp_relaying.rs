@@ -6,7 +6,7 @@ use turn_types::{
     attribute::{ConnectionId as ConnectionIdAttribute, RequestedTransport, XorPeerAddress},
     message::{CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND},
 };
-use turnpike_turn::client::{ConnectionId, Progress, Relayed, Timing};
+use turnpike_turn::client::{BindProgress, ConnectionId, Relayed, Timing};
 
 fn tcp_client() -> Client {
     let config = Config { relayed: Relayed::Tcp, timing: Timing::RELIABLE, ..Config::new(USER, PASSWORD) };
@@ -72,13 +72,13 @@ fn connect_makes_a_peer_connection_that_a_second_stream_binds() {
     assert_eq!(message.attribute::<ConnectionIdAttribute>().unwrap().id(), 0x1234_5678);
     assert_signed(&bind, IntegrityAlgorithm::Sha1, PLAIN_NONCE);
     // A nonce may be valid only for the first connection.
-    assert_eq!(data.handle_message(&challenge(&bind, 438, "another", None)), Ok(Progress::Pending));
+    assert_eq!(data.handle_message(&challenge(&bind, 438, "another", None)), Ok(BindProgress::Pending));
     let again = data.poll_transmit().unwrap();
     assert_signed(&again, IntegrityAlgorithm::Sha1, "another");
     let late = success(&bind, 0, Some(IntegrityAlgorithm::Sha1));
-    assert_eq!(data.handle_message(&late), Ok(Progress::Pending));
+    assert_eq!(data.handle_message(&late), Ok(BindProgress::Pending));
     let timely = success(&again, 0, Some(IntegrityAlgorithm::Sha1));
-    assert_eq!(data.handle_message(&timely), Ok(Progress::Bound));
+    assert_eq!(data.handle_message(&timely), Ok(BindProgress::Bound));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Bandwidth limits on the packet path, with exact counts in virtual time.
 
 use crate::common::*;
-use turnpike_turn::server::{Level, Way};
+use turnpike_turn::server::{RateLevel, Way};
 
 const PERMITTED: &str = "198.41.0.5:7000";
 
@@ -147,7 +147,7 @@ fn connections_use_the_same_buckets_and_return_unused_bytes() {
     server.give_back_bytes(id, Way::ToPeer, 20_000);
     assert_eq!(server.take_bytes(now, id, Way::ToPeer, 1 << 30), Ok(60_000));
     let held_up = server.take_bytes(now, id, Way::ToPeer, 1).expect_err("nothing is left");
-    assert!(held_up.level == Level::Allocation && held_up.until_ms > now.ms);
+    assert!(held_up.level == RateLevel::Allocation && held_up.until_ms > now.ms);
     assert_eq!(server.take_bytes(now, id, Way::ToClient, 10), Ok(10));
     assert_eq!(server.stats().bandwidth_pauses, [1, 0, 0, 0]);
     let stranger = AllocationSlot { index: 77, generation: 0 };

@@ -47,7 +47,7 @@ pub struct ClientHello<'a> {
 impl<'a> ClientHello<'a> {
     /// Offered application protocols (RFC 7301), most preferred first.
     pub fn protocols(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        let mut reader = Reader(self.protocols);
+        let mut reader = ByteReader(self.protocols);
         std::iter::from_fn(move || reader.vector8())
     }
 }
@@ -129,7 +129,7 @@ fn join(mut bytes: &[u8], len: usize, joined: &mut Vec<u8>) {
 }
 
 fn read(body: &[u8]) -> Option<ClientHello<'_>> {
-    let mut reader = Reader(body);
+    let mut reader = ByteReader(body);
     // Skip version and random.
     reader.take(2 + 32)?;
     let (_session, suites, _compression) = (reader.vector8()?, reader.vector16()?, reader.vector8()?);
@@ -140,7 +140,7 @@ fn read(body: &[u8]) -> Option<ClientHello<'_>> {
     if reader.0.is_empty() {
         return Some(hello);
     }
-    let mut extensions = Reader(reader.vector16()?);
+    let mut extensions = ByteReader(reader.vector16()?);
     if !reader.0.is_empty() {
         return None;
     }
@@ -160,8 +160,8 @@ fn read(body: &[u8]) -> Option<ClientHello<'_>> {
 
 /// The only entry of a list of names, because no types other than host names have ever been defined.
 fn host_name(value: &[u8]) -> Option<&str> {
-    let mut reader = Reader(value);
-    let mut list = Reader(reader.vector16()?);
+    let mut reader = ByteReader(value);
+    let mut list = ByteReader(reader.vector16()?);
     let kind = list.take(1)?[0];
     let name = list.vector16()?;
     let is_only = reader.0.is_empty() && list.0.is_empty();
@@ -171,21 +171,21 @@ fn host_name(value: &[u8]) -> Option<&str> {
 
 /// Returns the list if neither it nor any entry is empty.
 fn protocols(value: &[u8]) -> Option<&[u8]> {
-    let mut reader = Reader(value);
+    let mut reader = ByteReader(value);
     let list = reader.vector16()?;
     if list.is_empty() || !reader.0.is_empty() {
         return None;
     }
-    let mut names = Reader(list);
+    let mut names = ByteReader(list);
     while !names.0.is_empty() {
         names.vector8().filter(|name| !name.is_empty())?;
     }
     Some(list)
 }
 
-struct Reader<'a>(&'a [u8]);
+struct ByteReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;

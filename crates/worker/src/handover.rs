@@ -17,7 +17,7 @@ const STEP: Duration = Duration::from_secs(2);
 /// Steps of a handover. The old process pauses, exports and forgets sessions; the new one imports and serves
 /// them.
 #[derive(Debug)]
-pub enum Step {
+pub enum HandoverStep {
     /// Pause: stop reading, so that arriving data waits in the sockets.
     Pause(mpsc::Sender<()>),
     /// Send all movable sessions. The reply is their number.
@@ -36,19 +36,19 @@ pub enum Step {
 
 /// Part of a worker's sessions, so that one process can read a batch while the other writes the next.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Batch<T> {
+pub struct HandoverBatch<T> {
     /// The sessions' descriptors are sent alongside.
     pub sessions: Vec<T>,
     /// True for the last batch, which is empty.
     pub is_last: bool,
 }
 
-impl<T> Batch<T> {
+impl<T> HandoverBatch<T> {
     /// Maximum number of sessions per batch.
     pub const MOST: usize = 64;
 }
 
-impl<C: From<Step>, S> Workers<C, S> {
+impl<C: From<HandoverStep>, S> Workers<C, S> {
     /// Opens a channel for each worker. Returns each worker's sockets followed by the new process's end of
     /// its channel, and a list of this process's ends. Fails if a worker is stuck or has ended.
     pub fn offer(
@@ -65,12 +65,12 @@ impl<C: From<Step>, S> Workers<C, S> {
         Ok((descriptors, channels))
     }
 
-    /// Performs [`Step::Pause`]. Send [`Step::Resume`] afterwards even if this fails.
+    /// Performs [`HandoverStep::Pause`]. Send [`HandoverStep::Resume`] afterwards even if this fails.
     pub fn pause(&self) -> io::Result<()> {
-        self.ask(STEP, "pause", |answer| Step::Pause(answer).into()).map(drop)
+        self.ask(STEP, "pause", |answer| HandoverStep::Pause(answer).into()).map(drop)
     }
 
-    /// Performs [`Step::Export`] through the channels of [`Workers::offer`], each within `patience`. Returns
+    /// Performs [`HandoverStep::Export`] through the channels of [`Workers::offer`], each within `patience`. Returns
     /// the number of sessions.
     pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
         for channel in &channels {
@@ -78,19 +78,19 @@ impl<C: From<Step>, S> Workers<C, S> {
         }
         let mut channels = channels.into_iter();
         let mut export = |answer| match channels.next() {
-            Some(channel) => Step::Export(channel, answer),
+            Some(channel) => HandoverStep::Export(channel, answer),
             // Dropping the sender makes the request fail.
-            None => Step::Resume,
+            None => HandoverStep::Resume,
         };
         self.ask(patience + STEP, "export its sessions", |answer| export(answer).into())?.into_iter().sum()
     }
 
-    /// Performs [`Step::Forget`].
+    /// Performs [`HandoverStep::Forget`].
     pub fn forget(&self) -> io::Result<()> {
-        self.ask(STEP, "drop its exported sessions", |answer| Step::Forget(answer).into()).map(drop)
+        self.ask(STEP, "drop its exported sessions", |answer| HandoverStep::Forget(answer).into()).map(drop)
     }
 
-    /// Starts [`Step::Import`]; wait with [`Workers::received`]. `InvalidInput` unless each worker has a
+    /// Starts [`HandoverStep::Import`]; wait with [`Workers::received`]. `InvalidInput` unless each worker has a
     /// channel: with a different number of workers, clients would reach the wrong one.
     pub fn import(&self, channels: Vec<Channel>) -> io::Result<()> {
         if channels.len() != self.count() {
@@ -98,7 +98,7 @@ impl<C: From<Step>, S> Workers<C, S> {
         }
         let (answer, answers) = mpsc::channel();
         for (sender, channel) in self.senders().zip(channels) {
-            sender.tell(Step::Import(channel, answer.clone()).into());
+            sender.tell(HandoverStep::Import(channel, answer.clone()).into());
         }
         *self.imported.lock().unwrap_or_else(PoisonError::into_inner) = Some(answers);
         Ok(())

@@ -22,7 +22,7 @@ use turnpike_net::{Event, Poller};
 
 use crate::waker::Waker;
 pub use channel::{Channel, Message};
-pub use handover::{Batch, Step};
+pub use handover::{HandoverBatch, HandoverStep};
 
 /// Token of a worker's inbox in its poller; callers must not use it.
 pub const INBOX: u64 = u64::MAX;
@@ -67,13 +67,13 @@ impl<C> Sender<C> {
 
 /// State shared with the control thread. The lock is held only while the counters are copied.
 #[derive(Debug, Default)]
-struct Shared<S> {
+struct WorkerShared<S> {
     published: Mutex<S>,
     /// True if the worker has read its commands since [`Workers::make_progress`] woke it.
     has_woken: AtomicBool,
 }
 
-impl<S> Shared<S> {
+impl<S> WorkerShared<S> {
     fn published(&self) -> MutexGuard<'_, S> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,7 +93,7 @@ pub struct Frame<C, S> {
     published_ms: u64,
     commands: mpsc::Receiver<Option<C>>,
     deferred: VecDeque<C>,
-    shared: Arc<Shared<S>>,
+    shared: Arc<WorkerShared<S>>,
 }
 
 impl<C, S: Default> Frame<C, S> {
@@ -191,14 +191,14 @@ impl<C, S> fmt::Debug for Frame<C, S> {
 #[derive(Debug)]
 pub struct Workers<C, S> {
     running: Vec<Running<C, S>>,
-    /// Results of [`Step::Import`].
+    /// Results of [`HandoverStep::Import`].
     imported: Mutex<Option<mpsc::Receiver<io::Result<usize>>>>,
 }
 
 #[derive(Debug)]
 struct Running<C, S> {
     sender: Sender<C>,
-    shared: Arc<Shared<S>>,
+    shared: Arc<WorkerShared<S>>,
     /// `None` once joined.
     thread: Option<JoinHandle<()>>,
 }

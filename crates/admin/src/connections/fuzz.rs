@@ -33,7 +33,7 @@ use turnpike_testkit::{
 
 use super::*;
 use crate::{
-    accounts::Store,
+    accounts::AccountStore,
     application_access::ApplicationGate,
     changes::Changes,
     problem::Problem,
@@ -199,7 +199,7 @@ const WAYS: [Way; 5] = [
 struct Double {
     relay: Arc<Relay>,
     settings: Mutex<Settings>,
-    store: Mutex<Store>,
+    store: Mutex<AccountStore>,
     told: AtomicUsize,
 }
 
@@ -208,7 +208,7 @@ impl Double {
         self.settings.lock().expect("the lock is not poisoned")
     }
 
-    fn store(&self) -> Store {
+    fn store(&self) -> AccountStore {
         self.store.lock().expect("the lock is not poisoned").clone()
     }
 
@@ -377,7 +377,7 @@ impl Bench {
             answer
         };
         let (answer, ()) =
-            join!(asks, speak(&http, server, router, via, limits, Progress::new(place), &ADMIN));
+            join!(asks, speak(&http, server, router, via, limits, RequestProgress::new(place), &ADMIN));
         answer
     }
 
@@ -422,7 +422,7 @@ fn settings() -> Settings {
 }
 
 /// Opens a store that contains one API key.
-async fn store_of(dir: &Dir, number: usize) -> Store {
+async fn store_of(dir: &Dir, number: usize) -> AccountStore {
     let file = dir.at(&number.to_string()).join("turnpike.sqlite");
     let (address, limits) = (StoreAddress::Sqlite(file), StoreLimits::default());
     let database = Database::new(&address, 1, SqliteUse::Own, &limits);
@@ -434,7 +434,7 @@ async fn store_of(dir: &Dir, number: usize) -> Store {
     store
 }
 
-async fn contents(store: &Store) -> String {
+async fn contents(store: &AccountStore) -> String {
     let users = loop {
         // A busy machine may exceed the store's deadline.
         if let Ok(users) = store.users(None, None).await {

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{CloseReasons, Closed, Progress};
+use super::{CloseReasons, Closed, RequestProgress};
 
 /// Minimum time that an idle connection keeps its slot: well-behaved clients send their requests sooner.
 const GRACE: Duration = Duration::from_millis(100);
@@ -30,11 +30,11 @@ pub(super) struct ConnectionRoom {
 
 struct OpenConnection {
     task: AbortHandle,
-    progress: Progress,
+    progress: RequestProgress,
     since: Instant,
 }
 
-pub(super) enum Place {
+pub(super) enum ConnectionAdmission {
     Free(OwnedSemaphorePermit),
     /// All connections are busy, so the new one gets 503.
     Busy(OwnedSemaphorePermit),
@@ -46,13 +46,13 @@ impl ConnectionRoom {
         Self { places, refused, open: VecDeque::new(), close_reasons, logged: None }
     }
 
-    pub(super) fn enter(&mut self, task: AbortHandle, progress: Progress) {
+    pub(super) fn enter(&mut self, task: AbortHandle, progress: RequestProgress) {
         self.open.push_back(OpenConnection { task, progress, since: Instant::now() });
     }
 
     /// Slot for a new connection, taken from an idle one if necessary. `None` if the new connection cannot
     /// even be refused.
-    pub(super) async fn place(&mut self) -> Option<Place> {
+    pub(super) async fn place(&mut self) -> Option<ConnectionAdmission> {
         let deadline = Instant::now() + PATIENCE;
         self.open.retain(|open| !open.task.is_finished());
         let mut place = Arc::clone(&self.places).try_acquire_owned().ok();
@@ -73,8 +73,8 @@ impl ConnectionRoom {
         if place.is_none() {
             self.log();
         }
-        let busy = || Arc::clone(&self.refused).try_acquire_owned().ok().map(Place::Busy);
-        place.map(Place::Free).or_else(busy)
+        let busy = || Arc::clone(&self.refused).try_acquire_owned().ok().map(ConnectionAdmission::Busy);
+        place.map(ConnectionAdmission::Free).or_else(busy)
     }
 
     /// Closes a connection whose response has been sent or, if there is none, the oldest idle one.

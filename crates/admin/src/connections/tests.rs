@@ -21,7 +21,7 @@ use turnpike_config::{AdminAccess, AdminSettings, Settings};
 use super::*;
 use crate::{
     changes::Changes,
-    listen::Bound,
+    listen::BoundListener,
     program::{Owner, ServerView},
     routes,
 };
@@ -529,7 +529,7 @@ async fn stalled_watcher_is_closed_after_ten_seconds() {
     let begun = tokio::time::Instant::now();
     let via = Via::Loopback(([127, 0, 0, 1], 50_000).into());
     let before = closed_for("slow");
-    speak(&http(limits), server, router, via, limits, Progress::new(place), &ADMIN).await;
+    speak(&http(limits), server, router, via, limits, RequestProgress::new(place), &ADMIN).await;
     assert!(closed_for("slow") > before);
     // The buffers in between can store about 20 s of events.
     let seconds = begun.elapsed().as_secs();
@@ -544,7 +544,7 @@ async fn patience_with(stream: HttpStream) -> u64 {
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only permit");
     let begun = tokio::time::Instant::now();
     let before = closed_for("slow");
-    answer(Arc::new(http(limits)), stream, router, limits, Progress::new(place), &ADMIN).await;
+    answer(Arc::new(http(limits)), stream, router, limits, RequestProgress::new(place), &ADMIN).await;
     assert!(closed_for("slow") > before);
     begun.elapsed().as_secs()
 }
@@ -554,7 +554,7 @@ const WATCH: &[u8] = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
 /// The receive buffer is small, because events would take hours to fill the default one.
 #[tokio::test(start_paused = true)]
 async fn stalled_tcp_watcher_is_closed_after_ten_seconds() {
-    let bound = Bound::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");
+    let bound = BoundListener::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(4096).expect("a small buffer");
     let mut client = socket.connect(bound.address().expect("bound")).await.expect("listening");

@@ -8,8 +8,8 @@ use std::{
 use jiff::Timestamp;
 use strum::VariantArray;
 use turnpike_api::{
-    Batch, Live, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles, Rate, ReasonCount,
-    RuleStatus, Status, Talkers,
+    BatchRate, Live, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, PayloadRate, Quantiles,
+    ReasonCount, RuleStatus, Status, Talkers,
 };
 use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsFailure, HandshakeFailure, KernelCount, ListenerCount, WorkerSnapshot,
@@ -17,7 +17,7 @@ use turnpike_relay::{
 use turnpike_turn::server::{DropReason, Stats, stats::ALLOCATION_MS};
 
 use super::AllocationTimes;
-use crate::{program::Owner, threads::Share};
+use crate::{program::Owner, threads::ThreadUse};
 
 /// Counters by kind and reason, always in the same order.
 type ReasonCounters = Vec<(&'static str, &'static str, u64)>;
@@ -73,7 +73,7 @@ impl Reading {
         &self,
         before: &Self,
         status: Status,
-        shares: &HashMap<String, Share>,
+        shares: &HashMap<String, ThreadUse>,
         waits: &[Option<Duration>],
         talkers: Option<&Talkers>,
         program: &dyn Owner,
@@ -103,7 +103,7 @@ impl ServerReading {
         &self,
         before: &Self,
         seconds: f64,
-        shares: &HashMap<String, Share>,
+        shares: &HashMap<String, ThreadUse>,
         waits: &[Option<Duration>],
         talkers: Option<&Talkers>,
         program: &dyn Owner,
@@ -128,11 +128,11 @@ impl ServerReading {
             live_worker(number, before, worker, seconds, share, waits.get(number).copied().flatten())
         });
         LiveServer {
-            to_peer: Rate {
+            to_peer: PayloadRate {
                 datagrams: more(|it| it.turn.to_peer_datagrams),
                 bytes: more(|it| it.turn.to_peer_bytes + it.turn.connection_bytes[0]),
             },
-            to_client: Rate {
+            to_client: PayloadRate {
                 datagrams: more(|it| it.turn.to_client_datagrams),
                 bytes: more(|it| it.turn.to_client_bytes + it.turn.connection_bytes[1]),
             },
@@ -154,12 +154,12 @@ impl ServerReading {
     }
 
     /// Bucket i counts calls with 2^i to 2^(i+1) - 1 datagrams; the last one is unbounded.
-    fn batches(&self, before: &Self, seconds: f64) -> Vec<Batch> {
+    fn batches(&self, before: &Self, seconds: f64) -> Vec<BatchRate> {
         let total = |reading: &Self, bucket: usize| -> u64 {
             reading.workers.iter().map(|worker| worker.rx.batch[bucket]).sum()
         };
         let buckets = WorkerSnapshot::default().rx.batch.len();
-        let batch = |bucket: usize| Batch {
+        let batch = |bucket: usize| BatchRate {
             from: 1 << bucket,
             to: (bucket + 1 < buckets).then(|| (1 << (bucket + 1)) - 1),
             rate: per(total(self, bucket).saturating_sub(total(before, bucket)), seconds),
@@ -173,7 +173,7 @@ fn live_worker(
     before: &WorkerSnapshot,
     now: &WorkerSnapshot,
     seconds: f64,
-    share: Option<&Share>,
+    share: Option<&ThreadUse>,
     waited: Option<Duration>,
 ) -> LiveWorker {
     let more = |of: fn(&WorkerSnapshot) -> u64| of(now).saturating_sub(of(before));
@@ -357,8 +357,8 @@ pub(super) fn quantiles(before: &AllocationTimes, now: &AllocationTimes) -> Opti
     (count > 0).then(|| Quantiles { count, p50_s: at(50), p99_s: at(99) })
 }
 
-pub(super) fn rate((datagrams, bytes): (u64, u64), seconds: f64) -> Rate {
-    Rate { datagrams: per(datagrams, seconds), bytes: per(bytes, seconds) }
+pub(super) fn rate((datagrams, bytes): (u64, u64), seconds: f64) -> PayloadRate {
+    PayloadRate { datagrams: per(datagrams, seconds), bytes: per(bytes, seconds) }
 }
 
 fn milliseconds(at: Timestamp) -> String {
@@ -430,8 +430,8 @@ mod tests {
         });
         let live = live(&before, &now);
         assert_eq!((live.to_peer.bytes, live.to_peer.datagrams, live.received), (2100.0, 0.0, 150.0));
-        assert_eq!(live.across, Rate { datagrams: 15.0, bytes: 150.0 });
-        assert_eq!(live.batches[1], Batch { from: 2, to: Some(3), rate: 50.0 });
+        assert_eq!(live.across, PayloadRate { datagrams: 15.0, bytes: 150.0 });
+        assert_eq!(live.batches[1], BatchRate { from: 2, to: Some(3), rate: 50.0 });
         assert_eq!((live.batches.len(), live.batches[11].from, live.batches[11].to), (12, 2048, None));
         let [first, second] = &live.workers[..] else { panic!("{live:?}") };
         assert_eq!((first.allocations, first.receive_batch, first.event_loop_us), (7, Some(3.0), Some(70)));

@@ -8,7 +8,7 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use turnpike_api::{
-    Change, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmInfo, RealmList, RealmQuery, Rotated,
+    AccountChange, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmInfo, RealmList, RealmQuery, Rotated,
     Rotation, SecretList, UserList, UserPage, UserQuery,
 };
 use turnpike_config::{limit_keys, realms};
@@ -52,8 +52,8 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<UserL
     tag = "accounts",
     request_body = NewUser,
     responses(
-        (status = 200, description = "The password was changed.", body = Change),
-        (status = 201, description = "The user was added.", body = Change),
+        (status = 200, description = "The password was changed.", body = AccountChange),
+        (status = 201, description = "The user was added.", body = AccountChange),
     ),
 )]
 pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -71,7 +71,7 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
     tag = "accounts",
     params(("name" = String, Path, description = "The username."), RealmQuery),
     responses(
-        (status = 200, description = "The user was removed.", body = Change),
+        (status = 200, description = "The user was removed.", body = AccountChange),
     ),
 )]
 pub(super) async fn remove_user(
@@ -109,8 +109,8 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
     tag = "accounts",
     request_body = NewSecret,
     responses(
-        (status = 200, description = "The store already had the secret.", body = Change),
-        (status = 201, description = "The secret was added.", body = Change),
+        (status = 200, description = "The store already had the secret.", body = AccountChange),
+        (status = 201, description = "The secret was added.", body = AccountChange),
     ),
 )]
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -126,7 +126,7 @@ pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Resu
     tag = "accounts",
     params(("fingerprint" = String, Path, description = "As in the list."), RealmQuery),
     responses(
-        (status = 200, description = "The secret was removed.", body = Change),
+        (status = 200, description = "The secret was removed.", body = AccountChange),
     ),
 )]
 pub(super) async fn remove_secret(
@@ -184,7 +184,7 @@ pub(super) async fn keys(State(app): State<App>) -> Result<Json<KeyList>, Proble
     tag = "accounts",
     request_body = NewKey,
     responses(
-        (status = 201, description = "The key was added.", body = Change),
+        (status = 201, description = "The key was added.", body = AccountChange),
     ),
 )]
 pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -200,7 +200,7 @@ pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<
     tag = "accounts",
     params(("name" = String, Path, description = "As in the list.")),
     responses(
-        (status = 200, description = "The key was removed.", body = Change),
+        (status = 200, description = "The key was removed.", body = AccountChange),
     ),
 )]
 pub(super) async fn remove_key(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
@@ -262,8 +262,8 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<RealmList>, Pr
     tag = "accounts",
     request_body = NewRealm,
     responses(
-        (status = 200, description = "The limits were changed.", body = Change),
-        (status = 201, description = "The realm was added, and will be served within a second.", body = Change),
+        (status = 200, description = "The limits were changed.", body = AccountChange),
+        (status = 201, description = "The realm was added, and will be served within a second.", body = AccountChange),
     ),
 )]
 pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -279,7 +279,7 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
     tag = "accounts",
     params(("name" = String, Path, description = "The name.")),
     responses(
-        (status = 200, description = "The realm was removed.", body = Change),
+        (status = 200, description = "The realm was removed.", body = AccountChange),
     ),
 )]
 pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
@@ -296,7 +296,12 @@ impl App {
     }
 
     /// Makes the other nodes of a fleet drop a user from their caches, unless the change was refused.
-    async fn tell_of_user(&self, realm: Option<String>, name: String, change: &Result<Change, Problem>) {
+    async fn tell_of_user(
+        &self,
+        realm: Option<String>,
+        name: String,
+        change: &Result<AccountChange, Problem>,
+    ) {
         if may_be_done(change)
             && let (Ok(fleet), Ok(server)) = (self.fleet(), self.server())
         {
@@ -327,19 +332,19 @@ async fn needed<T: DeserializeOwned>(request: Request, example: &str) -> Result<
     body(request).await?.ok_or_else(missing)
 }
 
-fn put(what: &str, change: Change) -> Response {
+fn put(what: &str, change: AccountChange) -> Response {
     let status = if change.existed { StatusCode::OK } else { StatusCode::CREATED };
     let audit = audit(what, &change, if change.existed { "changed" } else { "added" });
     (status, Extension(audit), Json(change)).into_response()
 }
 
-fn removed(what: &str, change: Change) -> Response {
+fn removed(what: &str, change: AccountChange) -> Response {
     let audit = audit(what, &change, "removed");
     (Extension(audit), Json(change)).into_response()
 }
 
-fn audit(what: &str, change: &Change, done: &str) -> Audit {
-    let Change { name, realm, store, .. } = change;
+fn audit(what: &str, change: &AccountChange, done: &str) -> Audit {
+    let AccountChange { name, realm, store, .. } = change;
     // Names are untrusted input and must not forge log lines.
     let place =
         if what == "realm" || realm.is_empty() { String::new() } else { format!(" in realm {realm:?}") };

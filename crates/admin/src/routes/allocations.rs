@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use turnpike_api::{
     Allocation, AllocationPage, AllocationQuery, Channel, Permission, RelayedAddress, Traffic,
 };
-use turnpike_relay::allocations::{AllocationFilter, AllocationSnapshot as Found, Look, Looked, Tally};
+use turnpike_relay::allocations::{AllocationFilter, AllocationSnapshot as Found, Look, Looked, WorkerTally};
 use turnpike_turn::server::{AllocationId, ClosedReason};
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
     path_part, query, server_of,
 };
 use crate::{
-    access::{Audit, Grant},
+    access::{Audit, RequestRights},
     problem::Problem,
     program::ServerView,
 };
@@ -36,7 +36,7 @@ const TRIES: usize = 3;
 
 /// Position in a listing. Allocations that are created during the listing are on a later page; allocations that move to an earlier
 /// worker are on no page.
-enum Place {
+enum PageStart {
     Here {
         worker: usize,
         slot: u32,
@@ -45,19 +45,19 @@ enum Place {
     Previous(Option<String>),
 }
 
-impl Default for Place {
+impl Default for PageStart {
     fn default() -> Self {
         Self::Here { worker: 0, slot: 0 }
     }
 }
 
-fn place(query: &AllocationQuery) -> Result<Place, Problem> {
-    let Some(cursor) = &query.cursor else { return Ok(Place::default()) };
+fn place(query: &AllocationQuery) -> Result<PageStart, Problem> {
+    let Some(cursor) = &query.cursor else { return Ok(PageStart::default()) };
     let place = match cursor.strip_prefix(PREVIOUS) {
-        Some("") => Some(Place::Previous(None)),
-        Some(within) => within.strip_prefix('.').map(|within| Place::Previous(Some(within.to_owned()))),
+        Some("") => Some(PageStart::Previous(None)),
+        Some(within) => within.strip_prefix('.').map(|within| PageStart::Previous(Some(within.to_owned()))),
         None => cursor.split_once('.').and_then(|(worker, slot)| {
-            Some(Place::Here { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
+            Some(PageStart::Here { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
         }),
     };
     place.ok_or_else(|| Problem::bad_request("cursor must be the `next` of another page"))
@@ -75,7 +75,7 @@ fn place(query: &AllocationQuery) -> Result<Place, Problem> {
 )]
 pub(super) async fn list(
     State(app): State<App>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<RequestRights>,
     uri: Uri,
 ) -> Result<Json<AllocationPage>, Problem> {
     app.page(&grant, &query(&uri)?).await.map(Json)
@@ -93,7 +93,7 @@ pub(super) async fn list(
 )]
 pub(super) async fn one(
     State(app): State<App>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<RequestRights>,
     id: PathPart,
 ) -> Result<Json<Allocation>, Problem> {
     let id = read_id(id)?;
@@ -117,7 +117,7 @@ pub(super) async fn one(
 )]
 pub(super) async fn end(
     State(app): State<App>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<RequestRights>,
     id: PathPart,
 ) -> Result<Response, Problem> {
     let id = read_id(id)?;
@@ -168,13 +168,17 @@ impl App {
     }
 
     /// Allocations of this server, followed by those of the previous process.
-    pub(super) async fn page(&self, by: &Grant, query: &AllocationQuery) -> Result<AllocationPage, Problem> {
+    pub(super) async fn page(
+        &self,
+        by: &RequestRights,
+        query: &AllocationQuery,
+    ) -> Result<AllocationPage, Problem> {
         let (filter, limit, mut place) = (Arc::new(filter(query)?), limit(query)?, place(query)?);
         let workers = self.server()?.relay.workers();
         let mut page = AllocationPage::default();
-        while let Place::Here { worker, slot } = place {
+        while let PageStart::Here { worker, slot } = place {
             if worker >= workers {
-                place = Place::Previous(None);
+                place = PageStart::Previous(None);
                 break;
             }
             let most = limit - page.allocations.len();
@@ -186,11 +190,11 @@ impl App {
             let looked = self.look(worker, look).await?;
             page.allocations.extend(looked.allocations.into_iter().map(allocation));
             place = match looked.next {
-                Some(slot) => Place::Here { worker, slot },
-                None => Place::Here { worker: worker + 1, slot: 0 },
+                Some(slot) => PageStart::Here { worker, slot },
+                None => PageStart::Here { worker: worker + 1, slot: 0 },
             };
         }
-        if let (Place::Previous(cursor), Some(predecessor)) = (place, &self.predecessor) {
+        if let (PageStart::Previous(cursor), Some(predecessor)) = (place, &self.predecessor) {
             let left = limit - page.allocations.len();
             if left == 0 {
                 page.next = Some(PREVIOUS.to_owned());
@@ -223,9 +227,9 @@ impl App {
         answer.await.map_err(|_| Problem::stopping())
     }
 
-    pub(super) async fn traffic(&self) -> Result<Tally, Problem> {
+    pub(super) async fn traffic(&self) -> Result<WorkerTally, Problem> {
         let workers = self.server()?.relay.workers();
-        let mut sums = Tally::default();
+        let mut sums = WorkerTally::default();
         for worker in 0..workers {
             let mut from = Some(0);
             while let Some(slot) = from {

@@ -15,7 +15,7 @@ use utoipa::IntoParams;
 
 use super::{App, Json, allocations::predecessor_silent, body, fleet::read, query};
 use crate::{
-    access::{Audit, Grant},
+    access::{Audit, RequestRights},
     accounts::check_realm,
     problem::Problem,
     program::seconds,
@@ -84,7 +84,7 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<BanList>, Proble
 )]
 pub(super) async fn put_ban(
     State(app): State<App>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<RequestRights>,
     request: Request,
 ) -> Result<Response, Problem> {
     let example = "a body is missing, such as {\"user\": \"alice\", \"seconds\": 3600}";
@@ -132,7 +132,7 @@ pub(super) async fn put_ban(
 )]
 pub(super) async fn remove_ban(
     State(app): State<App>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<RequestRights>,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let subject = app.subject(query(&uri)?)?;
@@ -177,7 +177,7 @@ impl App {
     /// bans as a node would.
     async fn order_predecessor(
         &self,
-        grant: &Grant,
+        grant: &RequestRights,
         method: &Method,
         path: String,
         body: String,

@@ -24,7 +24,7 @@ use super::{App, Json, body, bytes, form, health, query, server_of};
 use crate::{
     access::{asks_for_credential, token},
     application_access::ApplicationKeys,
-    credential_issuer::{CredentialRefusal, Grant, Issued, issue},
+    credential_issuer::{CredentialRefusal, Issued, IssuedSecret, issue},
     problem::Problem,
     program::{Owner, seconds},
     via::Via,
@@ -242,10 +242,10 @@ impl CredentialService {
 fn for_browsers(issued: Issued) -> IssuedCredential {
     let Issued { realm, ttl, expiry, uris, grant, .. } = issued;
     let (username, credential, credential_type) = match grant {
-        Grant::Password { username, password } => {
+        IssuedSecret::Password { username, password } => {
             (username, IceCredential::Password(password.reveal().to_owned()), None)
         }
-        Grant::Token { kid, token: MadeToken { access_token, mac_key } } => {
+        IssuedSecret::Token { kid, token: MadeToken { access_token, mac_key } } => {
             let (mac_key, access_token) = (mac_key.reveal().to_owned(), access_token.reveal().to_owned());
             (kid, IceCredential::Token(IceToken { mac_key, access_token }), Some("oauth".to_owned()))
         }
@@ -258,9 +258,9 @@ fn for_browsers(issued: Issued) -> IssuedCredential {
 fn as_in_the_draft(issued: Issued) -> RestCredentials {
     let Issued { ttl, uris, grant, .. } = issued;
     let (username, password) = match grant {
-        Grant::Password { username, password } => (username, password.reveal().to_owned()),
+        IssuedSecret::Password { username, password } => (username, password.reveal().to_owned()),
         // The draft does not define tokens, and its parameters cannot request them.
-        Grant::Token { kid, .. } => (kid, String::new()),
+        IssuedSecret::Token { kid, .. } => (kid, String::new()),
     };
     RestCredentials { username, password, ttl, uris }
 }

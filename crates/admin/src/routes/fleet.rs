@@ -23,7 +23,7 @@ use super::{
     deprecated, path_part, query,
 };
 use crate::{
-    access::{Audit, Grant},
+    access::{Audit, RequestRights},
     peer_requests::{HEADERS, path_at_node},
     problem::{PROBLEM_JSON, Problem},
 };
@@ -102,7 +102,7 @@ pub(super) async fn uncordon_node(State(app): State<App>, node: PathPart) -> Res
 )]
 pub(super) async fn of_node(
     State(app): State<App>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<RequestRights>,
     method: Method,
     uri: Uri,
     node: PathPart<(String, String)>,
@@ -159,7 +159,7 @@ pub(super) fn end_of_node() {}
 )]
 pub(super) async fn fleet_allocations(
     State(app): State<App>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<RequestRights>,
     uri: Uri,
 ) -> Result<Json<FleetAllocations>, Problem> {
     let asker = app.asker(&grant);
@@ -209,12 +209,12 @@ pub(super) async fn fleet_allocations(
 /// A client and its rights.
 #[derive(Clone, Copy)]
 pub(super) struct Asker<'a> {
-    pub(super) grant: &'a Grant,
+    pub(super) grant: &'a RequestRights,
     access: AdminAccess,
 }
 
 impl App {
-    pub(super) fn asker<'a>(&self, grant: &'a Grant) -> Asker<'a> {
+    pub(super) fn asker<'a>(&self, grant: &'a RequestRights) -> Asker<'a> {
         Asker { grant, access: grant.access(&self.program.settings()) }
     }
 

@@ -121,14 +121,14 @@ pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Resul
 }
 
 /// A family of counters: name, help, label, and counts by label value.
-type Family<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, u64)]);
+type CounterFamily<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, u64)]);
 
 /// Adds the interface's own metrics.
 fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error> {
     if text.ends_with(END) {
         text.truncate(text.len() - END.len());
     }
-    let own: [Family<'_>; 2] = [
+    let own: [CounterFamily<'_>; 2] = [
         (
             "admin_connections_closed",
             "Connections to the admin interface that were refused, or closed before the response was received, by reason.",
@@ -137,7 +137,7 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
         ),
         ("admin_requests", "Requests to the admin interface, by result.", "result", &COUNTS.requests()),
     ];
-    let of_applications: [Family<'_>; 3] = [
+    let of_applications: [CounterFamily<'_>; 3] = [
         (
             "credentials_api_connections_closed",
             "Connections of applications that were refused, or closed before the response was received, by reason.",

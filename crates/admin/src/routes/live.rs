@@ -18,8 +18,8 @@ use utoipa::IntoParams;
 
 use super::{App, Json, query};
 use crate::{
-    access::Grant,
-    connections::Progress,
+    access::RequestRights,
+    connections::RequestProgress,
     live::{WATCHERS, Watched},
     problem::Problem,
 };
@@ -46,7 +46,10 @@ pub(super) struct EventQuery {
         (status = 200, description = "The rights.", body = ClientRights),
     ),
 )]
-pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<Grant>) -> Json<ClientRights> {
+pub(super) async fn access(
+    State(app): State<App>,
+    Extension(grant): Extension<RequestRights>,
+) -> Json<ClientRights> {
     let may_change = grant.access(&app.program.settings()) >= AdminAccess::Full;
     Json(ClientRights { may_change })
 }
@@ -90,8 +93,8 @@ pub(super) async fn history(State(app): State<App>) -> Json<History> {
 )]
 pub(super) async fn events(
     State(app): State<App>,
-    Extension(grant): Extension<Grant>,
-    progress: Option<Extension<Progress>>,
+    Extension(grant): Extension<RequestRights>,
+    progress: Option<Extension<RequestProgress>>,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let EventQuery { count } = query(&uri)?;

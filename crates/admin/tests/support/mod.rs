@@ -24,7 +24,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName}
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tracing_subscriber::filter::LevelFilter;
-use turnpike_admin::{AdminInterface, Applications, Owner, ServerView, Serving, Store};
+use turnpike_admin::{AccountStore, AdminInterface, Applications, Owner, ServerView, Serving};
 use turnpike_api::{
     ClientRefusals, Drain, Draining, FleetAdmin, Job, Later, NotReloaded, Process, Program, RefusalFilter,
     Reloaded, RuleStatus,
@@ -88,7 +88,7 @@ pub(crate) fn relay_state(bind: IpAddr, is_up: bool) -> RelayState {
 pub(crate) struct Double {
     relay: Option<Arc<Relay>>,
     pub(crate) settings: Mutex<Settings>,
-    pub(crate) store: Mutex<Option<Store>>,
+    pub(crate) store: Mutex<Option<AccountStore>>,
     pub(crate) certificates: Mutex<Arc<[Certificate]>>,
     pub(crate) reload: Mutex<Result<Reloaded, NotReloaded>>,
     pub(crate) drained: Mutex<Vec<Drain>>,
@@ -369,7 +369,7 @@ fn with_tokens(settings: &mut AdminSettings, _: &Dir) {
 pub(crate) const STATE: &str = "state/turnpike.sqlite";
 
 /// Must be called on a runtime.
-pub(crate) fn store(file: &Path) -> Store {
+pub(crate) fn store(file: &Path) -> AccountStore {
     let (address, limits) = (StoreAddress::Sqlite(file.to_owned()), DirectoryLimits::default());
     let database = Database::new(&address, 1, SqliteUse::Own, &limits);
     Directory::new(database, address.to_string(), limits)

@@ -12,9 +12,9 @@ use tokio::sync::{
 use turnpike_api::{
     FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, Later, NodeState, PeerRequest, Reply,
 };
-use turnpike_fleet::{Ban, NodeName, Ordered, PeerAnswer, Question, Subject, Unbanned};
+use turnpike_fleet::{Ban, ForwardedRequest, NodeName, Ordered, PeerAnswer, Subject, Unbanned};
 
-type Questions = UnboundedSender<(Question, Reply)>;
+type Questions = UnboundedSender<(ForwardedRequest, Reply)>;
 
 #[derive(Clone, Default)]
 pub(crate) struct Together(Arc<Mutex<BTreeMap<String, Questions>>>);
@@ -23,7 +23,7 @@ pub(crate) struct Together(Arc<Mutex<BTreeMap<String, Questions>>>);
 pub(crate) struct Member {
     together: Option<Together>,
     name: String,
-    questions: Arc<tokio::sync::Mutex<UnboundedReceiver<(Question, Reply)>>>,
+    questions: Arc<tokio::sync::Mutex<UnboundedReceiver<(ForwardedRequest, Reply)>>>,
     pub(crate) health: Mutex<FleetHealth>,
     bans: Mutex<Vec<Ban>>,
     /// Notices sent to the other nodes, one per line.
@@ -126,14 +126,14 @@ impl FleetAdmin for Member {
             let to: NodeName = node.parse().unwrap();
             let (sender, answer) = oneshot::channel();
             let reply: Reply = Box::new(move |answer| _ = sender.send(answer));
-            let question = Question { id: 1, to: to.clone(), method, path, rights, by };
+            let question = ForwardedRequest { id: 1, to: to.clone(), method, path, rights, by };
             let silent = || FleetError::Silent(to.clone());
             way.send((question, reply)).map_err(|_| silent())?;
             answer.await.map_err(|_| silent())
         })
     }
 
-    fn next_question(&self) -> Later<'_, Option<(Question, Reply)>> {
+    fn next_question(&self) -> Later<'_, Option<(ForwardedRequest, Reply)>> {
         let questions = Arc::clone(&self.questions);
         Box::pin(async move { questions.lock().await.recv().await })
     }

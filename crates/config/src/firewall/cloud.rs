@@ -2,10 +2,10 @@
 
 use std::{fmt::Write as _, ops::RangeInclusive};
 
-use super::{Firewall, Transport, host, plain};
+use super::{Firewall, FirewallProtocol, host, plain};
 
-struct Ports {
-    transport: Transport,
+struct CloudRule {
+    transport: FirewallProtocol,
     ports: RangeInclusive<u16>,
     v4: bool,
     v6: bool,
@@ -29,7 +29,7 @@ pub(super) fn aws(firewall: &Firewall) -> String {
     text
 }
 
-fn permission(of: &Ports) -> String {
+fn permission(of: &CloudRule) -> String {
     let transport: &str = of.transport.into();
     let range = |open: bool, key: &str, everybody: &str| {
         let entry = format!("{{\"{key}\":\"{everybody}\",\"Description\":\"turnpike: {}\"}}", of.what);
@@ -51,10 +51,11 @@ pub(super) fn gcp(firewall: &Firewall) -> String {
     );
     text += &host::notes(firewall);
     let all = ports(firewall);
-    for (name, everybody, has) in
-        [("turnpike", "0.0.0.0/0", (|of| of.v4) as fn(&Ports) -> bool), ("turnpike-ipv6", "::/0", |of| of.v6)]
-    {
-        let shown = |of: &Ports| {
+    for (name, everybody, has) in [
+        ("turnpike", "0.0.0.0/0", (|of| of.v4) as fn(&CloudRule) -> bool),
+        ("turnpike-ipv6", "::/0", |of| of.v6),
+    ] {
+        let shown = |of: &CloudRule| {
             let transport: &str = of.transport.into();
             match (of.ports.start(), of.ports.end()) {
                 (first, last) if first == last => format!("{transport}:{first}"),
@@ -74,14 +75,14 @@ pub(super) fn gcp(firewall: &Firewall) -> String {
     text
 }
 
-fn ports(firewall: &Firewall) -> Vec<Ports> {
-    let mut all: Vec<Ports> = Vec::new();
+fn ports(firewall: &Firewall) -> Vec<CloudRule> {
+    let mut all: Vec<CloudRule> = Vec::new();
     for opening in &firewall.openings {
         let (v4, v6) = (opening.place.has_v4(), opening.place.has_v6());
-        let same = |of: &&mut Ports| of.transport == opening.transport && of.ports == opening.ports;
+        let same = |of: &&mut CloudRule| of.transport == opening.transport && of.ports == opening.ports;
         match all.iter_mut().find(same) {
             Some(of) => (of.v4, of.v6) = (of.v4 || v4, of.v6 || v6),
-            None => all.push(Ports {
+            None => all.push(CloudRule {
                 transport: opening.transport,
                 ports: opening.ports.clone(),
                 v4,

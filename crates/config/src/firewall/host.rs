@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, net::IpAddr};
 
-use super::{Firewall, FirewallOpening, Place, plain};
+use super::{Firewall, FirewallOpening, FirewallTarget, plain};
 
 /// A separate chain in the table `inet filter`. The file flushes it first, so it can be loaded repeatedly.
 pub(super) fn nftables(firewall: &Firewall) -> String {
@@ -19,11 +19,11 @@ pub(super) fn nftables(firewall: &Firewall) -> String {
              \tchain turnpike {\n";
     for opening in &firewall.openings {
         let place = match opening.place {
-            Place::All => String::new(),
-            Place::AllV4 => "meta nfproto ipv4 ".to_owned(),
-            Place::AllV6 => "meta nfproto ipv6 ".to_owned(),
-            Place::One(IpAddr::V4(ip)) => format!("ip daddr {ip} "),
-            Place::One(IpAddr::V6(ip)) => format!("ip6 daddr {ip} "),
+            FirewallTarget::All => String::new(),
+            FirewallTarget::AllV4 => "meta nfproto ipv4 ".to_owned(),
+            FirewallTarget::AllV6 => "meta nfproto ipv6 ".to_owned(),
+            FirewallTarget::One(IpAddr::V4(ip)) => format!("ip daddr {ip} "),
+            FirewallTarget::One(IpAddr::V6(ip)) => format!("ip6 daddr {ip} "),
         };
         let (transport, ports, what) = parts(opening, "-");
         let _ = writeln!(text, "\t\t{place}{transport} dport {ports} accept comment \"{what}\"");
@@ -39,7 +39,10 @@ pub(super) fn iptables(firewall: &Firewall) -> String {
     );
     text += &notes(firewall);
     text += "set -e\n";
-    let families = [("iptables", Place::has_v4 as fn(Place) -> bool), ("ip6tables", Place::has_v6)];
+    let families = [
+        ("iptables", FirewallTarget::has_v4 as fn(FirewallTarget) -> bool),
+        ("ip6tables", FirewallTarget::has_v6),
+    ];
     for (program, has) in families {
         let mut openings = firewall.openings.iter().filter(|opening| has(opening.place)).peekable();
         if openings.peek().is_none() {
@@ -68,10 +71,10 @@ pub(super) fn ufw(firewall: &Firewall) -> String {
     text += &notes(firewall);
     for opening in &firewall.openings {
         let place = match opening.place {
-            Place::All => "any".to_owned(),
-            Place::AllV4 => "0.0.0.0/0".to_owned(),
-            Place::AllV6 => "::/0".to_owned(),
-            Place::One(ip) => ip.to_string(),
+            FirewallTarget::All => "any".to_owned(),
+            FirewallTarget::AllV4 => "0.0.0.0/0".to_owned(),
+            FirewallTarget::AllV6 => "::/0".to_owned(),
+            FirewallTarget::One(ip) => ip.to_string(),
         };
         let (transport, ports, what) = parts(opening, ":");
         let _ =

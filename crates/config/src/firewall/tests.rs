@@ -34,7 +34,7 @@ fn default_server_opens_its_port_and_the_relay_range() {
             "tcp port 49152-65535 (peers, to relayed addresses)",
         ]
     );
-    assert!(firewall.openings.iter().all(|opening| opening.place == Place::All));
+    assert!(firewall.openings.iter().all(|opening| opening.place == FirewallTarget::All));
     assert!(firewall.notes.is_empty(), "the admin page is on loopback: {:?}", firewall.notes);
 }
 
@@ -87,7 +87,7 @@ fn each_transport_is_opened_only_on_its_listeners() {
             "udp [2001:db8::5]:50000-50999 (peers, to relayed addresses)",
         ]
     );
-    assert_eq!(firewall.openings[1].place, Place::AllV4);
+    assert_eq!(firewall.openings[1].place, FirewallTarget::AllV4);
     assert_eq!(firewall.notes.len(), 3, "{:?}", firewall.notes);
     assert!(
         firewall.notes[0].starts_with("udp 127.0.0.1:3478") && firewall.notes[2].contains("0.0.0.0:9641")
@@ -104,9 +104,9 @@ fn forwarder_rules_open_their_ports() {
         "tcptoudp://10.0.0.1:5000=10.0.0.3:5000",
         "tcp://127.0.0.1:80=10.0.0.3:80",
     ]);
-    let places: Vec<Place> = firewall.openings.iter().map(|opening| opening.place).collect();
-    let one = Place::One([10, 0, 0, 1].into());
-    assert_eq!(places, [Place::AllV4, Place::All, one, one], "[::] accepts IPv4 too");
+    let places: Vec<FirewallTarget> = firewall.openings.iter().map(|opening| opening.place).collect();
+    let one = FirewallTarget::One([10, 0, 0, 1].into());
+    assert_eq!(places, [FirewallTarget::AllV4, FirewallTarget::All, one, one], "[::] accepts IPv4 too");
     let shown = opened(&firewall);
     assert!(shown[0].starts_with("tcp port 9000-9010 (rule "), "{shown:?}");
     assert!(
@@ -125,7 +125,7 @@ fn duplicate_openings_are_merged() {
     let clients: Vec<&FirewallOpening> =
         firewall.openings.iter().filter(|opening| opening.what == CLIENTS).collect();
     assert_eq!(clients.len(), 2, "UDP and TCP: {clients:?}");
-    assert!(clients.iter().all(|opening| opening.place == Place::All));
+    assert!(clients.iter().all(|opening| opening.place == FirewallTarget::All));
 }
 
 #[test]

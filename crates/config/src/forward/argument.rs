@@ -1,7 +1,7 @@
 //! Rules on the command line: `tcp://LISTEN=TARGET[,TARGET...][?KEY=VALUE[&KEY=VALUE...]]`. `unix:///PATH=`
 //! is short for `tcp://unix:/PATH=`.
 
-use turnpike_strict::{Entry, Node, Value, nearest};
+use turnpike_strict::{TableEntry, Value, ValueNode, nearest};
 
 use turnpike_convert::forward::draft::Draft;
 use turnpike_rules::Protocol;
@@ -70,23 +70,23 @@ impl Argument<'_> {
         Origin::Argument { text: self.0.to_owned(), column }
     }
 
-    fn entry(&self, key: &str, key_at: usize, value: &str, value_at: usize) -> Entry {
-        Entry { key: key.to_owned(), origin: self.origin(key_at), node: self.text(value, value_at) }
+    fn entry(&self, key: &str, key_at: usize, value: &str, value_at: usize) -> TableEntry {
+        TableEntry { key: key.to_owned(), origin: self.origin(key_at), node: self.text(value, value_at) }
     }
 
-    fn text(&self, value: &str, at: usize) -> Node {
-        Node { value: Value::text(value), origin: self.origin(at) }
+    fn text(&self, value: &str, at: usize) -> ValueNode {
+        ValueNode { value: Value::text(value), origin: self.origin(at) }
     }
 
-    fn targets(&self, targets: &str, at: usize) -> Entry {
+    fn targets(&self, targets: &str, at: usize) -> TableEntry {
         let mut offset = at;
         let mut nodes = Vec::new();
         for target in targets.split(',') {
             nodes.push(self.text(target, offset));
             offset += target.len() + 1;
         }
-        let node = Node { value: Value::List(nodes), origin: self.origin(at) };
-        Entry { key: "target".to_owned(), origin: self.origin(at), node }
+        let node = ValueNode { value: Value::List(nodes), origin: self.origin(at) };
+        TableEntry { key: "target".to_owned(), origin: self.origin(at), node }
     }
 
     fn refuse(

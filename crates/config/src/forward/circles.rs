@@ -16,11 +16,11 @@ use turnpike_convert::forward::{draft::Draft, parts};
 const LOCALHOST: &str = "localhost";
 
 /// A port of a rule: the index of the rule, and the offset in its port range.
-type Node = (usize, u16);
+type RulePort = (usize, u16);
 
 pub(crate) fn check(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     let map = Map::new(drafts);
-    let mut state: HashMap<Node, State> = HashMap::new();
+    let mut state: HashMap<RulePort, VisitState> = HashMap::new();
     for start in map.nodes() {
         let Some(circle) = find(&map, start, &mut state) else { continue };
         let first = circle.iter().copied().min().unwrap_or(start);
@@ -47,38 +47,38 @@ pub(crate) fn check(drafts: &[Draft], problems: &mut Vec<Mistake>) {
         // One error per rule instead of one per port of a range.
         for rule in circle.iter().map(|(rule, _)| *rule) {
             let ports = drafts[rule].rule.ports;
-            state.extend((0..=ports.last - ports.first).map(|offset| ((rule, offset), State::Done)));
+            state.extend((0..=ports.last - ports.first).map(|offset| ((rule, offset), VisitState::Done)));
         }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum VisitState {
     OnPath,
     Done,
 }
 
 /// Finds a loop from `start`. Iterative, because a chain can be as long as the list of rules.
-fn find(map: &Map<'_>, start: Node, state: &mut HashMap<Node, State>) -> Option<Vec<Node>> {
+fn find(map: &Map<'_>, start: RulePort, state: &mut HashMap<RulePort, VisitState>) -> Option<Vec<RulePort>> {
     if state.contains_key(&start) {
         return None;
     }
-    let mut path: Vec<(Node, Vec<Node>)> = vec![(start, map.next(start))];
-    state.insert(start, State::OnPath);
+    let mut path: Vec<(RulePort, Vec<RulePort>)> = vec![(start, map.next(start))];
+    state.insert(start, VisitState::OnPath);
     let mut circle = None;
     while let Some((node, nexts)) = path.last_mut() {
         let node = *node;
         let Some(next) = nexts.pop() else {
-            state.insert(node, State::Done);
+            state.insert(node, VisitState::Done);
             path.pop();
             continue;
         };
         match state.get(&next) {
             None => {
-                state.insert(next, State::OnPath);
+                state.insert(next, VisitState::OnPath);
                 path.push((next, map.next(next)));
             }
-            Some(State::OnPath) if circle.is_none() => {
+            Some(VisitState::OnPath) if circle.is_none() => {
                 let nodes = path.iter().map(|(node, _)| *node);
                 circle = Some(nodes.skip_while(|node| *node != next).collect());
             }
@@ -117,7 +117,7 @@ impl<'a> Map<'a> {
         Self { drafts, binds, listeners, own }
     }
 
-    fn nodes(&self) -> impl Iterator<Item = Node> {
+    fn nodes(&self) -> impl Iterator<Item = RulePort> {
         let each = self.drafts.iter().enumerate();
         each.filter(|(_, draft)| draft.rule.targets.iter().any(|target| self.is_here(&target.host))).flat_map(
             |(at, draft)| {
@@ -138,7 +138,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    fn next(&self, (at, offset): Node) -> Vec<Node> {
+    fn next(&self, (at, offset): RulePort) -> Vec<RulePort> {
         let rule = &self.drafts[at].rule;
         // A rule with a mark or device may use another routing table, which can route the same address to a
         // different machine.

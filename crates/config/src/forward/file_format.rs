@@ -3,7 +3,7 @@
 use std::fmt;
 
 use turnpike_convert::forward::{draft::Draft, oxidinetd};
-use turnpike_strict::{Entry, Value, nearest};
+use turnpike_strict::{TableEntry, Value, nearest};
 
 use super::{rule_keys::read_rules, settings::FORWARD_KEYS};
 use crate::{Mistake, Origin, key::KeySpec};
@@ -29,7 +29,7 @@ impl fmt::Display for Format {
 }
 
 /// Reads `[[rule]]`. Missing keys are not reported if the TOML is broken.
-pub(super) fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
+pub(super) fn read_tables(entry: &TableEntry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let Value::List(items) = &entry.node.value else {
         let what = if matches!(entry.node.value, Value::Table(_)) {
             "it is a single table"
@@ -60,7 +60,7 @@ pub(super) fn is_mistyped_rule(key: &str) -> bool {
     !known && nearest(key, sections.chain(["rule"])) == Some("rule")
 }
 
-pub(super) fn no_section(entry: &Entry) -> Mistake {
+pub(super) fn no_section(entry: &TableEntry) -> Mistake {
     Mistake::new(&entry.origin, entry.key.clone(), "unknown section", "rules as tables, [[rule]]")
         .suggesting(Some("rule"))
 }
@@ -87,7 +87,7 @@ pub(super) fn looks_like_toml(text: &str) -> bool {
 }
 
 /// Judges by the keys. A mistyped key is decisive only if it does not also resemble one of ours.
-pub(super) fn is_oxidinetd(entries: &[Entry]) -> bool {
+pub(super) fn is_oxidinetd(entries: &[TableEntry]) -> bool {
     let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule", INCLUDE]);
     let theirs = |key: &str| oxidinetd::TOP.contains(&key);
     if entries.iter().any(|entry| theirs(&entry.key)) {

@@ -54,7 +54,7 @@ fn rule_argument() {
     });
 }
 
-fn file(bytes: &[u8], is_wanted: fn(&[Entry]) -> bool) {
+fn file(bytes: &[u8], is_wanted: fn(&[TableEntry]) -> bool) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     // Other files have tests of their own.
     let entries = parse_file(Path::new("f.conf"), text, &mut Vec::new());

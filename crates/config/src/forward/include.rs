@@ -4,7 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-use turnpike_strict::{Entry, Value, parse_file};
+use turnpike_strict::{TableEntry, Value, parse_file};
 
 use turnpike_convert::forward::draft::Draft;
 
@@ -32,7 +32,7 @@ pub(crate) struct Included {
 }
 
 impl Included {
-    pub(crate) fn read(main: &Path, entries: &[Entry]) -> Self {
+    pub(crate) fn read(main: &Path, entries: &[TableEntry]) -> Self {
         let mut all = Self::default();
         // A path that does not exist on disk cannot be part of a loop.
         let canonical = fs::canonicalize(main).unwrap_or_else(|_| main.to_owned());
@@ -42,7 +42,7 @@ impl Included {
         all
     }
 
-    fn entry(&mut self, from: &Path, entry: &Entry) {
+    fn entry(&mut self, from: &Path, entry: &TableEntry) {
         let nodes = match &entry.node.value {
             Value::List(nodes) => nodes.as_slice(),
             _ => std::slice::from_ref(&entry.node),

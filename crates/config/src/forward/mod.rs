@@ -38,7 +38,7 @@ use crate::{
     renamed::{RENAMED, rename_entries, rename_log_level},
 };
 pub use turnpike_convert::forward::{LineFormat, parts::show_pattern};
-use turnpike_strict::{Entry, file_text, parse_file};
+use turnpike_strict::{TableEntry, file_text, parse_file};
 
 /// Tables of rules, in files and in `TURNPIKE_RULE`.
 const RULE: &str = "rule";
@@ -142,7 +142,7 @@ struct Content {
     format: Option<Format>,
     drafts: Vec<Draft>,
     settings: ForwardSettings,
-    entries: Vec<Entry>,
+    entries: Vec<TableEntry>,
     warnings: Vec<String>,
     included: Included,
 }
@@ -179,11 +179,11 @@ impl Content {
         }
         let renamed = rename_entries(&mut entries, RENAMED);
         problems.extend(renamed.conflicts);
-        let (rules, entries): (Vec<Entry>, Vec<Entry>) =
+        let (rules, entries): (Vec<TableEntry>, Vec<TableEntry>) =
             entries.into_iter().partition(|entry| entry.key == RULE);
-        let (mistyped, entries): (Vec<Entry>, Vec<Entry>) =
+        let (mistyped, entries): (Vec<TableEntry>, Vec<TableEntry>) =
             entries.into_iter().partition(|entry| is_mistyped_rule(&entry.key));
-        let (includes, entries): (Vec<Entry>, Vec<Entry>) =
+        let (includes, entries): (Vec<TableEntry>, Vec<TableEntry>) =
             entries.into_iter().partition(|entry| entry.key == INCLUDE);
         problems.extend(mistyped.iter().map(no_section));
         let broken = problems.len() > before;
@@ -230,7 +230,7 @@ fn machine() -> ForwardHost {
     ForwardHost::this()
 }
 
-fn of_realm(entry: &Entry) -> Mistake {
+fn of_realm(entry: &TableEntry) -> Mistake {
     Mistake::new(
         &entry.origin,
         "",

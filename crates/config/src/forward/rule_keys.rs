@@ -7,7 +7,7 @@ use turnpike_rules::{
     Balance, CopyMode, Endpoint, MOST_WEIGHT, Pattern, Protocol, Proxy, ProxyVersion, Question, Rule, RuleId,
 };
 
-use turnpike_strict::{Entry, Node, Value, find, nearest};
+use turnpike_strict::{TableEntry, Value, ValueNode, find, nearest};
 
 use turnpike_convert::forward::{
     draft::{Draft, default_id, defaults},
@@ -16,14 +16,18 @@ use turnpike_convert::forward::{
 
 use crate::{
     Checks, Mistake, Origin,
-    key::{KeySpec, Kind, field, kind, named, number, scalar},
+    key::{KeySpec, ValueKind, field, kind, named, number, scalar},
     keys,
     read::ValueReader,
 };
 
 /// Reads a rule; errors go to `problems`. Returns `None` if a mandatory key is missing or a value is
 /// invalid.
-pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mistake>) -> Option<Draft> {
+pub(crate) fn read_rule(
+    entries: &[TableEntry],
+    origin: Origin,
+    problems: &mut Vec<Mistake>,
+) -> Option<Draft> {
     let mut draft = Draft::new(origin);
     let mut good = true;
     for entry in entries.iter().filter(|entry| RULE_KEYS.iter().all(|spec| spec.name() != entry.key)) {
@@ -58,8 +62,8 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
 }
 
 /// Reads one or two rules: `tcp+udp` becomes one rule per protocol. Errors are reported once.
-pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Draft> {
-    let is_both = |entry: &&Entry| {
+pub(crate) fn read_rules(entries: &[TableEntry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Draft> {
+    let is_both = |entry: &&TableEntry| {
         entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)
     };
     if !entries.iter().any(|entry| is_both(&entry)) {
@@ -123,7 +127,7 @@ fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
     RULE_KEYS.iter().find(|spec| spec.path == path)
 }
 
-fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> Mistake {
+fn said_twice(spec: &KeySpec<Rule>, entry: &TableEntry) -> Mistake {
     Mistake::new(
         &entry.origin,
         spec.path,
@@ -132,7 +136,7 @@ fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> Mistake {
     )
 }
 
-fn unknown_key(entry: &Entry) -> Mistake {
+fn unknown_key(entry: &TableEntry) -> Mistake {
     if entry.key == "accept_proxy" {
         return Mistake::new(
             &entry.origin,
@@ -174,30 +178,30 @@ const SYNONYMS: [(&str, &str); 22] = [
     ("tcp_nodelay", "nodelay"),
 ];
 
-const HEALTH: Kind<Option<Duration>> =
+const HEALTH: ValueKind<Option<Duration>> =
     seconds::<86_400>("seconds between two checks of a target, 1 to 86400, or 0 for none");
-const IDLE: Kind<Option<Duration>> =
+const IDLE: ValueKind<Option<Duration>> =
     seconds::<LONGEST>("seconds without a byte, 1 to 31536000, or 0 for no limit");
-const HALF_CLOSE: Kind<Option<Duration>> = seconds::<LONGEST>(
+const HALF_CLOSE: ValueKind<Option<Duration>> = seconds::<LONGEST>(
     "seconds without a byte after one side has finished sending, 1 to 31536000, or 0 for no limit",
 );
 const LONGEST: u64 = 31_536_000;
-const KEEPALIVE_IDLE: Kind<Option<Duration>> = seconds::<32_767>(
+const KEEPALIVE_IDLE: ValueKind<Option<Duration>> = seconds::<32_767>(
     "seconds without traffic before the first keepalive probe, 1 to 32767, or 0 for the system default",
 );
-const KEEPALIVE_INTERVAL: Kind<Option<Duration>> =
+const KEEPALIVE_INTERVAL: ValueKind<Option<Duration>> =
     seconds::<32_767>("seconds between two keepalive probes, 1 to 32767, or 0 for the system default");
-const USER_TIMEOUT: Kind<Option<Duration>> =
+const USER_TIMEOUT: ValueKind<Option<Duration>> =
     seconds::<86_400>("seconds without an acknowledgement, 1 to 86400, or 0 for the system default");
-const KEEPALIVE_COUNT: Kind<Option<u32>> = Kind::one(
+const KEEPALIVE_COUNT: ValueKind<Option<u32>> = ValueKind::one(
     "keepalive probes without an answer, 1 to 127, or 0 for the system default",
     |reader, node| reader.integer(node, &(0..=127)).map(|count: u32| (count > 0).then_some(count)),
     |count| count.unwrap_or(0).to_string(),
 );
 
 /// A duration in seconds; 0 means none.
-const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duration>> {
-    Kind::one(
+const fn seconds<const MOST: u64>(expected: &'static str) -> ValueKind<Option<Duration>> {
+    ValueKind::one(
         expected,
         |reader, node| {
             let seconds = reader.integer(node, &(0..=MOST))?;
@@ -425,14 +429,14 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
 ];
 
 /// Concurrent or new connections of one client.
-const PER_CLIENT: Kind<Option<u32>> = Kind::one(
+const PER_CLIENT: ValueKind<Option<u32>> = ValueKind::one(
     "a number, 1 to 1000000, or 0 for no limit",
     |reader, node| reader.integer(node, &(0..=1_000_000)).map(|most: u32| (most > 0).then_some(most)),
     |most| most.unwrap_or(0).to_string(),
 );
 
 /// Bytes per second in each direction.
-const BYTES: Kind<Option<u64>> = Kind::one(
+const BYTES: ValueKind<Option<u64>> = ValueKind::one(
     "bytes a second, 1000 to 1000000000000, or 0 for no limit",
     |reader, node| match reader.integer(node, &(0..=1_000_000_000_000_u64))? {
         0 => Some(None),
@@ -442,7 +446,7 @@ const BYTES: Kind<Option<u64>> = Kind::one(
     |rate| rate.unwrap_or(0).to_string(),
 );
 
-pub(crate) const COPY: Kind<CopyMode> = named!(
+pub(crate) const COPY: ValueKind<CopyMode> = named!(
     "\"auto\", \"splice\", \"buffer\" or \"kernel\"",
     "auto" => CopyMode::Auto,
     "splice" => CopyMode::Splice,
@@ -450,14 +454,14 @@ pub(crate) const COPY: Kind<CopyMode> = named!(
     "kernel" => CopyMode::Kernel,
 );
 
-pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind::list(
+pub(crate) const PATTERNS: ValueKind<Vec<Pattern>> = ValueKind::list(
     parts::PATTERN_FORM,
     |reader, node| one_or_several(reader, node, pattern),
     |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
 );
 
 /// Rejects patterns that match no address: a deny list would silently let those clients in.
-fn pattern(reader: &mut ValueReader<'_>, node: &Node) -> Option<Pattern> {
+fn pattern(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<Pattern> {
     let pattern = reader.parsed(node, parts::pattern)?;
     if pattern.fits_some_address() {
         return Some(pattern);
@@ -466,13 +470,13 @@ fn pattern(reader: &mut ValueReader<'_>, node: &Node) -> Option<Pattern> {
     reader.refuse_suggesting(node, Some("no address matches it".to_owned()), meant.as_deref())
 }
 
-const PROXIES: Kind<Vec<Proxy>> = Kind::list(
+const PROXIES: ValueKind<Vec<Proxy>> = ValueKind::list(
     parts::PROXY_FORM,
     |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),
     |proxies| list(proxies.iter().map(|proxy| quoted(&parts::show_proxy(proxy)))),
 );
 
-const TARGETS: Kind<Vec<Endpoint>> = Kind::list(
+const TARGETS: ValueKind<Vec<Endpoint>> = ValueKind::list(
     parts::TARGET_FORM,
     |reader, node| {
         let targets = one_or_several(reader, node, target)?;
@@ -488,7 +492,7 @@ const TARGETS: Kind<Vec<Endpoint>> = Kind::list(
 );
 
 /// Reads a target, which is text or a table with a separate weight.
-fn target(reader: &mut ValueReader<'_>, node: &Node) -> Option<Endpoint> {
+fn target(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<Endpoint> {
     if !matches!(node.value, Value::Table(_)) {
         return reader.parsed(node, parts::endpoint);
     }
@@ -517,7 +521,7 @@ const BALANCES: [(&str, Balance); 4] = [
     ("source", Balance::Source),
 ];
 
-const BALANCE: Kind<Balance> = Kind::one(
+const BALANCE: ValueKind<Balance> = ValueKind::one(
     "\"round-robin\", \"least-connections\", \"failover\" or \"source\"",
     |reader, node| {
         let text = reader.text(node)?;
@@ -542,14 +546,15 @@ const BALANCE: Kind<Balance> = Kind::one(
 
 fn one_or_several<T>(
     reader: &mut ValueReader<'_>,
-    node: &Node,
-    mut item: impl FnMut(&mut ValueReader<'_>, &Node) -> Option<T>,
+    node: &ValueNode,
+    mut item: impl FnMut(&mut ValueReader<'_>, &ValueNode) -> Option<T>,
 ) -> Option<Vec<T>> {
     match &node.value {
         Value::Text(text) if node.origin.is_textual() => {
-            let nodes =
-                text.split(',').map(|part| Node { value: Value::text(part), origin: node.origin.clone() });
-            let list = Node { value: Value::List(nodes.collect()), origin: node.origin.clone() };
+            let nodes = text
+                .split(',')
+                .map(|part| ValueNode { value: Value::text(part), origin: node.origin.clone() });
+            let list = ValueNode { value: Value::List(nodes.collect()), origin: node.origin.clone() };
             reader.list(&list, item)
         }
         Value::Text(_) | Value::Table(_) => item(reader, node).map(|item| vec![item]),

@@ -7,9 +7,9 @@ use turnpike_rules::{Access, CopyMode, Rule};
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
-    AdminSettings, Change, DatapathChoice, LogSettings, Origin, SandboxSettings, ShutdownSettings,
+    AdminSettings, DatapathChoice, KeyChange, LogSettings, Origin, SandboxSettings, ShutdownSettings,
     admin_keys,
-    key::{self, Kind, kind, named, number, settings},
+    key::{self, ValueKind, kind, named, number, settings},
     keys, sandbox_keys,
 };
 
@@ -85,12 +85,12 @@ impl ForwardSettings {
         key::unchangeable(FORWARD_KEYS, self, new)
     }
 
-    pub fn changed(&self, new: &Self) -> Vec<Change> {
+    pub fn changed(&self, new: &Self) -> Vec<KeyChange> {
         key::changes(FORWARD_KEYS, self, new)
     }
 }
 
-const DATAPATH: Kind<DatapathChoice> = Kind::one(
+const DATAPATH: ValueKind<DatapathChoice> = ValueKind::one(
     "\"auto\", \"basic\", \"mmsg\", \"gso\" or \"kernel\"",
     |reader, node| {
         reader.parsed(node, |text| match text {
@@ -103,5 +103,5 @@ const DATAPATH: Kind<DatapathChoice> = Kind::one(
     keys::DATAPATH.show,
 );
 
-const LINE_FORMAT: Kind<LineFormat> =
+const LINE_FORMAT: ValueKind<LineFormat> =
     named!("\"rinetd\" or \"common\"", "rinetd" => LineFormat::Rinetd, "common" => LineFormat::Common);

@@ -7,7 +7,7 @@ use turnpike_rules::{Balance, CopyMode, Endpoint, Host, Pattern, PortRange, Prot
 use turnpike_strict::parse_file;
 
 use super::*;
-use crate::{Change, DatapathChoice};
+use crate::{DatapathChoice, KeyChange};
 
 mod docs;
 
@@ -837,7 +837,7 @@ fn forward_changes_list_keys_including_secrets() {
     };
     let (old, new) = (with("0123456789abcdef"), with("fedcba9876543210"));
     assert!(old.changed(&old).is_empty());
-    assert_eq!(old.changed(&new), [Change { key: "admin.read_tokens", values: None }]);
+    assert_eq!(old.changed(&new), [KeyChange { key: "admin.read_tokens", values: None }]);
     assert!(!new.to_toml().contains("fedcba"), "{}", new.to_toml());
 }
 

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use turnpike_strict::parse_file;
 
 use super::*;
-use crate::{Change, FleetRedirect, Secret, StoredKey, UserSecret};
+use crate::{FleetRedirect, KeyChange, Secret, StoredKey, UserSecret};
 
 const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
 
@@ -785,7 +785,8 @@ fn changes_list_reloadable_keys_including_secrets() {
     assert_eq!(values(one, ""), None, "secrets are not shown");
     let realm = |more: &str| settings(&format!("[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n{more}"));
     let changes = realm("").realms[0].changed(&realm("bits_per_second = \"2M\"").realms[0]);
-    let change = Change { key: "realm.bits_per_second", values: Some((String::new(), "2000000".to_owned())) };
+    let change =
+        KeyChange { key: "realm.bits_per_second", values: Some((String::new(), "2000000".to_owned())) };
     assert_eq!(changes, [change]);
 }
 

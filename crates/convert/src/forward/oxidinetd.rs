@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use turnpike_rules::{Access, Endpoint, PortRange, Protocol};
-use turnpike_strict::{Entry, Mistake, Node, Origin, Value, find, nearest};
+use turnpike_strict::{Mistake, Origin, TableEntry, Value, ValueNode, find, nearest};
 
 use super::{ForeignRules, ForwardHost, LineFormat, LogFile, draft::Draft, parts};
 
@@ -27,7 +27,7 @@ const ACCESS: [&str; 2] = ["type", "pattern"];
 const PORT_FORM: &str = "a port, 1 to 65535";
 const PATH_FORM: &str = "the path of a file";
 
-pub fn read(entries: &[Entry], machine: &ForwardHost, problems: &mut Vec<Mistake>) -> ForeignRules {
+pub fn read(entries: &[TableEntry], machine: &ForwardHost, problems: &mut Vec<Mistake>) -> ForeignRules {
     let mut file = ForeignRules::default();
     let mut reader = OxidinetdReader { problems, warnings: Vec::new(), resolve: machine.resolve };
     reader.warn_unknown("", entries, &TOP);
@@ -63,7 +63,7 @@ struct OxidinetdReader<'a> {
 }
 
 impl OxidinetdReader<'_> {
-    fn rule(&mut self, table: &[Entry], origin: &Origin) -> Option<Draft> {
+    fn rule(&mut self, table: &[TableEntry], origin: &Origin) -> Option<Draft> {
         self.warn_unknown("forwarding_rules.", table, &RULE);
         let before = self.problems.len();
         let mut draft = Draft::new(origin.clone());
@@ -120,7 +120,7 @@ impl OxidinetdReader<'_> {
     }
 
     /// Only UDP listeners have a timeout in oxidinetd.
-    fn timeout(&mut self, node: &Node, draft: &mut Draft) {
+    fn timeout(&mut self, node: &ValueNode, draft: &mut Draft) {
         let seconds = match node.value {
             Value::Integer(seconds) => {
                 u64::try_from(seconds).ok().filter(|seconds| (1..=31_536_000).contains(seconds))
@@ -138,7 +138,7 @@ impl OxidinetdReader<'_> {
         }
     }
 
-    fn access(&mut self, key: &str, node: &Node) -> Access {
+    fn access(&mut self, key: &str, node: &ValueNode) -> Access {
         let mut access = Access::default();
         for (table, origin) in self.tables(key, node) {
             self.warn_unknown(&format!("{key}."), table, &ACCESS);
@@ -170,7 +170,7 @@ impl OxidinetdReader<'_> {
         access
     }
 
-    fn log_format(&mut self, node: &Node) -> LineFormat {
+    fn log_format(&mut self, node: &ValueNode) -> LineFormat {
         const FORM: &str = "\"rinetd\" or \"common\"";
         match self.text("log_format", node, FORM).as_deref() {
             Some("common") => LineFormat::Common,
@@ -182,7 +182,7 @@ impl OxidinetdReader<'_> {
         }
     }
 
-    fn tables<'n>(&mut self, key: &str, node: &'n Node) -> Vec<(&'n [Entry], &'n Origin)> {
+    fn tables<'n>(&mut self, key: &str, node: &'n ValueNode) -> Vec<(&'n [TableEntry], &'n Origin)> {
         let Value::List(items) = &node.value else {
             self.refuse(key, node, &format!("an array of tables, [[{key}]]"));
             return Vec::new();
@@ -199,15 +199,15 @@ impl OxidinetdReader<'_> {
 
     fn needed_text<'n>(
         &mut self,
-        table: &'n [Entry],
+        table: &'n [TableEntry],
         origin: &Origin,
         key: &str,
-    ) -> Option<(String, &'n Node)> {
+    ) -> Option<(String, &'n ValueNode)> {
         let node = self.needed(table, origin, key)?;
         Some((self.text(key, node, "a string")?, node))
     }
 
-    fn port(&mut self, table: &[Entry], origin: &Origin, key: &str, least: u16) -> Option<PortRange> {
+    fn port(&mut self, table: &[TableEntry], origin: &Origin, key: &str, least: u16) -> Option<PortRange> {
         let node = self.needed(table, origin, key)?;
         let port = match node.value {
             Value::Integer(port) => u16::try_from(port).ok().filter(|port| *port >= least),
@@ -219,7 +219,7 @@ impl OxidinetdReader<'_> {
         port.map(|port| PortRange { first: port, last: port })
     }
 
-    fn needed<'n>(&mut self, table: &'n [Entry], origin: &Origin, key: &str) -> Option<&'n Node> {
+    fn needed<'n>(&mut self, table: &'n [TableEntry], origin: &Origin, key: &str) -> Option<&'n ValueNode> {
         let found = find(table, key);
         if found.is_none() {
             self.push(origin, key, "it is missing".to_owned(), "a value");
@@ -227,7 +227,7 @@ impl OxidinetdReader<'_> {
         found
     }
 
-    fn text(&mut self, key: &str, node: &Node, expected: &str) -> Option<String> {
+    fn text(&mut self, key: &str, node: &ValueNode, expected: &str) -> Option<String> {
         match &node.value {
             Value::Text(text) => Some(text.to_string()),
             _ => {
@@ -237,11 +237,11 @@ impl OxidinetdReader<'_> {
         }
     }
 
-    fn refuse(&mut self, key: &str, node: &Node, expected: &str) {
+    fn refuse(&mut self, key: &str, node: &ValueNode, expected: &str) {
         self.push(&node.origin, key, format!("found {}", node), expected);
     }
 
-    fn refuse_because(&mut self, key: &str, node: &Node, why: &str, expected: &str) {
+    fn refuse_because(&mut self, key: &str, node: &ValueNode, why: &str, expected: &str) {
         self.push(&node.origin, key, format!("found {}: {why}", node), expected);
     }
 
@@ -249,7 +249,7 @@ impl OxidinetdReader<'_> {
         self.problems.push(Mistake::new(origin, key, problem, expected));
     }
 
-    fn warn_unknown(&mut self, section: &str, entries: &[Entry], known: &[&str]) {
+    fn warn_unknown(&mut self, section: &str, entries: &[TableEntry], known: &[&str]) {
         for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             let meant = parts::did_you_mean(nearest(&entry.key, known.iter().copied()));
             self.warnings.push(format!(

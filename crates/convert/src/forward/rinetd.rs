@@ -14,7 +14,7 @@ use std::{
 use turnpike_rules::{Access, Endpoint, Host, Pattern, PortRange, Protocol, Rule};
 use turnpike_strict::{Mistake, Origin, nearest};
 
-use super::{ForeignRules, ForwardHost, LineFormat, LogFile, draft::Draft, parts, services::Transport};
+use super::{ForeignRules, ForwardHost, LineFormat, LogFile, draft::Draft, parts, services::ServiceProtocol};
 
 const RULE_FORM: &str =
     "bindaddress bindport connectaddress connectport [options], such as 0.0.0.0 80 10.0.0.2 8080";
@@ -199,10 +199,10 @@ impl RinetdLine<'_> {
         }
         draft.rule.targets = vec![Endpoint { host, ports: PortRange { first: port, last: port }, weight: 1 }];
         draft.rule.protocol = match (from, to) {
-            (Transport::Tcp, Transport::Tcp) => Protocol::Tcp,
-            (Transport::Udp, Transport::Udp) => Protocol::Udp,
-            (Transport::Udp, Transport::Tcp) => Protocol::UdpToTcp { framed: false },
-            (Transport::Tcp, Transport::Udp) => Protocol::TcpToUdp { framed: false },
+            (ServiceProtocol::Tcp, ServiceProtocol::Tcp) => Protocol::Tcp,
+            (ServiceProtocol::Udp, ServiceProtocol::Udp) => Protocol::Udp,
+            (ServiceProtocol::Udp, ServiceProtocol::Tcp) => Protocol::UdpToTcp { framed: false },
+            (ServiceProtocol::Tcp, ServiceProtocol::Udp) => Protocol::TcpToUdp { framed: false },
         };
         self.skip_blanks();
         if self.text[self.at..].starts_with('[') {
@@ -220,16 +220,16 @@ impl RinetdLine<'_> {
         Ok(self.word("#").to_owned())
     }
 
-    fn port(&mut self, what: &str) -> Result<(u16, Transport)> {
+    fn port(&mut self, what: &str) -> Result<(u16, ServiceProtocol)> {
         let at = self.skip_blanks();
         if self.at_end() {
             return Err(self.problem(at, format!("the line ends before {what}"), RULE_FORM));
         }
         let word = self.word("#[").to_owned();
         let (name, transport) = match word.split_once('/') {
-            None => (word.as_str(), Some(Transport::Tcp)),
-            Some((name, "tcp")) => (name, Some(Transport::Tcp)),
-            Some((name, "udp")) => (name, Some(Transport::Udp)),
+            None => (word.as_str(), Some(ServiceProtocol::Tcp)),
+            Some((name, "tcp")) => (name, Some(ServiceProtocol::Tcp)),
+            Some((name, "udp")) => (name, Some(ServiceProtocol::Udp)),
             Some((name, _)) => (name, None),
         };
         let Some(transport) = transport else {
@@ -259,7 +259,7 @@ impl RinetdLine<'_> {
         &mut self,
         draft: &mut Draft,
         number: usize,
-        from: Transport,
+        from: ServiceProtocol,
         warnings: &mut Vec<String>,
     ) -> Result<()> {
         let start = self.at;
@@ -282,7 +282,7 @@ impl RinetdLine<'_> {
         option: &str,
         at: usize,
         (draft, number): (&mut Draft, usize),
-        from: Transport,
+        from: ServiceProtocol,
         warnings: &mut Vec<String>,
     ) -> Result<()> {
         let Some((key, value)) = option.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
@@ -313,7 +313,7 @@ impl RinetdLine<'_> {
                 if seconds > LONGEST_IDLE {
                     return Err(bad(&format!("longer than a year, {LONGEST_IDLE} seconds")));
                 }
-                if from == Transport::Tcp {
+                if from == ServiceProtocol::Tcp {
                     warnings.push(format!("{}: timeout has no effect on TCP, as in rinetd", self.origin(at)));
                     return Ok(());
                 }

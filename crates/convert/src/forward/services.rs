@@ -14,12 +14,12 @@ struct NamedService {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub enum ServiceProtocol {
     Tcp,
     Udp,
 }
 
-impl Transport {
+impl ServiceProtocol {
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -55,7 +55,7 @@ impl Services {
         Self(services)
     }
 
-    pub fn port(&self, name: &str, transport: Transport) -> Option<u16> {
+    pub fn port(&self, name: &str, transport: ServiceProtocol) -> Option<u16> {
         let fits = |service: &&NamedService| service.name == name && service.transport == transport.name();
         self.0.iter().find(fits).map(|service| service.port)
     }
@@ -74,12 +74,12 @@ mod tests {
         let services = Services::parse(
             "# header\nhttp\t80/tcp\twww # WorldWideWeb HTTP\n\ndomain 53/udp\ndomain 53/tcp\nbroken\nbad x/tcp\n",
         );
-        assert_eq!(services.port("http", Transport::Tcp), Some(80));
-        assert_eq!(services.port("www", Transport::Tcp), Some(80));
-        assert_eq!(services.port("http", Transport::Udp), None);
-        assert_eq!(services.port("domain", Transport::Udp), Some(53));
-        assert_eq!(services.port("bad", Transport::Tcp), None);
-        assert_eq!(services.port("header", Transport::Tcp), None);
+        assert_eq!(services.port("http", ServiceProtocol::Tcp), Some(80));
+        assert_eq!(services.port("www", ServiceProtocol::Tcp), Some(80));
+        assert_eq!(services.port("http", ServiceProtocol::Udp), None);
+        assert_eq!(services.port("domain", ServiceProtocol::Udp), Some(53));
+        assert_eq!(services.port("bad", ServiceProtocol::Tcp), None);
+        assert_eq!(services.port("header", ServiceProtocol::Tcp), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use turnpike_admin::Accounts;
 use turnpike_api::{
-    AccountOrigin, Change, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmList, RealmQuery,
+    AccountChange, AccountOrigin, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmList, RealmQuery,
     Rotated, Rotation, SecretList, SharedSecret, StoredRealm, UserInfo, UserPage, UserQuery,
 };
 use turnpike_wire::escape;
@@ -244,11 +244,16 @@ fn place(from: AccountOrigin) -> &'static str {
     }
 }
 
-fn show_change(what: &str, change: &Change, done: Option<&str>, to: Output<'_>) -> Result<(), CommandError> {
+fn show_change(
+    what: &str,
+    change: &AccountChange,
+    done: Option<&str>,
+    to: Output<'_>,
+) -> Result<(), CommandError> {
     if to.format.is_json() {
         return to.json(change);
     }
-    let Change { name, realm, store, existed, note } = change;
+    let AccountChange { name, realm, store, existed, note } = change;
     let done = done.unwrap_or(if *existed { "changed" } else { "added" });
     let place = if what == "realm" || realm.is_empty() {
         String::new()

@@ -9,7 +9,7 @@ use turnpike_wire::escape;
 use super::{
     AllocationListFilter, CommandError, ListOutput, OutputFormat, each_page, encoded, row, write_json,
 };
-use crate::{client::Client, table::Table};
+use crate::{client::Client, table::PagedTable};
 
 /// Message shown while the store recovers, similar to the text on the admin page.
 const RECOVERING: &str = "the store does not know the usage of all nodes yet; until it does, each node grants its equal share of quotas";
@@ -33,7 +33,7 @@ pub fn show_fleet(client: &Client, format: OutputFormat, out: &mut dyn Write) ->
     }
     let head = ["NODE", "STATE", "ZONE", "BUSY", "ALLOCATIONS", "TRAFFIC", "CPU", "PORTS LEFT", "VERSION"];
     let rows: Vec<[String; 9]> = nodes.iter().map(row_of_node).collect();
-    Ok(Table::new(head, format).write(out, &rows)?)
+    Ok(PagedTable::new(head, format).write(out, &rows)?)
 }
 
 /// Drains or uncordons a node; if no name is given, the queried one.

@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 use ratatui::{Terminal, backend::TestBackend};
 use turnpike_api::{
-    Batch, DatapathStatus, FleetNode, FleetStatus, Job, LiveListener, LiveRealm, LiveRule, LiveServer,
-    LiveWorker, NodeState, Quantiles, Rate, ReasonCount, RuleState, Status, Talker, Talkers,
+    BatchRate, DatapathStatus, FleetNode, FleetStatus, Job, LiveListener, LiveRealm, LiveRule, LiveServer,
+    LiveWorker, NodeState, PayloadRate, Quantiles, ReasonCount, RuleState, Status, Talker, Talkers,
 };
 
 use super::{screen::CURVES_FROM, *};
 
 fn live() -> Live {
-    let rate = |datagrams: f64, bytes: f64| Rate { datagrams, bytes };
+    let rate = |datagrams: f64, bytes: f64| PayloadRate { datagrams, bytes };
     let reason = |kind: &str, reason: &str, total, rate| ReasonCount {
         kind: kind.to_owned(),
         reason: reason.to_owned(),
@@ -65,7 +65,7 @@ fn live() -> Live {
             drops: vec![reason("packet", "no_permission", 77, 0.5)],
             refusals: vec![reason("credentials", "wrong_key", 88, 3.0), reason("limit", "user", 9, 9.0)],
             workers: vec![worker(0, 0.5), worker(1, 0.97)],
-            batches: vec![Batch { from: 1, to: Some(1), rate: 1000.0 }],
+            batches: vec![BatchRate { from: 1, to: Some(1), rate: 1000.0 }],
             listeners: vec![LiveListener {
                 transport: "tls".to_owned(),
                 address: "192.0.2.1:5349".to_owned(),
@@ -301,8 +301,8 @@ fn forwarder_screen_shows_its_rules() {
         waits_for: Some("cannot listen".to_owned()),
         open: 3,
         accepted: 1.0,
-        to_target: Rate { datagrams: 0.0, bytes: 1000.0 },
-        to_client: Rate { datagrams: 0.0, bytes: 2000.0 },
+        to_target: PayloadRate { datagrams: 0.0, bytes: 1000.0 },
+        to_client: PayloadRate { datagrams: 0.0, bytes: 2000.0 },
         ends: vec![ReasonCount {
             kind: "end".to_owned(),
             reason: "target_reset".to_owned(),

@@ -2,11 +2,11 @@
 
 use std::{io, net::SocketAddr, time::Instant};
 
-use crate::{Address, Rule, tally::Slot};
+use crate::{Address, Rule, tally::TargetSlot};
 
 pub(super) struct Opening {
     pub(super) connection: usize,
-    pub(super) stage: Stage,
+    pub(super) stage: AttemptStage,
     /// Time at which this stage times out, in milliseconds.
     pub(super) deadline: u64,
     pub(super) patience: u64,
@@ -14,8 +14,8 @@ pub(super) struct Opening {
     pub(super) offset: u16,
     /// Number of this process's rules through which the connection has come.
     pub(super) hops: u8,
-    pub(super) tried: Vec<Slot>,
-    pub(super) queued: Option<Slot>,
+    pub(super) tried: Vec<TargetSlot>,
+    pub(super) queued: Option<TargetSlot>,
     /// True if names are skipped because no name server has responded in time.
     pub(super) without_names: bool,
     /// Time at which the current connect started. Each connect reads the clock once, because the milliseconds
@@ -31,7 +31,7 @@ pub(super) struct Opening {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum AttemptStage {
     /// Not started yet, or waiting for a PROXY header.
     Waiting,
     Name,
@@ -52,7 +52,7 @@ impl Opening {
         let patience = u64::try_from(rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
         Self {
             connection,
-            stage: Stage::Waiting,
+            stage: AttemptStage::Waiting,
             deadline: now.saturating_add(patience),
             patience,
             offset,
@@ -69,6 +69,6 @@ impl Opening {
     }
 
     pub(super) fn waits_for_name(&self) -> bool {
-        self.stage == Stage::Name
+        self.stage == AttemptStage::Name
     }
 }

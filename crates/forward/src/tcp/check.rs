@@ -5,25 +5,25 @@ use std::{io, sync::Arc};
 use turnpike_net::{Interest, Poller, TcpSocket};
 
 use super::stream_check::StreamCheck;
-use crate::{Address, datagram_check::DatagramCheck, state::RuleState, targets::Member};
+use crate::{Address, datagram_check::DatagramCheck, state::RuleState, targets::TargetMember};
 
 pub(super) struct Check {
     pub(super) state: Arc<RuleState>,
-    pub(super) member: Arc<Member>,
+    pub(super) member: Arc<TargetMember>,
     /// Start of the next check, or timeout of the current one; milliseconds.
     pub(super) due: u64,
     pub(super) interval: u64,
     pub(super) patience: u64,
-    pub(super) asked: Option<Asked>,
+    pub(super) asked: Option<CheckSocket>,
 }
 
-pub(super) enum Asked {
+pub(super) enum CheckSocket {
     Connect(TcpSocket),
     Stream(StreamCheck),
     Datagram(DatagramCheck),
 }
 
-impl Asked {
+impl CheckSocket {
     pub(super) fn begin(check: &Check, address: &Address, token: u64, poller: &Poller) -> io::Result<Self> {
         if check.state.rule.targets_speak_udp() {
             let Address::Ip(address) = address else { return Err(io::ErrorKind::Unsupported.into()) };

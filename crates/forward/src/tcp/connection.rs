@@ -1,13 +1,13 @@
 //! A connection: its two sockets and the flow in each direction.
 
-use turnpike_copy::Flow;
+use turnpike_copy::CopyDirection;
 use turnpike_net::TcpSocket;
 
 use super::{
-    side::Side,
-    talk::{Across, Talk},
+    side::StreamSide,
+    talk::{JoinedConnection, Talk},
 };
-use crate::{Address, circles::Link, rate::Pace, state::Place, targets::Seat};
+use crate::{Address, circles::Link, rate::Pace, state::ConnectionSlot, targets::Seat};
 
 pub(super) struct Connection {
     pub(super) rule: usize,
@@ -17,9 +17,9 @@ pub(super) struct Connection {
     pub(super) client: TcpSocket,
     pub(super) target: Option<TcpSocket>,
     /// Direction from client to target.
-    pub(super) up: Flow,
+    pub(super) up: CopyDirection,
     /// Direction from target to client.
-    pub(super) down: Flow,
+    pub(super) down: CopyDirection,
     pub(super) client_address: Address,
     pub(super) target_address: Option<Address>,
     /// Seat at a target; see [`super::engine::LocalRule::sit`].
@@ -34,10 +34,10 @@ pub(super) struct Connection {
     /// True if the client must not send a PROXY header and its first bytes have not been checked yet.
     pub(super) unvouched: bool,
     pub(super) keepalive_due: bool,
-    pub(super) place: Place,
+    pub(super) place: ConnectionSlot,
     pub(super) pace: Option<Box<Pace>>,
     pub(super) talk: Talk,
-    pub(super) across: Option<Box<Across>>,
+    pub(super) across: Option<Box<JoinedConnection>>,
 }
 
 impl Connection {
@@ -46,10 +46,10 @@ impl Connection {
         self.up.is_done() || self.down.is_done()
     }
 
-    pub(super) fn flow(&mut self, side: Side) -> &mut Flow {
+    pub(super) fn flow(&mut self, side: StreamSide) -> &mut CopyDirection {
         match side {
-            Side::Client => &mut self.up,
-            Side::Target => &mut self.down,
+            StreamSide::Client => &mut self.up,
+            StreamSide::Target => &mut self.down,
         }
     }
 }

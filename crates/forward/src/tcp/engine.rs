@@ -9,7 +9,7 @@ use std::{
 
 use slab::Slab;
 use socket2::SockRef;
-use turnpike_copy::{Flow, Mover};
+use turnpike_copy::{CopyDirection, Mover};
 use turnpike_net::{Event, Interest, Poller, TcpSocket, is_exhaustion};
 use turnpike_offload::Sockmap;
 
@@ -18,18 +18,18 @@ use super::{
     check::Check,
     connection::Connection,
     pacing_queue::Pacing,
-    side::{CLIENT, LISTENER, Side, TARGET, Tick, token},
+    side::{CLIENT, LISTENER, StreamSide, TARGET, Tick, token},
     talk::Talk,
 };
 use crate::{
-    Address, ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
+    Address, ConnectionReport, EndReason, RuleId, RuleSnapshot, TargetFailure,
     batching::WakeUp,
-    common::Common,
+    common::ForwardCommon,
     here::Here,
     listen::Acceptor,
     rate::Pace,
-    state::{Place, RuleState},
-    tally::{Slot, Tallies},
+    state::{ConnectionSlot, RuleState},
+    tally::{Tallies, TargetSlot},
     targets::Seat,
 };
 
@@ -79,8 +79,8 @@ impl LocalRule {
     }
 
     #[inline]
-    pub(super) fn moved(&mut self, seat: Option<&Seat>, side: Side, bytes: u64) {
-        let (to_target, to_client) = if side == Side::Client { (bytes, 0) } else { (0, bytes) };
+    pub(super) fn moved(&mut self, seat: Option<&Seat>, side: StreamSide, bytes: u64) {
+        let (to_target, to_client) = if side == StreamSide::Client { (bytes, 0) } else { (0, bytes) };
         self.counters.to_target_bytes += to_target;
         self.counters.to_client_bytes += to_client;
         if let Some(seat) = seat {
@@ -90,13 +90,13 @@ impl LocalRule {
 
     /// Counts a failed connect and prefers other targets.
     pub(super) fn connect_failed(&mut self, seat: &Seat, error: &io::Error) {
-        self.tallies.of(seat.slot()).failed(Failure::of(error));
+        self.tallies.of(seat.slot()).failed(TargetFailure::of(error));
         self.state.targets.suspect(seat.member());
     }
 
     /// Like [`LocalRule::connect_failed`], for a full Unix socket queue, when there is no seat.
-    pub(super) fn queue_full(&mut self, slot: Slot) {
-        self.tallies.of(slot).failed(Failure::Timeout);
+    pub(super) fn queue_full(&mut self, slot: TargetSlot) {
+        self.tallies.of(slot).failed(TargetFailure::Timeout);
         if let Some(member) = self.state.targets.member(slot) {
             self.state.targets.suspect(&member);
         }
@@ -104,7 +104,7 @@ impl LocalRule {
 }
 
 pub(crate) struct Engine {
-    pub(super) common: Arc<Common>,
+    pub(super) common: Arc<ForwardCommon>,
     pub(super) rules: Slab<LocalRule>,
     listeners: Slab<Listener>,
     pub(super) connections: Slab<Connection>,
@@ -116,16 +116,16 @@ pub(crate) struct Engine {
     pub(super) mover: Mover,
     pub(super) here: Here,
     /// Flows with more data than one turn allows.
-    pub(super) again: Vec<(usize, Side)>,
+    pub(super) again: Vec<(usize, StreamSide)>,
     /// Spare memory for [`Engine::again`].
-    resumed: Vec<(usize, Side)>,
+    resumed: Vec<(usize, StreamSide)>,
     pub(super) pacing: Pacing,
     pub(super) sockmap: Option<Sockmap>,
     /// Maps pair numbers to connections.
     pub(super) joined: Vec<Option<usize>>,
     pub(super) pairs: usize,
     /// Directions waiting to be checked again, each with the time of the check.
-    pub(super) waiting: Vec<(u64, usize, Side)>,
+    pub(super) waiting: Vec<(u64, usize, StreamSide)>,
     /// Time of the last read of kernel counters, and the part of the connections that it covered.
     pub(super) swept: u64,
     pub(super) sweep: usize,
@@ -144,7 +144,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(common: Arc<Common>, checks_health: bool) -> Self {
+    pub(crate) fn new(common: Arc<ForwardCommon>, checks_health: bool) -> Self {
         Self {
             common,
             rules: Slab::new(),
@@ -219,7 +219,7 @@ impl Engine {
         sockets
     }
 
-    pub(crate) fn set_common(&mut self, common: &Arc<Common>) {
+    pub(crate) fn set_common(&mut self, common: &Arc<ForwardCommon>) {
         self.common = Arc::clone(common);
     }
 
@@ -283,12 +283,12 @@ impl Engine {
         match event.token & 3 {
             LISTENER => self.accept(key, tick),
             CLIENT => match self.connections.get(key).map(|connection| connection.opening) {
-                Some(None) => self.on_traffic(key, Side::Client, event, tick),
+                Some(None) => self.on_traffic(key, StreamSide::Client, event, tick),
                 Some(Some(_)) => self.on_early_client(key, event, tick),
                 None => {}
             },
             TARGET => match self.connections.get(key).map(|connection| connection.opening) {
-                Some(None) => self.on_traffic(key, Side::Target, event, tick),
+                Some(None) => self.on_traffic(key, StreamSide::Target, event, tick),
                 Some(Some(_)) => self.on_connected(key, event, tick),
                 None => {}
             },
@@ -416,7 +416,7 @@ impl Engine {
             Ok(hops) => hops,
             Err(reason) => return self.refuse(rule, client, reason),
         };
-        let Some(mut place) = Place::take(&local.state, &self.common.total) else {
+        let Some(mut place) = ConnectionSlot::take(&local.state, &self.common.total) else {
             return self.refuse(rule, client, EndReason::Limit);
         };
         if !is_proxy
@@ -432,7 +432,7 @@ impl Engine {
         let opening =
             self.openings.insert(Opening::new(key, &local.state.rule, (offset, hops), tick.now, is_proxy));
         let pace = Pace::of(local.state.rates.as_ref());
-        let mut up = Flow::new(nodelay);
+        let mut up = CopyDirection::new(nodelay);
         if client.is_unix() {
             up.thorough = true;
         }
@@ -442,7 +442,7 @@ impl Engine {
             client: socket,
             target: None,
             up,
-            down: Flow::default(),
+            down: CopyDirection::default(),
             client_address: client,
             target_address: None,
             seat: None,

@@ -10,12 +10,12 @@ use turnpike_wire::proxy_protocol::{ENOUGH_TO_TELL, is_begun};
 use super::{
     connection::Connection,
     engine::Engine,
-    side::{CLIENT, Side, Tick, token},
+    side::{CLIENT, StreamSide, Tick, token},
 };
 use crate::EndReason;
 
 impl Engine {
-    pub(super) fn on_traffic(&mut self, key: usize, side: Side, event: &Event, tick: Tick<'_>) {
+    pub(super) fn on_traffic(&mut self, key: usize, side: StreamSide, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let is_joined = connection.across.is_some();
         if connection.across.as_ref().is_some_and(|across| across.passes()) {
@@ -23,8 +23,8 @@ impl Engine {
             return self.come_up(key, tick);
         }
         let (inward, outward, socket) = match side {
-            Side::Client => (&mut connection.up, &connection.down, Some(&connection.client)),
-            Side::Target => (&mut connection.down, &connection.up, connection.target.as_ref()),
+            StreamSide::Client => (&mut connection.up, &connection.down, Some(&connection.client)),
+            StreamSide::Target => (&mut connection.down, &connection.up, connection.target.as_ref()),
         };
         inward.fin |= event.closed && !is_joined;
         inward.readable |= event.readable;
@@ -57,15 +57,15 @@ impl Engine {
         }
     }
 
-    pub(super) fn resume(&mut self, key: usize, side: Side, tick: Tick<'_>) {
+    pub(super) fn resume(&mut self, key: usize, side: StreamSide, tick: Tick<'_>) {
         self.resume_with(key, side, None, tick);
     }
 
     /// Like [`Engine::resume`], with a `share` of bytes for a flow that has waited for tokens.
-    pub(super) fn resume_with(&mut self, key: usize, side: Side, share: Option<u64>, tick: Tick<'_>) {
+    pub(super) fn resume_with(&mut self, key: usize, side: StreamSide, share: Option<u64>, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.unvouched
-            && side == Side::Client
+            && side == StreamSide::Client
             && let Some(reason) = look_for_header(connection)
         {
             return self.end(key, reason, tick);
@@ -82,8 +82,8 @@ impl Engine {
         let copy = local.state.rule.copy;
         let last = connection.half_done();
         let (flow, from, to) = match side {
-            Side::Client => (&mut connection.up, &connection.client, target),
-            Side::Target => (&mut connection.down, target, &connection.client),
+            StreamSide::Client => (&mut connection.up, &connection.client, target),
+            StreamSide::Target => (&mut connection.down, target, &connection.client),
         };
         let before = flow.bytes;
         let pumped = self.mover.pump(flow, from, to, copy.splices(), last);
@@ -110,7 +110,7 @@ impl Engine {
             Pumped::Idle => {}
             Pumped::Blocked => {
                 // The target's socket has been watched for writability since the connect.
-                if side == Side::Target {
+                if side == StreamSide::Target {
                     self.watch_client_writable(key, tick);
                 }
             }
@@ -150,7 +150,7 @@ impl Engine {
 
     /// Forwards data that a broken side had already sent, as much as the other side accepts without blocking:
     /// a server may respond and reset immediately, for example when it refuses an upload.
-    fn last_words(&mut self, key: usize, side: Side) {
+    fn last_words(&mut self, key: usize, side: StreamSide) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         // The kernel would first have to write the data that it still has, and we do not wait for that.
         if connection.across.as_ref().is_some_and(|across| !across.is_ours(side)) {
@@ -160,10 +160,10 @@ impl Engine {
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
         let (flow, from, to) = match side {
-            Side::Client => (&mut connection.up, &connection.client, target),
-            Side::Target => (&mut connection.down, target, &connection.client),
+            StreamSide::Client => (&mut connection.up, &connection.client, target),
+            StreamSide::Target => (&mut connection.down, target, &connection.client),
         };
-        if flow.has_ended() || side == Side::Client && connection.unvouched {
+        if flow.has_ended() || side == StreamSide::Client && connection.unvouched {
             return;
         }
         flow.on_error();
@@ -180,10 +180,10 @@ impl Engine {
         local.counters.spliced_bytes += moved.spliced;
     }
 
-    pub(super) fn broken(&mut self, key: usize, side: Side, tick: Tick<'_>) {
+    pub(super) fn broken(&mut self, key: usize, side: StreamSide, tick: Tick<'_>) {
         let reason = match side {
-            Side::Client => EndReason::ClientReset,
-            Side::Target => EndReason::TargetReset,
+            StreamSide::Client => EndReason::ClientReset,
+            StreamSide::Target => EndReason::TargetReset,
         };
         self.end(key, reason, tick);
     }
@@ -208,7 +208,7 @@ fn look_for_header(connection: &mut Connection) -> Option<EndReason> {
     (told == Some(true)).then_some(EndReason::UntrustedProxy)
 }
 
-impl Side {
+impl StreamSide {
     pub(super) fn other(self) -> Self {
         match self {
             Self::Client => Self::Target,

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use turnpike_net::Event;
 
 use super::{
-    check::{Asked, Check},
+    check::{Check, CheckSocket},
     engine::Engine,
     side::{HEALTH, Tick, token},
 };
-use crate::{datagram_check, state::RuleState, targets::Member};
+use crate::{datagram_check, state::RuleState, targets::TargetMember};
 
 impl Engine {
     /// Starts checking a rule's targets, if checks are configured and this worker performs them.
@@ -28,7 +28,7 @@ impl Engine {
 
     /// Adjusts the checks to the current addresses of names.
     pub(super) fn update_checks(&mut self, now: u64) {
-        let current: Vec<Arc<Member>> =
+        let current: Vec<Arc<TargetMember>> =
             self.watched.iter().flat_map(|state| state.targets.current()).collect();
         self.checks.retain(|_, check| current.iter().any(|member| Arc::ptr_eq(member, &check.member)));
         for state in self.watched.clone() {
@@ -63,24 +63,25 @@ impl Engine {
             match check.asked.take() {
                 None => {}
                 // The check has timed out.
-                Some(Asked::Connect(_) | Asked::Stream(_)) => {
+                Some(CheckSocket::Connect(_) | CheckSocket::Stream(_)) => {
                     conclude(check, false, tick.now);
                     continue;
                 }
-                Some(Asked::Datagram(mut asked)) => {
+                Some(CheckSocket::Datagram(mut asked)) => {
                     match asked.go_on(&check.state.rule) {
                         Some(healthy) => conclude(check, healthy, tick.now),
                         None => {
-                            check.asked = Some(Asked::Datagram(asked));
+                            check.asked = Some(CheckSocket::Datagram(asked));
                             check.due = tick.now + check.patience / datagram_check::TRIES;
                         }
                     }
                     continue;
                 }
             }
-            match Asked::begin(check, &check.member.address(0), token(HEALTH, key), tick.poller) {
+            match CheckSocket::begin(check, &check.member.address(0), token(HEALTH, key), tick.poller) {
                 Ok(asked) => {
-                    let shares = if matches!(asked, Asked::Datagram(_)) { datagram_check::TRIES } else { 1 };
+                    let shares =
+                        if matches!(asked, CheckSocket::Datagram(_)) { datagram_check::TRIES } else { 1 };
                     check.due = tick.now + check.patience / shares;
                     check.asked = Some(asked);
                 }
@@ -97,25 +98,25 @@ impl Engine {
         let Some(check) = self.checks.get_mut(key) else { return };
         match check.asked.take() {
             None => {}
-            Some(Asked::Connect(socket)) => {
+            Some(CheckSocket::Connect(socket)) => {
                 let answered = !event.error || socket.take_error().is_ok();
                 // RST, so that neither side is left in TIME_WAIT.
                 socket.reset();
                 conclude(check, answered, tick.now);
             }
-            Some(Asked::Stream(mut asked)) => {
+            Some(CheckSocket::Stream(mut asked)) => {
                 let question = check.state.rule.health_question.as_ref();
                 match question.and_then(|question| asked.go_on(event, question)) {
                     Some(healthy) => {
                         asked.reset();
                         conclude(check, healthy, tick.now);
                     }
-                    None => check.asked = Some(Asked::Stream(asked)),
+                    None => check.asked = Some(CheckSocket::Stream(asked)),
                 }
             }
-            Some(Asked::Datagram(asked)) => match asked.hear(&check.state.rule) {
+            Some(CheckSocket::Datagram(asked)) => match asked.hear(&check.state.rule) {
                 Some(healthy) => conclude(check, healthy, tick.now),
-                None => check.asked = Some(Asked::Datagram(asked)),
+                None => check.asked = Some(CheckSocket::Datagram(asked)),
             },
         }
     }

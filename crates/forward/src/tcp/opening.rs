@@ -7,9 +7,9 @@ use turnpike_net::{ConnectOptions, Event, Interest, TcpTimers, is_exhaustion};
 use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::{
-    attempt::Stage,
+    attempt::AttemptStage,
     engine::Engine,
-    side::{CLIENT, Side, TARGET, Tick, token},
+    side::{CLIENT, StreamSide, TARGET, Tick, token},
 };
 use crate::{
     Address, EndReason,
@@ -35,8 +35,8 @@ impl Engine {
                     break EndReason::ConnectFailed;
                 }
                 Pick::Pending => {
-                    if opening.stage != Stage::Name {
-                        opening.stage = Stage::Name;
+                    if opening.stage != AttemptStage::Name {
+                        opening.stage = AttemptStage::Name;
                         opening.deadline = tick.now.saturating_add(opening.patience);
                     }
                     return;
@@ -74,7 +74,7 @@ impl Engine {
             });
             match begun {
                 Ok((socket, link)) => {
-                    opening.stage = Stage::Connecting;
+                    opening.stage = AttemptStage::Connecting;
                     opening.deadline = tick.now.saturating_add(opening.patience);
                     if address.is_unix() {
                         connection.down.thorough = true;
@@ -86,8 +86,8 @@ impl Engine {
                     return;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if opening.stage != Stage::Queue {
-                        opening.stage = Stage::Queue;
+                    if opening.stage != AttemptStage::Queue {
+                        opening.stage = AttemptStage::Queue;
                         opening.deadline = tick.now.saturating_add(opening.patience);
                     }
                     opening.queued = Some(seat.slot());
@@ -95,8 +95,8 @@ impl Engine {
                     return;
                 }
                 Err(error) if is_exhaustion(&error) => {
-                    if opening.stage != Stage::Descriptor {
-                        opening.stage = Stage::Descriptor;
+                    if opening.stage != AttemptStage::Descriptor {
+                        opening.stage = AttemptStage::Descriptor;
                         opening.deadline = tick.now.saturating_add(opening.patience);
                     }
                     self.starving = true;
@@ -184,7 +184,7 @@ impl Engine {
         }
         lead.extend_from_slice(&opening.inbox);
         connection.up.bytes += opening.inbox.len() as u64;
-        local.moved(connection.seat.as_ref(), Side::Client, opening.inbox.len() as u64);
+        local.moved(connection.seat.as_ref(), StreamSide::Client, opening.inbox.len() as u64);
         connection.up.lead_with(lead);
         connection.up.readable = true;
         connection.down.readable = event.readable;
@@ -193,9 +193,9 @@ impl Engine {
         let watched = opening.is_proxy;
         let greets = connection.down.readable;
         // Reading before the client's socket is registered saves an event.
-        self.resume(key, Side::Client, tick);
+        self.resume(key, StreamSide::Client, tick);
         if greets {
-            self.resume(key, Side::Target, tick);
+            self.resume(key, StreamSide::Target, tick);
         }
         let Some(connection) = self.connections.get_mut(key) else { return };
         if watched {
@@ -221,7 +221,7 @@ impl Engine {
         if event.error {
             return self.end(key, EndReason::ClientReset, tick);
         }
-        if opening.stage != Stage::Waiting {
+        if opening.stage != AttemptStage::Waiting {
             return;
         }
         loop {
@@ -269,8 +269,10 @@ impl Engine {
             self.starving = false;
             return;
         }
-        let ask = |stage: Stage, late: bool| late || matches!(stage, Stage::Descriptor | Stage::Queue);
-        let due: Vec<(usize, Stage, bool)> = self
+        let ask = |stage: AttemptStage, late: bool| {
+            late || matches!(stage, AttemptStage::Descriptor | AttemptStage::Queue)
+        };
+        let due: Vec<(usize, AttemptStage, bool)> = self
             .openings
             .iter()
             .map(|(_, opening)| (opening.connection, opening.stage, opening.deadline <= tick.now))
@@ -279,15 +281,15 @@ impl Engine {
         self.starving = false;
         for (key, stage, late) in due {
             match (stage, late) {
-                (Stage::Waiting, _) => self.end(key, EndReason::BadProxyHeader, tick),
-                (Stage::Name, _) => self.give_up_on_name(key, tick),
-                (Stage::Descriptor, true) => self.end(key, EndReason::Limit, tick),
+                (AttemptStage::Waiting, _) => self.end(key, EndReason::BadProxyHeader, tick),
+                (AttemptStage::Name, _) => self.give_up_on_name(key, tick),
+                (AttemptStage::Descriptor, true) => self.end(key, EndReason::Limit, tick),
                 // If one connection still gets no descriptor, skip the others that need one.
-                (Stage::Descriptor, false) if self.starving => {}
-                (Stage::Descriptor, false) => self.connect_next(key, tick),
-                (Stage::Queue, false) => self.connect_next(key, tick),
-                (Stage::Queue, true) => self.give_up_on_queue(key, tick),
-                (Stage::Connecting, _) => self.on_refused(key, io::ErrorKind::TimedOut.into(), tick),
+                (AttemptStage::Descriptor, false) if self.starving => {}
+                (AttemptStage::Descriptor, false) => self.connect_next(key, tick),
+                (AttemptStage::Queue, false) => self.connect_next(key, tick),
+                (AttemptStage::Queue, true) => self.give_up_on_queue(key, tick),
+                (AttemptStage::Connecting, _) => self.on_refused(key, io::ErrorKind::TimedOut.into(), tick),
             }
         }
     }
@@ -301,7 +303,7 @@ impl Engine {
                 opening.tried.push(slot);
                 local.queue_full(slot);
             }
-            opening.stage = Stage::Waiting;
+            opening.stage = AttemptStage::Waiting;
         }
         self.connect_next(key, tick);
     }
@@ -311,7 +313,7 @@ impl Engine {
         let opening = self.connections.get(key).and_then(|connection| connection.opening);
         if let Some(opening) = opening.and_then(|at| self.openings.get_mut(at as usize)) {
             opening.without_names = true;
-            opening.stage = Stage::Waiting;
+            opening.stage = AttemptStage::Waiting;
         }
         self.connect_next(key, tick);
     }

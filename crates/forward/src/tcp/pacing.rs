@@ -4,7 +4,7 @@
 use super::{
     connection::Connection,
     engine::Engine,
-    side::{Side, Tick},
+    side::{StreamSide, Tick},
 };
 
 /// Milliseconds between runs of the queue.
@@ -16,7 +16,7 @@ impl Connection {
     /// Sets the number of bytes that the flow from `side` may move now. `share` is set if the flow's turn in
     /// the queue has come.
     #[cold]
-    pub(super) fn grant(&mut self, side: Side, share: Option<u64>, now: u64) {
+    pub(super) fn grant(&mut self, side: StreamSide, share: Option<u64>, now: u64) {
         let Some(pace) = &self.pace else { return };
         let granted = match share {
             Some(share) => pace.take(side.way(), share, now),
@@ -27,7 +27,7 @@ impl Connection {
     }
 
     #[cold]
-    pub(super) fn settle(&mut self, side: Side) {
+    pub(super) fn settle(&mut self, side: StreamSide) {
         let unused = self.flow(side).budget.replace(0).unwrap_or(0);
         if let Some(pace) = &self.pace {
             pace.give_back(side.way(), unused);
@@ -37,7 +37,7 @@ impl Connection {
 
 impl Engine {
     /// Queues a flow that has data but no tokens.
-    pub(super) fn wait_for_tokens(&mut self, key: usize, side: Side, now: u64) {
+    pub(super) fn wait_for_tokens(&mut self, key: usize, side: StreamSide, now: u64) {
         let connection = &mut self.connections[key];
         let Some(pace) = &mut connection.pace else { return };
         if pace.is_waiting(side.way()) {

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::side::Side;
+use super::side::StreamSide;
 
 #[derive(Default)]
 pub(super) struct Pacing {
-    pub(super) queue: VecDeque<(u64, usize, Side)>,
+    pub(super) queue: VecDeque<(u64, usize, StreamSide)>,
     /// Number of the last ticket; 0 means that none was issued.
     pub(super) tickets: u64,
     pub(super) last: u64,

@@ -18,12 +18,12 @@ pub(crate) struct Tick<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum StreamSide {
     Client,
     Target,
 }
 
-impl Side {
+impl StreamSide {
     pub(super) const BOTH: [Self; 2] = [Self::Client, Self::Target];
 
     pub(super) fn index(self) -> usize {

@@ -25,8 +25,8 @@ use turnpike_offload::Sockmap;
 use super::{
     connection::Connection,
     engine::Engine,
-    side::{CLIENT, Side, TARGET, Tick, token},
-    talk::{Across, Settling, Way},
+    side::{CLIENT, StreamSide, TARGET, Tick, token},
+    talk::{JoinedConnection, KernelDirection, Settling},
 };
 
 /// Milliseconds between reads of counters; the counters of a connection are part of every `SWEEPS`th read.
@@ -39,7 +39,7 @@ const LATER_MS: u64 = 64;
 const LAST_WORDS_MS: u64 = 100;
 
 impl Connection {
-    pub(super) fn heard(&mut self, side: Side, bytes: u64) {
+    pub(super) fn heard(&mut self, side: StreamSide, bytes: u64) {
         self.talk.heard(side, bytes);
         if let Some(across) = &mut self.across {
             across.took(side, bytes);
@@ -79,7 +79,7 @@ impl Engine {
         }
         match &connection.across {
             None => self.join(key, tick),
-            Some(across) if Side::BOTH.into_iter().all(|side| across.is_ours(side)) => {
+            Some(across) if StreamSide::BOTH.into_iter().all(|side| across.is_ours(side)) => {
                 self.hand_over(key, tick);
             }
             Some(_) => {}
@@ -108,8 +108,8 @@ impl Engine {
             return;
         };
         let pair = joined.pair() as usize;
-        let ways = base.map(|base| Way { base, ..Way::default() });
-        connection.across = Some(Box::new(Across { joined, passes: false, ways }));
+        let ways = base.map(|base| KernelDirection { base, ..KernelDirection::default() });
+        connection.across = Some(Box::new(JoinedConnection { joined, passes: false, ways }));
         for flow in [&mut connection.up, &mut connection.down] {
             flow.plain = true;
             (flow.doubts_end, flow.readable) = (true, true);
@@ -119,7 +119,7 @@ impl Engine {
         }
         self.joined[pair] = Some(key);
         self.pairs += 1;
-        self.again.extend(Side::BOTH.map(|side| (key, side)));
+        self.again.extend(StreamSide::BOTH.map(|side| (key, side)));
     }
 
     /// Lets the kernel forward the connection's data, unless some has arrived in the meantime.
@@ -128,11 +128,12 @@ impl Engine {
             return;
         };
         let (Some(across), Some(target)) = (&mut connection.across, &connection.target) else { return };
-        let lower = |side: Side| sockmap.lower(&across.joined, side.index(), across.ways[side.index()].taken);
-        if !lower(Side::Client) {
+        let lower =
+            |side: StreamSide| sockmap.lower(&across.joined, side.index(), across.ways[side.index()].taken);
+        if !lower(StreamSide::Client) {
             return;
         }
-        let mut is_done = lower(Side::Target);
+        let mut is_done = lower(StreamSide::Target);
         across.passes = true;
         for (socket, kind) in [(&connection.client, CLIENT), (target, TARGET)] {
             is_done = is_done && tick.poller.set(socket, token(kind, key), Interest::EdgeEnd).is_ok();
@@ -147,7 +148,7 @@ impl Engine {
     pub(super) fn come_up(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get(key)) else { return };
         let Some(across) = connection.across.as_ref().filter(|across| across.passes) else { return };
-        Side::BOTH.into_iter().for_each(|side| sockmap.raise(&across.joined, side.index()));
+        StreamSide::BOTH.into_iter().for_each(|side| sockmap.raise(&across.joined, side.index()));
         self.book(key, tick.now);
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return;
@@ -166,18 +167,18 @@ impl Engine {
             let _ = tick.poller.set(socket, token(kind, key), Interest::Edge);
         }
         (connection.up.readable, connection.down.readable) = (true, true);
-        self.again.extend(Side::BOTH.map(|side| (key, side)));
+        self.again.extend(StreamSide::BOTH.map(|side| (key, side)));
     }
 
     /// Returns true if data from this side may be read and written here; otherwise, schedules another check.
-    pub(super) fn settle(&mut self, key: usize, side: Side, tick: Tick<'_>) -> bool {
+    pub(super) fn settle(&mut self, key: usize, side: StreamSide, tick: Tick<'_>) -> bool {
         let Some(connection) = self.connections.get_mut(key) else { return false };
         let Some(across) = connection.across.as_mut().filter(|across| !across.passes) else { return false };
         let way = &mut across.ways[side.index()];
         let Some(Settling { first, since }) = way.settles else { return true };
         let sink = match side {
-            Side::Client => connection.target.as_ref(),
-            Side::Target => Some(&connection.client),
+            StreamSide::Client => connection.target.as_ref(),
+            StreamSide::Target => Some(&connection.client),
         };
         // A broken socket will fail on the next write.
         let written = sink.and_then(|sink| sink.written().ok());
@@ -195,7 +196,7 @@ impl Engine {
 
     /// Decides whether an end of stream that was read is final, which requires that all received bytes have been
     /// read.
-    pub(super) fn judge_end(&mut self, key: usize, side: Side, tick: Tick<'_>) {
+    pub(super) fn judge_end(&mut self, key: usize, side: StreamSide, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return;
         };
@@ -208,7 +209,7 @@ impl Engine {
         }
     }
 
-    fn wait(&mut self, key: usize, side: Side, now: u64) {
+    fn wait(&mut self, key: usize, side: StreamSide, now: u64) {
         let across = self.connections.get_mut(key).and_then(|connection| connection.across.as_mut());
         let Some(way) = across.map(|across| &mut across.ways[side.index()]) else { return };
         if !std::mem::replace(&mut way.is_waiting, true) {
@@ -261,7 +262,7 @@ impl Engine {
         let Some(across) = connection.across.as_mut().filter(|across| across.passes) else { return false };
         let local = &mut self.rules[connection.rule];
         let mut any = false;
-        for (side, flow) in Side::BOTH.into_iter().zip([&mut connection.up, &mut connection.down]) {
+        for (side, flow) in StreamSide::BOTH.into_iter().zip([&mut connection.up, &mut connection.down]) {
             let way = &mut across.ways[side.index()];
             let handed = sockmap.handed(&across.joined, side.index());
             let more = handed.saturating_sub(way.taken);
@@ -280,7 +281,7 @@ impl Engine {
     }
 
     /// Removes an ended connection. Call before its sockets are closed.
-    pub(super) fn part(&mut self, across: Across, now: u64) {
+    pub(super) fn part(&mut self, across: JoinedConnection, now: u64) {
         let Some(sockmap) = &mut self.sockmap else { return };
         self.joined[across.joined.pair() as usize] = None;
         self.pairs -= 1;
@@ -291,6 +292,6 @@ impl Engine {
     fn is_raised(&self, key: usize) -> bool {
         let across = self.connections.get(key).and_then(|connection| connection.across.as_ref());
         let (Some(sockmap), Some(across)) = (&self.sockmap, across) else { return false };
-        across.passes && Side::BOTH.into_iter().any(|side| sockmap.is_up(&across.joined, side.index()))
+        across.passes && StreamSide::BOTH.into_iter().any(|side| sockmap.is_up(&across.joined, side.index()))
     }
 }

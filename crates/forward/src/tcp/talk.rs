@@ -2,7 +2,7 @@
 
 use turnpike_offload::Joined;
 
-use super::side::Side;
+use super::side::StreamSide;
 
 /// Number of times the sides must alternate before a connection counts as interactive: the initial value,
 /// which doubles after each wrong guess, and its maximum.
@@ -12,7 +12,7 @@ const MOST_TURNS: u16 = 1024;
 const LOUD: u64 = 64 << 10;
 /// Counts how often the sides of a connection alternate in sending little data.
 pub(super) struct Talk {
-    pub(super) last: Option<Side>,
+    pub(super) last: Option<StreamSide>,
     pub(super) turns: u16,
     pub(super) wanted: u16,
 }
@@ -24,7 +24,7 @@ impl Default for Talk {
 }
 
 impl Talk {
-    pub(super) fn heard(&mut self, side: Side, bytes: u64) {
+    pub(super) fn heard(&mut self, side: StreamSide, bytes: u64) {
         if bytes >= LOUD {
             (self.last, self.turns) = (None, 0);
         } else if bytes > 0 && self.last != Some(side) {
@@ -44,16 +44,16 @@ impl Talk {
 }
 
 /// Connection whose sockets are in the map.
-pub(super) struct Across {
+pub(super) struct JoinedConnection {
     pub(super) joined: Joined,
     /// True if the kernel forwards new data; otherwise it is read here.
     pub(super) passes: bool,
     /// Both directions, indexed by their source.
-    pub(super) ways: [Way; 2],
+    pub(super) ways: [KernelDirection; 2],
 }
 
 #[derive(Clone, Copy, Default)]
-pub(super) struct Way {
+pub(super) struct KernelDirection {
     /// Bytes read or known to be forwarded since joining.
     pub(super) taken: u64,
     /// Bytes written to the other socket before joining.
@@ -75,21 +75,21 @@ pub(super) struct Settling {
     pub(super) since: u64,
 }
 
-impl Across {
+impl JoinedConnection {
     pub(super) fn passes(&self) -> bool {
         self.passes
     }
 
-    pub(super) fn took(&mut self, side: Side, bytes: u64) {
+    pub(super) fn took(&mut self, side: StreamSide, bytes: u64) {
         self.ways[side.index()].taken += bytes;
     }
 
-    pub(super) fn hurry(&mut self, side: Side) {
+    pub(super) fn hurry(&mut self, side: StreamSide) {
         self.ways[side.index()].is_broken = true;
     }
 
     /// True if data from this side may be read and written here.
-    pub(super) fn is_ours(&self, side: Side) -> bool {
+    pub(super) fn is_ours(&self, side: StreamSide) -> bool {
         !self.passes && self.ways[side.index()].settles.is_none()
     }
 }
@@ -102,16 +102,16 @@ mod tests {
     fn traffic_is_interactive_if_small_messages_alternate() {
         let mut talk = Talk::default();
         for _ in 0..3 {
-            talk.heard(Side::Client, 30_000);
+            talk.heard(StreamSide::Client, 30_000);
         }
-        talk.heard(Side::Target, 10);
-        talk.heard(Side::Client, 10);
+        talk.heard(StreamSide::Target, 10);
+        talk.heard(StreamSide::Client, 10);
         assert!(!talk.is_chatter(), "three turns");
-        talk.heard(Side::Target, 0);
+        talk.heard(StreamSide::Target, 0);
         assert!(!talk.is_chatter(), "no data");
-        talk.heard(Side::Target, 10);
+        talk.heard(StreamSide::Target, 10);
         assert!(talk.is_chatter());
-        talk.heard(Side::Target, LOUD);
+        talk.heard(StreamSide::Target, LOUD);
         assert!(!talk.is_chatter());
     }
 
@@ -120,7 +120,7 @@ mod tests {
         let mut talk = Talk::default();
         let turns = |talk: &mut Talk| {
             (1..=u32::from(MOST_TURNS) + 1).find(|turn| {
-                talk.heard(if turn % 2 == 0 { Side::Client } else { Side::Target }, 1);
+                talk.heard(if turn % 2 == 0 { StreamSide::Client } else { StreamSide::Target }, 1);
                 talk.is_chatter()
             })
         };

@@ -4,12 +4,12 @@
 use std::cmp::Reverse;
 
 use super::{
-    Choice, Engine, RuleKey, Tick, outgoing,
+    ChosenTarget, Engine, RuleKey, UdpTick, outgoing,
     sessions::{Arrival, Inward},
     tokens::narrow,
-    unanswered::Look,
+    unanswered::NextCheck,
 };
-use crate::{EndReason, Failure};
+use crate::{EndReason, TargetFailure};
 
 /// Milliseconds without data from a former target after which a session leaves it.
 const SILENCE_MS: u64 = 5000;
@@ -27,8 +27,8 @@ impl Engine {
     pub(crate) fn leave_former(
         &mut self,
         key: RuleKey,
-        is_former: impl Fn(Option<Choice>) -> bool,
-        tick: &mut Tick<'_>,
+        is_former: impl Fn(Option<ChosenTarget>) -> bool,
+        tick: &mut UdpTick<'_>,
     ) -> bool {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
         // During a drain, no new session would replace this one.
@@ -55,7 +55,7 @@ impl Engine {
     }
 
     /// Schedules checks of a new session until its target responds.
-    pub(super) fn await_answer(&mut self, at: u32, tick: &mut Tick<'_>) {
+    pub(super) fn await_answer(&mut self, at: u32, tick: &mut UdpTick<'_>) {
         let Some(session) = self.sessions.get(at) else { return };
         let state = &self.rules[session.rule as usize];
         if session.answered || !state.rule.targets_speak_udp() || !tick.worker.has_choice(state.key) {
@@ -63,7 +63,7 @@ impl Engine {
         }
         let now = tick.now;
         let (due, wait, opened) = (now + FIRST_LOOK_MS, FIRST_LOOK_MS, session.opened);
-        let look = Look { due, at, opened, since: now, wait, tried: Vec::new(), explores: false };
+        let look = NextCheck { due, at, opened, since: now, wait, tried: Vec::new(), explores: false };
         self.unanswered.0.push(Reverse(look));
         self.expect_at(Some(due));
     }
@@ -71,7 +71,7 @@ impl Engine {
     /// Moves a session to another target if the client has sent again without having received a response, and
     /// targets of the rule are known to respond. If no target has ever responded, as with a one-way protocol,
     /// only a single session tries them all.
-    pub(super) fn seek_answers(&mut self, tick: &mut Tick<'_>) {
+    pub(super) fn seek_answers(&mut self, tick: &mut UdpTick<'_>) {
         for _ in 0..LOOKS {
             let Some(mut look) = self.unanswered.pop(tick.now) else { return };
             self.book(look.at, tick);
@@ -96,7 +96,7 @@ impl Engine {
 
     /// Moves a session to an untried target or, after a full round, to any other target. Returns false if
     /// there is no other target.
-    fn choose_another(&mut self, look: &mut Look, tick: &mut Tick<'_>) -> bool {
+    fn choose_another(&mut self, look: &mut NextCheck, tick: &mut UdpTick<'_>) -> bool {
         let Some(session) = self.sessions.get(look.at) else { return false };
         let (rule, client, port, hops) = (session.rule, session.client, session.port, session.hops);
         let asked = if let Inward::Datagrams { key, .. } = &session.inward { key.local } else { None };
@@ -115,7 +115,7 @@ impl Engine {
             Ok(reached) => reached,
             Err(error) => {
                 let is_unreachable = outgoing::is_unreachable(&error);
-                self.rules[rule as usize].failed(choice, is_unreachable.then(|| Failure::of(&error)));
+                self.rules[rule as usize].failed(choice, is_unreachable.then(|| TargetFailure::of(&error)));
                 tick.worker.release(key, choice, is_unreachable);
                 return false;
             }
@@ -129,7 +129,7 @@ impl Engine {
         session.link = link;
         self.leaving.extend(std::mem::replace(&mut session.outward, outward).socket());
         if let Some(silent) = session.choice.replace(choice) {
-            state.left(silent, Some(Failure::Timeout));
+            state.left(silent, Some(TargetFailure::Timeout));
             // The target is not considered unhealthy, because any client can send data that it does not
             // respond to.
             tick.worker.release(key, silent, false);

@@ -15,10 +15,10 @@ use hashbrown::HashMap;
 use turnpike_net::{Datapath, UdpOptions, UdpSocket};
 
 use super::{
-    Engine, Tick,
+    Engine, UdpTick,
     outgoing::BUFFER,
-    rule_state::{Kind, Listener},
-    sessions::{Inward, Key, Session, Stage, connected},
+    rule_state::{Listener, SocketKind},
+    sessions::{Inward, Key, Session, SessionStage, connected},
     tokens::{inward_token, narrow},
 };
 use crate::EndReason;
@@ -37,10 +37,10 @@ const LAST_ROUNDS: usize = 16;
 impl Engine {
     /// Stops accepting sessions. Sessions of UDP clients end once they are idle; those of TCP clients
     /// continue.
-    pub fn drain(&mut self, tick: &mut Tick<'_>) {
+    pub fn drain(&mut self, tick: &mut UdpTick<'_>) {
         self.draining = true;
         self.recall(tick);
-        self.listeners.retain(|_, listener| matches!(listener.kind, Kind::Datagrams(_)));
+        self.listeners.retain(|_, listener| matches!(listener.kind, SocketKind::Datagrams(_)));
         self.send_queued();
         let quiet = u64::try_from(QUIET.as_millis()).unwrap_or(u64::MAX);
         let mut kept: HashMap<u32, usize> = HashMap::new();
@@ -60,7 +60,7 @@ impl Engine {
                 else {
                     continue;
                 };
-                let recent = *stage == Stage::Connecting || tick.now < self.sessions.stamp(at) + quiet;
+                let recent = *stage == SessionStage::Connecting || tick.now < self.sessions.stamp(at) + quiet;
                 let kept = kept.entry(key.listener).or_default();
                 if recent && *kept < MOST && self.set_apart(at, tick).is_ok() {
                     *kept += 1;
@@ -75,13 +75,13 @@ impl Engine {
 
     /// Closes the listeners. Call this after all workers that share the ports have drained: until then, the
     /// kernel may deliver datagrams to this worker although their sessions have their own sockets.
-    pub fn unlisten(&mut self, tick: &mut Tick<'_>) {
+    pub fn unlisten(&mut self, tick: &mut UdpTick<'_>) {
         let listeners: Vec<_> = self
             .listeners
             .iter()
             .filter_map(|(slot, listener)| match listener.kind {
-                Kind::Datagrams(socket) => Some((narrow(slot), listener.rule, socket)),
-                Kind::Streams { .. } => None,
+                SocketKind::Datagrams(socket) => Some((narrow(slot), listener.rule, socket)),
+                SocketKind::Streams { .. } => None,
             })
             .collect();
         for (listener, _, socket) in &listeners {
@@ -99,12 +99,13 @@ impl Engine {
     }
 
     /// Gives a session its own socket towards the client.
-    fn set_apart(&mut self, at: u32, tick: &Tick<'_>) -> io::Result<()> {
+    fn set_apart(&mut self, at: u32, tick: &UdpTick<'_>) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let Some(Session { inward: Inward::Datagrams { key, reply }, .. }) = self.sessions.get_mut(at) else {
             return Err(gone());
         };
-        let Some(Listener { kind: Kind::Datagrams(shared), .. }) = self.listeners.get(key.listener as usize)
+        let Some(Listener { kind: SocketKind::Datagrams(shared), .. }) =
+            self.listeners.get(key.listener as usize)
         else {
             return Err(gone());
         };

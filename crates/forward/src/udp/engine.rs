@@ -9,24 +9,25 @@ use std::{
 
 use slab::Slab;
 use turnpike_net::{
-    Datapath, Event, IcmpError, Route, Rx, RxStats, SocketId, Sockets, Transport, Tx, TxStats, is_exhaustion,
+    Datapath, Event, QueuedError, Route, Rx, RxStats, SocketId, SocketProtocol, Sockets, Tx, TxStats,
+    is_exhaustion,
 };
 use turnpike_wire::{address::canonical, proxy_protocol};
 
 use super::{
-    Admission, Choice, Tick,
+    Admission, ChosenTarget, UdpTick,
     kernel_flows::Offload,
     outgoing,
-    rule_state::{Kind, Listener, RuleState},
+    rule_state::{Listener, RuleState, SocketKind},
     sessions::{
-        ATTEMPTS, Arrival, Gate, Inward, Key, List, Outward, Reached, Session, Stage, Table, addressed,
-        connected,
+        ATTEMPTS, Arrival, Gate, Inward, Key, List, Outward, Reached, Session, SessionStage, SessionTable,
+        addressed, connected,
     },
     tokens::{INWARD, LISTENER, OUTWARD, inward_token, outward_token, slot_of},
     unanswered::Unanswered,
 };
 use crate::{
-    ConnectionReport, EndReason, Failure, Protocol, Rule,
+    ConnectionReport, EndReason, Protocol, Rule, TargetFailure,
     bridge::{SCRATCH, Stream},
     rate::{DOWN, Pace, UP},
 };
@@ -53,7 +54,7 @@ pub struct Engine {
     pub(super) sockets: Sockets,
     pub(super) listeners: Slab<Listener>,
     pub(super) rules: Slab<RuleState>,
-    pub(super) sessions: Table,
+    pub(super) sessions: SessionTable,
     pub(super) scratch: Box<[u8]>,
     /// Bytes copied into `tx` since the last flush.
     pub(super) copied: u64,
@@ -76,7 +77,7 @@ impl Engine {
             sockets: Sockets::default(),
             listeners: Slab::new(),
             rules: Slab::new(),
-            sessions: Table::default(),
+            sessions: SessionTable::default(),
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             copied: 0,
             offload: None,
@@ -89,18 +90,18 @@ impl Engine {
     }
 
     /// Handles an event whose token has the bit [`TOKENS`]. Datagrams to send wait for [`Engine::flush`].
-    pub fn on_event(&mut self, event: &Event, tick: &mut Tick<'_>) {
+    pub fn on_event(&mut self, event: &Event, tick: &mut UdpTick<'_>) {
         if !self.rx.has_room() {
             self.flush();
         }
         let at = slot_of(event.token);
         match event.token & 3 {
             LISTENER => match self.listeners.get(at as usize).map(|listener| &listener.kind) {
-                Some(Kind::Datagrams(socket)) => {
+                Some(SocketKind::Datagrams(socket)) => {
                     let socket = *socket;
                     self.receive_from_clients(Key::of_listener(at), socket, tick);
                 }
-                Some(Kind::Streams { .. }) => self.accept(at, tick),
+                Some(SocketKind::Streams { .. }) => self.accept(at, tick),
                 None => {}
             },
             OUTWARD => match self.sessions.get(at).map(|session| &session.outward) {
@@ -137,7 +138,7 @@ impl Engine {
     }
 
     /// Runs timers: idle sessions, connect timeouts, paused listeners. Returns true if something has changed.
-    pub fn on_tick(&mut self, tick: &mut Tick<'_>) -> bool {
+    pub fn on_tick(&mut self, tick: &mut UdpTick<'_>) -> bool {
         if self.due.is_none_or(|due| tick.now < due) {
             return false;
         }
@@ -154,8 +155,8 @@ impl Engine {
                     continue;
                 }
                 match self.sessions.get(at).map(|session| session.stage) {
-                    Some(Stage::Connecting) => self.try_next_target(at, Failure::Timeout, tick),
-                    Some(Stage::Closing) => self.end(at, EndReason::Finished, tick),
+                    Some(SessionStage::Connecting) => self.try_next_target(at, TargetFailure::Timeout, tick),
+                    Some(SessionStage::Closing) => self.end(at, EndReason::Finished, tick),
                     // During a drain, the timeout may be the drain's.
                     _ if self.draining => self.end(at, EndReason::Shutdown, tick),
                     _ => self.end(at, EndReason::Idle, tick),
@@ -171,7 +172,7 @@ impl Engine {
         budget < EXPIRIES
     }
 
-    /// Time at which [`Engine::on_tick`] next has work, on the clock of [`Tick::now`].
+    /// Time at which [`Engine::on_tick`] next has work, on the clock of [`UdpTick::now`].
     pub fn next_timeout(&self) -> Option<u64> {
         let offload = self.offload.as_ref().and_then(Offload::due);
         [self.due, offload].into_iter().flatten().min()
@@ -191,7 +192,12 @@ impl Engine {
 
     /// Receives from a socket to which clients send. `key` contains the listener and, if the socket is bound
     /// to only one address, the destination address. Returns true if more datagrams may be queued.
-    pub(super) fn receive_from_clients(&mut self, key: Key, socket: SocketId, tick: &mut Tick<'_>) -> bool {
+    pub(super) fn receive_from_clients(
+        &mut self,
+        key: Key,
+        socket: SocketId,
+        tick: &mut UdpTick<'_>,
+    ) -> bool {
         let mut share = LISTENER_SHARE;
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return false };
@@ -212,7 +218,7 @@ impl Engine {
 
     /// Forwards a received buffer to the target. All of it is from one client, so the session is looked up
     /// only once.
-    fn send_to_target(&mut self, key: Key, index: usize, tick: &mut Tick<'_>) {
+    fn send_to_target(&mut self, key: Key, index: usize, tick: &mut UdpTick<'_>) {
         let Some(buffer) = self.rx.buffer(index) else { return };
         let key = Key { client: buffer.from, local: key.local.or(buffer.local), ..key };
         let Some(at) = self.sessions.find(&key).or_else(|| self.open(key, tick)) else {
@@ -261,7 +267,7 @@ impl Engine {
         state.counters.limited_datagrams += gate.limited;
         session.to_target += bytes;
         // Data that waits for a connect is counted for the target that accepts the connection.
-        state.moved(session.choice.filter(|_| session.stage != Stage::Connecting), bytes, 0);
+        state.moved(session.choice.filter(|_| session.stage != SessionStage::Connecting), bytes, 0);
         state.counters.to_target_datagrams += datagrams;
         self.sessions.touch(at, tick.now, &mut state.lists);
     }
@@ -273,7 +279,7 @@ impl Engine {
         at: u32,
         socket: SocketId,
         event: &Event,
-        tick: &mut Tick<'_>,
+        tick: &mut UdpTick<'_>,
     ) {
         let refused = event.error && self.is_refused(socket);
         let mut share = TARGET_SHARE;
@@ -356,13 +362,13 @@ impl Engine {
     fn is_refused(&self, socket: SocketId) -> bool {
         let Some(socket) = self.sockets.get(socket) else { return false };
         let mut refused = false;
-        let _ = socket.read_errors(ERRORS, |IcmpError { icmp_type, code, v6, .. }| {
+        let _ = socket.read_errors(ERRORS, |QueuedError { icmp_type, code, v6, .. }| {
             refused |= if v6 { (icmp_type, code) == (1, 4) } else { (icmp_type, code) == (3, 3) };
         });
         refused
     }
 
-    fn end_refused(&mut self, at: u32, tick: &mut Tick<'_>) {
+    fn end_refused(&mut self, at: u32, tick: &mut UdpTick<'_>) {
         // The kernel may have forwarded responses.
         self.book(at, tick);
         let answered = self.sessions.get(at).is_some_and(|session| session.answered);
@@ -372,11 +378,11 @@ impl Engine {
     /// Starts a session for a new UDP client. Refusals are counted, not reported: anyone can forge thousands
     /// of sources per second.
     #[cold]
-    fn open(&mut self, key: Key, tick: &mut Tick<'_>) -> Option<u32> {
+    fn open(&mut self, key: Key, tick: &mut UdpTick<'_>) -> Option<u32> {
         if self.draining {
             return None;
         }
-        let Listener { rule, port, kind: Kind::Datagrams(socket), .. } =
+        let Listener { rule, port, kind: SocketKind::Datagrams(socket), .. } =
             self.listeners.get(key.listener as usize)?
         else {
             return None;
@@ -419,7 +425,7 @@ impl Engine {
     }
 
     /// Counts a new session of a rule, evicting the longest idle session if necessary.
-    fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
+    fn make_room(&mut self, rule: u32, tick: &mut UdpTick<'_>) -> bool {
         let key = self.rules[rule as usize].key;
         let admission = tick.worker.enter(key);
         if admission == Admission::Entered {
@@ -448,8 +454,8 @@ impl Engine {
         &mut self,
         arrival: Arrival,
         asked: Option<IpAddr>,
-        tick: &mut Tick<'_>,
-    ) -> Option<(Reached, Choice)> {
+        tick: &mut UdpTick<'_>,
+    ) -> Option<(Reached, ChosenTarget)> {
         let Arrival { rule, client, port, .. } = arrival;
         let next = self.sessions.next();
         let key = self.rules[rule as usize].key;
@@ -459,7 +465,7 @@ impl Engine {
                 Ok(reached) => return Some((reached, choice)),
                 Err(error) => {
                     let unreachable = outgoing::is_unreachable(&error);
-                    let failure = unreachable.then(|| Failure::of(&error));
+                    let failure = unreachable.then(|| TargetFailure::of(&error));
                     self.rules[rule as usize].failed(choice, failure);
                     tick.worker.release(key, choice, unreachable);
                     self.complain(&error);
@@ -476,10 +482,10 @@ impl Engine {
     pub(super) fn open_towards(
         &mut self,
         arrival: Arrival,
-        choice: Choice,
+        choice: ChosenTarget,
         at: u32,
         asked: Option<IpAddr>,
-        tick: &mut Tick<'_>,
+        tick: &mut UdpTick<'_>,
     ) -> io::Result<Reached> {
         let token = outward_token(at);
         let header = self.header(arrival, asked);
@@ -494,7 +500,7 @@ impl Engine {
         tick.poller.add(&socket, token)?;
         let local =
             leads_here.then(|| outgoing::source_of(&socket, &state.rule, choice.address)).transpose()?;
-        let link = local.map(|local| tick.worker.circles().link(Transport::Udp, local, hops));
+        let link = local.map(|local| tick.worker.circles().link(SocketProtocol::Udp, local, hops));
         let any_port = state.rule.any_port.then_some(choice.address);
         Ok((addressed(self.sockets.insert(socket), any_port, header), link))
     }
@@ -517,7 +523,7 @@ impl Engine {
         proxy_protocol::encode_for_datagrams(canonical(client), canonical(asked))
     }
 
-    pub(super) fn begin(&mut self, mut session: Session, tick: &mut Tick<'_>) -> u32 {
+    pub(super) fn begin(&mut self, mut session: Session, tick: &mut UdpTick<'_>) -> u32 {
         let state = &mut self.rules[session.rule as usize];
         if let Some(choice) = session.choice {
             state.took(choice);
@@ -532,7 +538,7 @@ impl Engine {
         at
     }
 
-    pub(super) fn end(&mut self, at: u32, reason: EndReason, tick: &mut Tick<'_>) {
+    pub(super) fn end(&mut self, at: u32, reason: EndReason, tick: &mut UdpTick<'_>) {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
         let Some(mut session) = self.sessions.remove(at, &mut state.lists) else { return };
@@ -549,7 +555,7 @@ impl Engine {
         if let Some(choice) = session.choice {
             // For UDP, only ICMP reports a failure; a TCP target that closes without sending data counts as
             // having refused.
-            state.left(choice, failed.then_some(Failure::Refused));
+            state.left(choice, failed.then_some(TargetFailure::Refused));
             tick.worker.release(state.key, choice, failed);
         }
         tick.worker.ended(ConnectionReport {

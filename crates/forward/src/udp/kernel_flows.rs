@@ -6,7 +6,7 @@ use std::{
 };
 
 use turnpike_net::{Buffer, Received, Rx, SocketId};
-use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets};
+use turnpike_offload::{Counted, FlowState, Flows, Installed, Kind, NewFlow, WorkerClock, WorkerSockets};
 
 pub(super) struct Offload {
     pub(super) flows: Flows,
@@ -17,9 +17,9 @@ pub(super) struct Offload {
     pub(super) open: usize,
 }
 
-pub(super) struct Across {
-    pub(super) to_target: (Installed, State),
-    pub(super) to_client: (Installed, State),
+pub(super) struct SessionFlows {
+    pub(super) to_target: (Installed, FlowState),
+    pub(super) to_client: (Installed, FlowState),
     pub(super) outward: SocketId,
     /// Time in milliseconds at which the flows expire unless extended.
     pub(super) expires: u64,
@@ -41,7 +41,7 @@ impl Offload {
     }
 
     /// Removes the flows of a session and returns the counts since the last read.
-    pub(super) fn release(&mut self, across: Across) -> [Counted; 2] {
+    pub(super) fn release(&mut self, across: SessionFlows) -> [Counted; 2] {
         self.open -= 1;
         self.sockets.forget(across.outward, &self.flows);
         [across.to_target, across.to_client].map(|flow| self.remove(flow))
@@ -55,7 +55,7 @@ impl Offload {
         [client, asked, from, target]: [SocketAddr; 4],
         [listener, outward]: [SocketId; 2],
         expires: u64,
-    ) -> Option<Box<Across>> {
+    ) -> Option<Box<SessionFlows>> {
         let is_odd = |address: &SocketAddr| match address.ip() {
             IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
             IpAddr::V4(ip) => ip.is_unspecified(),
@@ -75,7 +75,7 @@ impl Offload {
         match (there, back) {
             (Some(to_target), Some(to_client)) => {
                 self.open += 1;
-                Some(Box::new(Across { to_target, to_client, outward, expires }))
+                Some(Box::new(SessionFlows { to_target, to_client, outward, expires }))
             }
             (there, _) => {
                 if let Some(there) = there {
@@ -92,7 +92,7 @@ impl Offload {
         [remote, local, from, to]: [SocketAddr; 4],
         socket: u32,
         expires: u64,
-    ) -> Option<(Installed, State)> {
+    ) -> Option<(Installed, FlowState)> {
         let state = self.flows.state().ok()?;
         let (kind, expires_ns) = (Kind::Forward, self.clock.ns(expires));
         let new = NewFlow { kind, remote, local, channel: None, from, to, state: &state, socket, expires_ns };
@@ -105,7 +105,7 @@ impl Offload {
         }
     }
 
-    pub(super) fn remove(&mut self, (flow, state): (Installed, State)) -> Counted {
+    pub(super) fn remove(&mut self, (flow, state): (Installed, FlowState)) -> Counted {
         self.flows.remove(flow);
         self.flows.give_back_state(state)
     }
@@ -114,7 +114,7 @@ impl Offload {
     /// if only user space has seen its datagrams (last at `heard`).
     pub(super) fn counted(
         &mut self,
-        across: &mut Across,
+        across: &mut SessionFlows,
         heard: u64,
         patience: u64,
         now: u64,

@@ -17,17 +17,17 @@ const LISTENER_BUFFER: usize = 4 << 20;
 
 /// Bound ports of a rule for one worker, in the order of the rule's range.
 #[derive(Debug)]
-pub struct Listeners {
-    pub(super) bound: Vec<Bound>,
+pub struct UdpListeners {
+    pub(super) bound: Vec<BoundSocket>,
 }
 
 #[derive(Debug)]
-pub(super) enum Bound {
+pub(super) enum BoundSocket {
     Datagrams(UdpSocket),
     Streams(TcpListener),
 }
 
-impl Listeners {
+impl UdpListeners {
     /// Binds every port of the rule, or uses the sockets `passed` for the first worker. Set `reuse_port` if
     /// several workers, or an old and a new rule, share the ports. The error includes the address.
     pub fn bind(
@@ -58,15 +58,17 @@ impl Listeners {
     pub(crate) fn take_over(rule: &Rule, sockets: Vec<OwnedFd>) -> io::Result<Self> {
         let take = |socket| match rule.protocol {
             Protocol::Udp | Protocol::UdpToTcp { .. } => {
-                UdpSocket::take_over(socket, 0).map(Bound::Datagrams)
+                UdpSocket::take_over(socket, 0).map(BoundSocket::Datagrams)
             }
-            Protocol::Tcp | Protocol::TcpToUdp { .. } => TcpListener::take_over(socket).map(Bound::Streams),
+            Protocol::Tcp | Protocol::TcpToUdp { .. } => {
+                TcpListener::take_over(socket).map(BoundSocket::Streams)
+            }
         };
         Ok(Self { bound: sockets.into_iter().map(take).collect::<io::Result<_>>()? })
     }
 
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.bound.iter().map(Bound::address).collect()
+        self.bound.iter().map(BoundSocket::address).collect()
     }
 
     fn bind_all(
@@ -79,10 +81,10 @@ impl Listeners {
         let bind = |address| match rule.protocol {
             Protocol::Udp | Protocol::UdpToTcp { .. } => {
                 let options = udp_options(address, rule, datapath, reuse_port);
-                passed.udp(worker, address, &options).map(Bound::Datagrams)
+                passed.udp(worker, address, &options).map(BoundSocket::Datagrams)
             }
             Protocol::Tcp | Protocol::TcpToUdp { .. } => {
-                passed.tcp(worker, address, &tcp_options(rule, reuse_port)).map(Bound::Streams)
+                passed.tcp(worker, address, &tcp_options(rule, reuse_port)).map(BoundSocket::Streams)
             }
         };
         let bound = addresses.map(|address| bind(address).map_err(|error| (address, error)));
@@ -92,13 +94,13 @@ impl Listeners {
 
 /// Sockets bound elsewhere, in the order of the rule's range; those bound to a wildcard address need
 /// `packet_info`.
-impl From<Vec<UdpSocket>> for Listeners {
+impl From<Vec<UdpSocket>> for UdpListeners {
     fn from(sockets: Vec<UdpSocket>) -> Self {
-        Self { bound: sockets.into_iter().map(Bound::Datagrams).collect() }
+        Self { bound: sockets.into_iter().map(BoundSocket::Datagrams).collect() }
     }
 }
 
-impl Bound {
+impl BoundSocket {
     pub(super) fn address(&self) -> SocketAddr {
         match self {
             Self::Datagrams(socket) => socket.local_addr(),

@@ -33,11 +33,11 @@ use std::{
 use turnpike_net::Poller;
 
 pub use engine::Engine;
-pub use listeners::Listeners;
+pub use listeners::UdpListeners;
 pub(crate) use upgrade::Portable;
 
 pub use crate::circles::{Circles, Link};
-use crate::{ConnectionReport, EndReason, Slot};
+use crate::{ConnectionReport, EndReason, TargetSlot};
 
 /// Bit in all tokens of the engine's sockets; the worker's own tokens must not contain it.
 pub const TOKENS: u64 = 1 << 62;
@@ -47,8 +47,8 @@ pub const TOKENS: u64 = 1 << 62;
 pub struct RuleKey(pub u32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    pub target: Slot,
+pub struct ChosenTarget {
+    pub target: TargetSlot,
     pub address: SocketAddr,
 }
 
@@ -69,7 +69,7 @@ pub trait WorkerContext {
     /// True if the global lists and those of the rule admit the client.
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
     /// Counts a connection or session of a client, or returns the limit that it exceeds. `now` is
-    /// [`Tick::now`].
+    /// [`UdpTick::now`].
     fn admit_client(&mut self, rule: RuleKey, client: IpAddr, now: u64) -> Result<(), EndReason> {
         let _ = (rule, client, now);
         Ok(())
@@ -87,13 +87,19 @@ pub trait WorkerContext {
         client: IpAddr,
         port: u16,
         target: Option<SocketAddr>,
-    ) -> Option<Choice> {
+    ) -> Option<ChosenTarget> {
         let _ = (rule, client, port, target);
         None
     }
     /// Selects a target for a session, excluding `tried`; `port` is the offset, in the rule's range, of the
     /// port that the client used. Returns `None` if no address is known.
-    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice>;
+    fn choose(
+        &mut self,
+        rule: RuleKey,
+        client: SocketAddr,
+        port: u16,
+        tried: &[TargetSlot],
+    ) -> Option<ChosenTarget>;
     /// True if a rule may have more than one target.
     fn has_choice(&mut self, rule: RuleKey) -> bool {
         let _ = rule;
@@ -116,7 +122,7 @@ pub trait WorkerContext {
         Ok(0)
     }
     /// True if a target is a rule of this process; its sessions are recorded in [`WorkerContext::circles`].
-    /// `asked` is the address that the client used, and `now` is [`Tick::now`]. Returns `HostUnreachable` if
+    /// `asked` is the address that the client used, and `now` is [`UdpTick::now`]. Returns `HostUnreachable` if
     /// the rule must not use this target.
     fn approach(
         &mut self,
@@ -132,14 +138,14 @@ pub trait WorkerContext {
         Arc::default()
     }
     /// Records that a target accepted the connection, or sent its first datagram to a session.
-    fn answered(&mut self, rule: RuleKey, choice: Choice);
+    fn answered(&mut self, rule: RuleKey, choice: ChosenTarget);
     /// Releases the target of an ended or failed session. `failed` is true if the target refused without ever
     /// having responded; otherwise its health is unknown.
-    fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool);
+    fn release(&mut self, rule: RuleKey, choice: ChosenTarget, failed: bool);
     fn ended(&mut self, report: ConnectionReport);
 }
 
-pub struct Tick<'a> {
+pub struct UdpTick<'a> {
     /// Milliseconds of any monotonic clock.
     pub now: u64,
     pub poller: &'a Poller,

@@ -8,7 +8,7 @@ use turnpike_offload::{Counted, Flows};
 use turnpike_wire::address::canonical;
 
 use super::{
-    Engine, RuleKey, TOKENS, Tick,
+    Engine, RuleKey, TOKENS, UdpTick,
     kernel_flows::Offload,
     rule_state::{RuleState, socket_of},
     sessions::{Inward, Outward, Session},
@@ -22,7 +22,7 @@ impl Engine {
     }
 
     /// Stops kernel forwarding until [`Engine::resume_across`].
-    pub(crate) fn suspend_across(&mut self, tick: &mut Tick<'_>) {
+    pub(crate) fn suspend_across(&mut self, tick: &mut UdpTick<'_>) {
         if let Some(offload) = &mut self.offload {
             offload.is_active = false;
             offload.sockets.end(&self.sockets);
@@ -56,7 +56,7 @@ impl Engine {
 
     /// Records the events of a wake-up before they are handled; `are_all` is true if nothing else is ready.
     /// Returns true if the kernel has forwarded something.
-    pub(crate) fn after_wait(&mut self, events: &[Event], are_all: bool, tick: &mut Tick<'_>) -> bool {
+    pub(crate) fn after_wait(&mut self, events: &[Event], are_all: bool, tick: &mut UdpTick<'_>) -> bool {
         let Some(Offload { flows, sockets, .. }) = &mut self.offload else { return false };
         let of_ours = events.iter().filter(|event| event.token & TOKENS != 0);
         let ready = of_ours.filter_map(|event| socket_of(&self.listeners, &self.sessions, event.token));
@@ -88,7 +88,7 @@ impl Engine {
 
     /// Counts data forwarded by the kernel since the last read and refreshes the session; returns true if
     /// there was any.
-    pub(super) fn book(&mut self, at: u32, tick: &mut Tick<'_>) -> bool {
+    pub(super) fn book(&mut self, at: u32, tick: &mut UdpTick<'_>) -> bool {
         let heard = self.sessions.stamp(at);
         let (Some(offload), Some(session)) = (&mut self.offload, self.sessions.get_mut(at)) else {
             return false;
@@ -116,7 +116,7 @@ impl Engine {
     }
 
     /// Moves all sessions to user space.
-    pub(super) fn recall(&mut self, tick: &mut Tick<'_>) {
+    pub(super) fn recall(&mut self, tick: &mut UdpTick<'_>) {
         if let Some(offload) = &mut self.offload {
             offload.sockets.end(&self.sockets);
         }
@@ -124,7 +124,7 @@ impl Engine {
         self.offload = None;
     }
 
-    fn release_all(&mut self, tick: &mut Tick<'_>) {
+    fn release_all(&mut self, tick: &mut UdpTick<'_>) {
         for at in 0..self.sessions.capacity() {
             let at = narrow(at);
             self.book(at, tick);
@@ -137,7 +137,7 @@ impl Engine {
     }
 
     /// Reads the counters of some sessions and turns GRO on or off on their sockets.
-    fn sweep(&mut self, tick: &mut Tick<'_>) -> bool {
+    fn sweep(&mut self, tick: &mut UdpTick<'_>) -> bool {
         let Some(offload) = &mut self.offload else { return false };
         let Some(some) = offload.sockets.begin_sweep(tick.now, self.sessions.capacity()) else {
             return false;

@@ -9,7 +9,7 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::{Datapath, Interest, TcpSocket, UdpOptions, UdpSocket};
 
-use super::{Tick, rule_state::RuleState, sessions::Arrival};
+use super::{UdpTick, rule_state::RuleState, sessions::Arrival};
 use crate::{Rule, circles::Link};
 
 /// Buffer size per direction, enough for a few super-packets of 64 KiB; the kernel uses memory only for
@@ -80,7 +80,7 @@ pub(super) fn watched_stream(
     arrival: Arrival,
     target: SocketAddr,
     token: u64,
-    tick: &mut Tick<'_>,
+    tick: &mut UdpTick<'_>,
 ) -> io::Result<(TcpSocket, Option<Box<Link>>)> {
     // The rule's own listener uses UDP, so the client's destination address is irrelevant.
     let leads_here = tick.worker.approach(state.key, target, None, tick.now)?;

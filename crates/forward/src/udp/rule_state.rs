@@ -6,21 +6,21 @@ use slab::Slab;
 use turnpike_net::{SocketId, TcpListener};
 
 use super::{
-    Choice, RuleKey,
-    sessions::{Lists, Table},
+    ChosenTarget, RuleKey,
+    sessions::{Lists, SessionTable},
     tokens::{LISTENER, OUTWARD, slot_of},
 };
-use crate::{Failure, Protocol, Rule, RuleSnapshot, rate::Rates, tally::Tallies};
+use crate::{Protocol, Rule, RuleSnapshot, TargetFailure, rate::RuleRates, tally::Tallies};
 
 pub(super) struct Listener {
     pub(super) rule: u32,
     /// Offset of the port in the rule's range.
     pub(super) port: u16,
     pub(super) address: SocketAddr,
-    pub(super) kind: Kind,
+    pub(super) kind: SocketKind,
 }
 
-pub(super) enum Kind {
+pub(super) enum SocketKind {
     Datagrams(SocketId),
     /// Until `paused_until`, the listener is not watched, because descriptors have run out.
     Streams {
@@ -35,7 +35,7 @@ pub(super) struct RuleState {
     pub(super) lists: Lists,
     pub(super) counters: RuleSnapshot,
     pub(super) tallies: Tallies,
-    pub(super) rates: Option<Arc<Rates>>,
+    pub(super) rates: Option<Arc<RuleRates>>,
     /// True if the kernel forwards the rule's sessions where possible.
     pub(super) goes_across: bool,
     pub(super) removed: bool,
@@ -43,7 +43,7 @@ pub(super) struct RuleState {
 
 impl RuleState {
     /// Counts a session at its target; for UDP it counts as connected.
-    pub(super) fn took(&mut self, choice: Choice) {
+    pub(super) fn took(&mut self, choice: ChosenTarget) {
         let tally = self.tallies.of(choice.target);
         tally.open += 1;
         if !matches!(self.rule.protocol, Protocol::UdpToTcp { .. }) {
@@ -51,12 +51,12 @@ impl RuleState {
         }
     }
 
-    pub(super) fn left(&mut self, choice: Choice, failure: Option<Failure>) {
+    pub(super) fn left(&mut self, choice: ChosenTarget, failure: Option<TargetFailure>) {
         self.tallies.of(choice.target).open -= 1;
         self.failed(choice, failure);
     }
 
-    pub(super) fn failed(&mut self, choice: Choice, failure: Option<Failure>) {
+    pub(super) fn failed(&mut self, choice: ChosenTarget, failure: Option<TargetFailure>) {
         if let Some(failure) = failure {
             self.tallies.of(choice.target).failed(failure);
         }
@@ -64,7 +64,7 @@ impl RuleState {
 
     /// Counts bytes of a session. A session that has moved bytes has a target.
     #[inline]
-    pub(super) fn moved(&mut self, choice: Option<Choice>, to_target: u64, to_client: u64) {
+    pub(super) fn moved(&mut self, choice: Option<ChosenTarget>, to_target: u64, to_client: u64) {
         self.counters.to_target_bytes += to_target;
         self.counters.to_client_bytes += to_client;
         if let Some(choice) = choice {
@@ -86,12 +86,12 @@ impl RuleState {
 }
 
 /// Datagram socket that an event refers to, if sessions share it or it leads to a target.
-pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64) -> Option<SocketId> {
+pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &SessionTable, token: u64) -> Option<SocketId> {
     let at = slot_of(token);
     match token & 3 {
         LISTENER => match listeners.get(at as usize)?.kind {
-            Kind::Datagrams(socket) => Some(socket),
-            Kind::Streams { .. } => None,
+            SocketKind::Datagrams(socket) => Some(socket),
+            SocketKind::Streams { .. } => None,
         },
         OUTWARD => sessions.get(at)?.outward.socket(),
         _ => None,

@@ -5,13 +5,13 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use turnpike_net::Poller;
 
 use super::{
-    Choice, Engine, Listeners, RuleKey, Tick,
-    listeners::Bound,
-    rule_state::{Kind, Listener, RuleState},
+    ChosenTarget, Engine, RuleKey, UdpListeners, UdpTick,
+    listeners::BoundSocket,
+    rule_state::{Listener, RuleState, SocketKind},
     sessions::{Inward, List, Lists},
     tokens::{listener_token, narrow},
 };
-use crate::{EndReason, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
+use crate::{EndReason, Rule, RuleId, RuleSnapshot, rate::RuleRates, tally::Tallies};
 
 const DEFAULT_IDLE: Duration = Duration::from_secs(72);
 /// Time to wait for more responses to a TCP client that has sent FIN.
@@ -23,7 +23,7 @@ impl Engine {
         &mut self,
         key: RuleKey,
         rule: &Rule,
-        listeners: Listeners,
+        listeners: UdpListeners,
         poller: &Poller,
     ) -> io::Result<()> {
         let patience = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -53,7 +53,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn limit_rates(&mut self, key: RuleKey, rates: Option<&Arc<Rates>>) {
+    pub(crate) fn limit_rates(&mut self, key: RuleKey, rates: Option<&Arc<RuleRates>>) {
         for (_, state) in self.rules.iter_mut().filter(|(_, state)| state.key == key) {
             state.rates = rates.cloned();
         }
@@ -62,9 +62,11 @@ impl Engine {
     /// Stops serving a rule and returns its listeners, to be closed or used by another rule. Sessions of UDP
     /// clients end, since responses to them are sent from the listeners; connections of TCP clients may
     /// finish.
-    pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) -> Listeners {
+    pub fn remove_rule(&mut self, key: RuleKey, tick: &mut UdpTick<'_>) -> UdpListeners {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
-        let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return Listeners { bound: Vec::new() } };
+        let Some(slot) = found.map(|(slot, _)| narrow(slot)) else {
+            return UdpListeners { bound: Vec::new() };
+        };
         for at in self.sessions.of_rule(slot) {
             if self.sessions.get(at).is_some_and(|session| matches!(session.inward, Inward::Datagrams { .. }))
             {
@@ -81,7 +83,12 @@ impl Engine {
         listeners
     }
 
-    pub fn leave_targets(&mut self, key: RuleKey, is_down: impl Fn(Choice) -> bool, tick: &mut Tick<'_>) {
+    pub fn leave_targets(
+        &mut self,
+        key: RuleKey,
+        is_down: impl Fn(ChosenTarget) -> bool,
+        tick: &mut UdpTick<'_>,
+    ) {
         let Some((slot, _)) = self.rules.iter().find(|(_, state)| state.key == key) else { return };
         for at in self.sessions.of_rule(narrow(slot)) {
             if self.sessions.get(at).and_then(|session| session.choice).is_some_and(&is_down) {
@@ -91,7 +98,7 @@ impl Engine {
         self.send_queued();
     }
 
-    pub fn stop(&mut self, tick: &mut Tick<'_>) {
+    pub fn stop(&mut self, tick: &mut UdpTick<'_>) {
         let slots: Vec<u32> = self.rules.iter().map(|(slot, _)| narrow(slot)).collect();
         for slot in slots {
             for at in self.sessions.of_rule(slot) {
@@ -118,25 +125,25 @@ impl Engine {
             .map(|(_, listener)| (&self.rules[listener.rule as usize].rule.id, listener.address))
     }
 
-    fn listen(&mut self, rule: u32, port: u16, bound: Bound, poller: &Poller) -> io::Result<()> {
+    fn listen(&mut self, rule: u32, port: u16, bound: BoundSocket, poller: &Poller) -> io::Result<()> {
         let address = bound.address();
         let entry = self.listeners.vacant_entry();
         let token = listener_token(narrow(entry.key()));
         let kind = match bound {
-            Bound::Datagrams(socket) => {
+            BoundSocket::Datagrams(socket) => {
                 poller.add(&socket, token)?;
-                Kind::Datagrams(self.sockets.insert(socket))
+                SocketKind::Datagrams(self.sockets.insert(socket))
             }
-            Bound::Streams(socket) => {
+            BoundSocket::Streams(socket) => {
                 poller.add(&socket, token)?;
-                Kind::Streams { socket, paused_until: None }
+                SocketKind::Streams { socket, paused_until: None }
             }
         };
         entry.insert(Listener { rule, port, address, kind });
         Ok(())
     }
 
-    pub(super) fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
+    pub(super) fn take_listeners(&mut self, rule: u32, poller: &Poller) -> UdpListeners {
         let of_rule = self.listeners.iter().filter(|(_, listener)| listener.rule == rule);
         let mut slots: Vec<(u16, usize)> = of_rule.map(|(slot, listener)| (listener.port, slot)).collect();
         slots.sort_unstable();
@@ -144,22 +151,22 @@ impl Engine {
         for (_, slot) in slots {
             let listener = self.listeners.remove(slot);
             match listener.kind {
-                Kind::Datagrams(socket) => {
+                SocketKind::Datagrams(socket) => {
                     if let Some(offload) = &mut self.offload {
                         offload.sockets.forget(socket, &offload.flows);
                     }
-                    bound.extend(self.sockets.remove(socket).map(Bound::Datagrams));
+                    bound.extend(self.sockets.remove(socket).map(BoundSocket::Datagrams));
                 }
-                Kind::Streams { socket, .. } => bound.push(Bound::Streams(socket)),
+                SocketKind::Streams { socket, .. } => bound.push(BoundSocket::Streams(socket)),
             }
         }
         for one in &bound {
             // Fails for a paused listener, which is not watched.
             let _ = match one {
-                Bound::Datagrams(socket) => poller.remove(socket),
-                Bound::Streams(socket) => poller.remove(socket),
+                BoundSocket::Datagrams(socket) => poller.remove(socket),
+                BoundSocket::Streams(socket) => poller.remove(socket),
             };
         }
-        Listeners { bound }
+        UdpListeners { bound }
     }
 }

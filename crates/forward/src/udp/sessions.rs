@@ -11,7 +11,7 @@ use hashbrown::HashTable;
 use slab::Slab;
 use turnpike_net::{Route, SocketId};
 
-use super::{Choice, kernel_flows::Across};
+use super::{ChosenTarget, kernel_flows::SessionFlows};
 use crate::{bridge::Stream, circles::Link, rate::Pace};
 
 const NONE: u32 = u32::MAX;
@@ -60,7 +60,7 @@ pub(super) struct Session {
     pub(super) inward: Inward,
     pub(super) outward: Outward,
     /// Current target; `None` after its last connect has failed.
-    pub(super) choice: Option<Choice>,
+    pub(super) choice: Option<ChosenTarget>,
     /// Address of the last target tried.
     pub(super) tried: SocketAddr,
     pub(super) attempts: u8,
@@ -69,8 +69,8 @@ pub(super) struct Session {
     pub(super) to_client: u64,
     pub(super) opened: u64,
     pub(super) pace: Option<Box<Pace>>,
-    pub(super) across: Option<Box<Across>>,
-    pub(super) stage: Stage,
+    pub(super) across: Option<Box<SessionFlows>>,
+    pub(super) stage: SessionStage,
     pub(super) hops: u8,
     /// Set if the session leads to another rule of this process.
     pub(super) link: Option<Box<Link>>,
@@ -151,7 +151,7 @@ impl<'a> Gate<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum SessionStage {
     /// The TCP target has not accepted the connection yet.
     Connecting,
     Active,
@@ -190,11 +190,11 @@ impl Lists {
         [&self.connecting, &self.active, &self.closing]
     }
 
-    fn of(&mut self, stage: Stage) -> &mut List {
+    fn of(&mut self, stage: SessionStage) -> &mut List {
         match stage {
-            Stage::Connecting => &mut self.connecting,
-            Stage::Active => &mut self.active,
-            Stage::Closing => &mut self.closing,
+            SessionStage::Connecting => &mut self.connecting,
+            SessionStage::Active => &mut self.active,
+            SessionStage::Closing => &mut self.closing,
         }
     }
 }
@@ -205,7 +205,7 @@ impl Session {
         Arrival { rule, client, port, hops }: Arrival,
         inward: Inward,
         (outward, link): Reached,
-        choice: Choice,
+        choice: ChosenTarget,
         now: u64,
     ) -> Self {
         let connecting = matches!(&outward, Outward::Stream(stream) if stream.connecting);
@@ -224,7 +224,7 @@ impl Session {
             opened: now,
             pace: None,
             across: None,
-            stage: if connecting { Stage::Connecting } else { Stage::Active },
+            stage: if connecting { SessionStage::Connecting } else { SessionStage::Active },
             hops,
             link,
             heard: Heard { bytes: 0, at: now },
@@ -236,13 +236,13 @@ impl Session {
 }
 
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct SessionTable {
     slots: Slab<Session>,
     by_client: HashTable<u32>,
     hasher: RandomState,
 }
 
-impl Table {
+impl SessionTable {
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -267,7 +267,7 @@ impl Table {
         self.slots.get_mut(at as usize)
     }
 
-    /// Slot that the next [`Table::insert`] will use.
+    /// Slot that the next [`SessionTable::insert`] will use.
     pub(super) fn next(&self) -> u32 {
         number(self.slots.vacant_key())
     }
@@ -308,7 +308,7 @@ impl Table {
     #[inline]
     pub(super) fn touch(&mut self, at: u32, now: u64, lists: &mut Lists) {
         let session = &mut self.slots[at as usize];
-        if session.stage == Stage::Connecting {
+        if session.stage == SessionStage::Connecting {
             return;
         }
         let list = lists.of(session.stage);
@@ -320,7 +320,7 @@ impl Table {
     }
 
     /// Moves a session to the end of its list or of another one.
-    pub(super) fn enter(&mut self, at: u32, stage: Stage, now: u64, lists: &mut Lists) {
+    pub(super) fn enter(&mut self, at: u32, stage: SessionStage, now: u64, lists: &mut Lists) {
         let old = self.slots[at as usize].stage;
         self.unlink(at, lists.of(old));
         let session = &mut self.slots[at as usize];
@@ -423,7 +423,7 @@ mod tests {
         let key = Key { listener: 0, client, local: None };
         let reply =
             Route { socket: SocketId(0), to: Some(client), from: None, tos: 0, ttl: 0, dont_fragment: false };
-        let choice = Choice { target: crate::Slot::default(), address: client };
+        let choice = ChosenTarget { target: crate::TargetSlot::default(), address: client };
         let outward = (Outward::Datagrams(SocketId(1)), None);
         let arrival = Arrival { rule: 0, client, port, hops: 0 };
         Session::new(arrival, Inward::Datagrams { key, reply }, outward, choice, now)
@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn list_head_is_always_the_longest_idle_session() {
         let mut lists = Lists { connecting: List::new(10), active: List::new(1000), closing: List::new(5) };
-        let mut table = Table::default();
+        let mut table = SessionTable::default();
         let mut alive: Vec<(u32, u64)> = Vec::new();
         let mut seed = 7_u64;
         let mut random = |below: usize| {

@@ -5,13 +5,13 @@ use std::{net::SocketAddr, time::Duration};
 use turnpike_net::{Event, TcpSocket, is_exhaustion};
 
 use super::{
-    Admission, Engine, Tick, outgoing,
-    rule_state::{Kind, RuleState},
-    sessions::{ATTEMPTS, Arrival, Gate, Inward, Outward, Session, Stage, connected},
+    Admission, Engine, UdpTick, outgoing,
+    rule_state::{RuleState, SocketKind},
+    sessions::{ATTEMPTS, Arrival, Gate, Inward, Outward, Session, SessionStage, connected},
     tokens,
 };
 use crate::{
-    ConnectionReport, EndReason, Failure,
+    ConnectionReport, EndReason, TargetFailure,
     bridge::Stream,
     rate::{DOWN, UP},
 };
@@ -24,11 +24,11 @@ const REST: u64 = 100;
 const COPIED: u64 = 1 << 20;
 
 impl Engine {
-    pub(super) fn accept(&mut self, at: u32, tick: &mut Tick<'_>) {
+    pub(super) fn accept(&mut self, at: u32, tick: &mut UdpTick<'_>) {
         for _ in 0..ACCEPTS {
             let Some(listener) = self.listeners.get_mut(at as usize) else { return };
             let (rule, port) = (listener.rule, listener.port);
-            let Kind::Streams { socket, paused_until } = &mut listener.kind else { return };
+            let SocketKind::Streams { socket, paused_until } = &mut listener.kind else { return };
             match socket.accept() {
                 Ok(Some((stream, client))) => {
                     self.admit(Arrival { rule, client, port, hops: 0 }, stream, tick);
@@ -50,10 +50,10 @@ impl Engine {
     }
 
     /// Resumes watching listeners whose pause is over; returns the time at which the next pause ends.
-    pub(super) fn resume_listeners(&mut self, tick: &mut Tick<'_>) -> Option<u64> {
+    pub(super) fn resume_listeners(&mut self, tick: &mut UdpTick<'_>) -> Option<u64> {
         let mut next: Option<u64> = None;
         for (at, listener) in &mut self.listeners {
-            let Kind::Streams { socket, paused_until } = &mut listener.kind else { continue };
+            let SocketKind::Streams { socket, paused_until } = &mut listener.kind else { continue };
             let Some(until) = *paused_until else { continue };
             let token = tokens::listener_token(tokens::narrow(at));
             if until <= tick.now && tick.poller.add(socket, token).is_ok() {
@@ -66,7 +66,7 @@ impl Engine {
         next
     }
 
-    fn admit(&mut self, mut arrival: Arrival, stream: TcpSocket, tick: &mut Tick<'_>) {
+    fn admit(&mut self, mut arrival: Arrival, stream: TcpSocket, tick: &mut UdpTick<'_>) {
         let Arrival { rule, client, .. } = arrival;
         let state = &mut self.rules[rule as usize];
         if !tick.worker.permits(state.key, client.ip()) {
@@ -101,13 +101,13 @@ impl Engine {
         self.begin(Session::new(arrival, inward, reached, choice, tick.now), tick);
     }
 
-    pub(super) fn on_target_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
+    pub(super) fn on_target_stream(&mut self, at: u32, event: &Event, tick: &mut UdpTick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let Outward::Stream(stream) = &mut session.outward else { return };
         let rule = session.rule;
         if stream.connecting {
             match stream.finish_connecting() {
-                Err(error) => return self.try_next_target(at, Failure::of(&error), tick),
+                Err(error) => return self.try_next_target(at, TargetFailure::of(&error), tick),
                 Ok(false) => return,
                 Ok(true) => {}
             }
@@ -118,7 +118,7 @@ impl Engine {
                 state.tallies.moved(choice.target, session.to_target, 0);
                 tick.worker.answered(state.key, choice);
             }
-            self.sessions.enter(at, Stage::Active, tick.now, &mut self.rules[rule as usize].lists);
+            self.sessions.enter(at, SessionStage::Active, tick.now, &mut self.rules[rule as usize].lists);
             self.expect(rule);
         }
         let Some(session) = self.sessions.get_mut(at) else { return };
@@ -163,7 +163,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn on_client_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
+    pub(super) fn on_client_stream(&mut self, at: u32, event: &Event, tick: &mut UdpTick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let (Inward::Stream(stream), Outward::Datagrams(socket)) = (&mut session.inward, &session.outward)
         else {
@@ -208,7 +208,7 @@ impl Engine {
         state.counters.dropped_datagrams += turn.too_long;
         state.counters.limited_datagrams += gate.limited;
         if turn.closed {
-            self.sessions.enter(at, Stage::Closing, tick.now, &mut state.lists);
+            self.sessions.enter(at, SessionStage::Closing, tick.now, &mut state.lists);
             self.expect(rule);
         } else if turn.datagrams > 0 {
             self.sessions.touch(at, tick.now, &mut state.lists);
@@ -217,7 +217,7 @@ impl Engine {
     }
 
     /// Handles a failed connect to a TCP target.
-    pub(super) fn try_next_target(&mut self, at: u32, failure: Failure, tick: &mut Tick<'_>) {
+    pub(super) fn try_next_target(&mut self, at: u32, failure: TargetFailure, tick: &mut UdpTick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let Session { rule, client, port, hops, .. } = *session;
         let state = &mut self.rules[rule as usize];
@@ -244,10 +244,10 @@ impl Engine {
                     state.took(choice);
                     session.link = link;
                     stream.reconnect(socket);
-                    self.sessions.enter(at, Stage::Connecting, tick.now, &mut state.lists);
+                    self.sessions.enter(at, SessionStage::Connecting, tick.now, &mut state.lists);
                     return self.expect(rule);
                 }
-                (Err(error), _) => state.failed(choice, Some(Failure::of(&error))),
+                (Err(error), _) => state.failed(choice, Some(TargetFailure::of(&error))),
                 (Ok(_), Outward::Datagrams(_) | Outward::Addressed(_)) => {}
             }
             session.choice = None;
@@ -266,7 +266,7 @@ impl Engine {
     }
 }
 
-fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &mut Tick<'_>) {
+fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &mut UdpTick<'_>) {
     state.counters.count_ends(reason, 1);
     if reason.is_quiet() {
         return;

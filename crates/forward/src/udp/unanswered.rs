@@ -2,13 +2,13 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use crate::Slot;
+use crate::TargetSlot;
 
 /// Sessions without a response that could use another target; each is listed once.
 #[derive(Default)]
-pub(super) struct Unanswered(pub(super) BinaryHeap<Reverse<Look>>);
+pub(super) struct Unanswered(pub(super) BinaryHeap<Reverse<NextCheck>>);
 
-pub(super) struct Look {
+pub(super) struct NextCheck {
     pub(super) due: u64,
     pub(super) at: u32,
     /// Start of the session, by which a reused slot is recognized.
@@ -16,37 +16,37 @@ pub(super) struct Look {
     /// Time at which the session got its current target.
     pub(super) since: u64,
     pub(super) wait: u64,
-    pub(super) tried: Vec<Slot>,
+    pub(super) tried: Vec<TargetSlot>,
     /// True if the session tests whether any target of the rule responds.
     pub(super) explores: bool,
 }
 
-impl Ord for Look {
+impl Ord for NextCheck {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.due, self.at).cmp(&(other.due, other.at))
     }
 }
 
-impl PartialOrd for Look {
+impl PartialOrd for NextCheck {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Look {
+impl PartialEq for NextCheck {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Look {}
+impl Eq for NextCheck {}
 
 impl Unanswered {
     pub(super) fn due(&self) -> Option<u64> {
         self.0.peek().map(|Reverse(look)| look.due)
     }
 
-    pub(super) fn pop(&mut self, now: u64) -> Option<Look> {
+    pub(super) fn pop(&mut self, now: u64) -> Option<NextCheck> {
         if self.due()? > now {
             return None;
         }

@@ -8,16 +8,16 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Interest, TcpSocket, Transport, UdpSocket};
+use turnpike_net::{Interest, SocketProtocol, TcpSocket, UdpSocket};
 
 use super::{
-    Choice, Engine, RuleKey, Tick, outgoing,
-    rule_state::{Kind, Listener},
+    ChosenTarget, Engine, RuleKey, UdpTick, outgoing,
+    rule_state::{Listener, SocketKind},
     sessions::{Arrival, Inward, Key, Outward, Session, addressed, connected},
     tokens::{narrow, outward_token},
 };
 use crate::{
-    Slot,
+    TargetSlot,
     bridge::{self, Stream},
     rate::Pace,
 };
@@ -41,7 +41,7 @@ pub(crate) struct Portable {
     idle_ms: u64,
     /// Last value of the kernel's drop counter for its socket.
     drops: u32,
-    stream: Option<bridge::Held>,
+    stream: Option<bridge::BridgeState>,
     /// See [`Arrival::hops`]; older versions do not send this field.
     #[serde(default)]
     hops: u8,
@@ -52,8 +52,8 @@ impl Engine {
         let mut found: Vec<&Listener> = self.listeners_of(key).map(|(_, listener)| listener).collect();
         found.sort_unstable_by_key(|listener| listener.port);
         let descriptors = found.into_iter().filter_map(|listener| match &listener.kind {
-            Kind::Datagrams(id) => self.sockets.get(*id).map(UdpSocket::as_fd),
-            Kind::Streams { socket, .. } => Some(socket.as_fd()),
+            SocketKind::Datagrams(id) => self.sockets.get(*id).map(UdpSocket::as_fd),
+            SocketKind::Streams { socket, .. } => Some(socket.as_fd()),
         });
         descriptors.collect()
     }
@@ -61,8 +61,8 @@ impl Engine {
     /// Last drop counters of a rule's listeners, in the order of its range.
     pub(crate) fn listener_drops(&self, key: RuleKey) -> Vec<u32> {
         let drops_by_port = self.listeners_of(key).filter_map(|(_, listener)| match listener.kind {
-            Kind::Datagrams(id) => Some((listener.port, self.sockets.get(id)?.lend())),
-            Kind::Streams { .. } => None,
+            SocketKind::Datagrams(id) => Some((listener.port, self.sockets.get(id)?.lend())),
+            SocketKind::Streams { .. } => None,
         });
         let mut drops_by_port: Vec<(u16, u32)> = drops_by_port.collect();
         drops_by_port.sort_unstable();
@@ -71,7 +71,7 @@ impl Engine {
 
     pub(crate) fn expect_drops(&self, key: RuleKey, drops: &[u32]) {
         for (_, Listener { port, kind, .. }) in self.listeners_of(key) {
-            if let (Kind::Datagrams(id), Some(drops)) = (kind, drops.get(usize::from(*port)))
+            if let (SocketKind::Datagrams(id), Some(drops)) = (kind, drops.get(usize::from(*port)))
                 && let Some(socket) = self.sockets.get(*id)
             {
                 socket.expect_drops(*drops);
@@ -128,13 +128,15 @@ impl Engine {
         session: Portable,
         key: RuleKey,
         socket: OwnedFd,
-        tick: &mut Tick<'_>,
+        tick: &mut UdpTick<'_>,
     ) -> io::Result<()> {
         let unknown =
             || io::Error::new(io::ErrorKind::InvalidData, "handed-over session belongs to an unknown rule");
         let found = self.listeners_of(key).find(|(_, listener)| listener.port == session.port);
         let (listener, rule, shared) = match found {
-            Some((at, Listener { rule, kind: Kind::Datagrams(shared), .. })) => (narrow(at), *rule, *shared),
+            Some((at, Listener { rule, kind: SocketKind::Datagrams(shared), .. })) => {
+                (narrow(at), *rule, *shared)
+            }
             _ => return Err(unknown()),
         };
         let Portable { client, local, port, hops, .. } = session;
@@ -154,7 +156,7 @@ impl Engine {
                 let rule = &self.rules[rule as usize].rule;
                 if leads_here {
                     end = outgoing::source_of(&socket, rule, session.target)
-                        .map(|local| (Transport::Udp, local));
+                        .map(|local| (SocketProtocol::Udp, local));
                 }
                 let any_port = rule.any_port.then_some(session.target);
                 let header = self.header(arrival, local);
@@ -168,7 +170,7 @@ impl Engine {
                 tick.poller.add_with(stream.socket(), token, interest)?;
                 stream.interest = (readable, writable);
                 if leads_here {
-                    end = stream.socket().local_addr().map(|local| (Transport::Tcp, local));
+                    end = stream.socket().local_addr().map(|local| (SocketProtocol::Tcp, local));
                 }
                 Outward::Stream(Box::new(stream))
             }
@@ -176,7 +178,7 @@ impl Engine {
         let link = end.ok().map(|(transport, local)| tick.worker.circles().link(transport, local, hops));
         let reply = turnpike_net::Route { to: Some(client), from: local, ..connected(shared) };
         let inward = Inward::Datagrams { key: client_key, reply };
-        let tried = Choice { target: Slot::default(), address: session.target };
+        let tried = ChosenTarget { target: TargetSlot::default(), address: session.target };
         let heard = tick.now.saturating_sub(session.idle_ms);
         let target = session.is_seated.then_some(session.target);
         let choice = tick.worker.resume(key, client.ip(), port, target);
@@ -200,7 +202,7 @@ impl Engine {
 
     /// Drops listeners and sessions of UDP clients without a report, since another process has them.
     /// Connections of TCP clients stay.
-    pub(crate) fn surrender(&mut self, tick: &mut Tick<'_>) {
+    pub(crate) fn surrender(&mut self, tick: &mut UdpTick<'_>) {
         self.recall(tick);
         self.send_queued();
         for at in self.portable() {
@@ -213,7 +215,7 @@ impl Engine {
         self.send_queued();
     }
 
-    fn forget(&mut self, at: u32, tick: &mut Tick<'_>) {
+    fn forget(&mut self, at: u32, tick: &mut UdpTick<'_>) {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
         let Some(session) = self.sessions.remove(at, &mut state.lists) else { return };

@@ -4,7 +4,7 @@
 use std::{io, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
-use turnpike_worker::{Batch, Channel, Step};
+use turnpike_worker::{Channel, HandoverBatch, HandoverStep};
 
 use super::{Command, Worker};
 use crate::{tcp, udp};
@@ -17,12 +17,12 @@ struct Head {
 }
 
 impl Worker {
-    pub(super) fn upgrade(&mut self, step: Step) {
+    pub(super) fn upgrade(&mut self, step: HandoverStep) {
         match step {
-            Step::Pause(done) => {
+            HandoverStep::Pause(done) => {
                 let now = self.frame.now_ms();
                 if let Some(engine) = &mut self.udp {
-                    engine.suspend_across(&mut udp::Tick {
+                    engine.suspend_across(&mut udp::UdpTick {
                         now,
                         poller: &self.frame.poller,
                         worker: &mut self.worker_rules,
@@ -33,9 +33,13 @@ impl Worker {
                 let _ = done.send(());
                 self.rest();
             }
-            Step::ResumeFlows => self.resume_across(),
+            HandoverStep::ResumeFlows => self.resume_across(),
             // Valid only on a paused worker.
-            Step::Export(..) | Step::Import(..) | Step::Resume | Step::Forget(_) | Step::Serve => {}
+            HandoverStep::Export(..)
+            | HandoverStep::Import(..)
+            | HandoverStep::Resume
+            | HandoverStep::Forget(_)
+            | HandoverStep::Serve => {}
         }
     }
 
@@ -55,10 +59,10 @@ impl Worker {
     fn rest(&mut self) {
         while let Some(command) = self.frame.next_command() {
             match command {
-                Command::Upgrade(Step::Export(channel, answer)) => {
+                Command::Upgrade(HandoverStep::Export(channel, answer)) => {
                     let _ = answer.send(self.export_sessions(&channel));
                 }
-                Command::Upgrade(Step::Import(channel, answer)) => {
+                Command::Upgrade(HandoverStep::Import(channel, answer)) => {
                     let imported = self.import_sessions(&channel);
                     self.frame.is_stopped = imported.is_err();
                     let _ = answer.send(imported);
@@ -66,13 +70,13 @@ impl Worker {
                         return;
                     }
                 }
-                Command::Upgrade(Step::Resume) => return self.resume_across(),
-                Command::Upgrade(Step::Forget(done)) => {
+                Command::Upgrade(HandoverStep::Resume) => return self.resume_across(),
+                Command::Upgrade(HandoverStep::Forget(done)) => {
                     self.forget();
                     let _ = done.send(());
                     return;
                 }
-                Command::Upgrade(Step::Serve) => return self.tcp.take_hold(),
+                Command::Upgrade(HandoverStep::Serve) => return self.tcp.take_hold(),
                 other => self.frame.defer(other),
             }
         }
@@ -94,14 +98,14 @@ impl Worker {
         channel.send_value(&Head { drops }, &[])?;
         let mut count = 0;
         if let Some(engine) = &self.udp {
-            for some in engine.portable().chunks(Batch::<udp::Portable>::MOST) {
+            for some in engine.portable().chunks(HandoverBatch::<udp::Portable>::MOST) {
                 let exported = some.iter().filter_map(|at| engine.export(*at, &rules, now));
                 let (sessions, descriptors): (Vec<_>, Vec<_>) = exported.unzip();
                 count += sessions.len();
-                channel.send_value(&Batch { sessions, is_last: false }, &descriptors)?;
+                channel.send_value(&HandoverBatch { sessions, is_last: false }, &descriptors)?;
             }
         }
-        channel.send_value(&Batch::<udp::Portable> { sessions: Vec::new(), is_last: true }, &[])?;
+        channel.send_value(&HandoverBatch::<udp::Portable> { sessions: Vec::new(), is_last: true }, &[])?;
         Ok(count)
     }
 
@@ -110,7 +114,7 @@ impl Worker {
         let now = self.frame.now_ms();
         self.tcp.surrender(tcp::Tick { now, poller: &self.frame.poller });
         if let Some(engine) = &mut self.udp {
-            engine.surrender(&mut udp::Tick {
+            engine.surrender(&mut udp::UdpTick {
                 now,
                 poller: &self.frame.poller,
                 worker: &mut self.worker_rules,
@@ -141,8 +145,8 @@ impl Worker {
         }
         let mut count = 0;
         loop {
-            let (Batch { sessions, is_last }, descriptors) =
-                channel.receive_value::<Batch<udp::Portable>>()?;
+            let (HandoverBatch { sessions, is_last }, descriptors) =
+                channel.receive_value::<HandoverBatch<udp::Portable>>()?;
             if sessions.len() != descriptors.len() {
                 return Err(incomplete());
             }
@@ -150,7 +154,8 @@ impl Worker {
             for (session, descriptor) in sessions.into_iter().zip(descriptors) {
                 let key = *self.handed_over.get(session.rule).ok_or_else(incomplete)?;
                 let engine = self.udp.as_mut().ok_or_else(incomplete)?;
-                let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
+                let mut tick =
+                    udp::UdpTick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
                 engine.resume(session, udp::RuleKey(key), descriptor, &mut tick)?;
             }
             if is_last {

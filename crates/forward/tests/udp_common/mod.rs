@@ -14,8 +14,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    ConnectionReport, EndReason, Host, Protocol, Rule, RuleSnapshot, Slot,
-    udp::{Admission, Choice, Engine, Listeners, RuleKey, TOKENS, Tick, WorkerContext},
+    ConnectionReport, EndReason, Host, Protocol, Rule, RuleSnapshot, TargetSlot,
+    udp::{Admission, ChosenTarget, Engine, RuleKey, TOKENS, UdpListeners, UdpTick, WorkerContext},
 };
 use turnpike_net::{Datapath, PassedSockets, TxStats};
 pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
@@ -71,7 +71,7 @@ impl WorkerContext for Shared {
         *self.0.lock().unwrap().active.get_mut(&rule).unwrap() -= 1;
     }
 
-    fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16, _: &[Slot]) -> Option<Choice> {
+    fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16, _: &[TargetSlot]) -> Option<ChosenTarget> {
         let mut world = self.0.lock().unwrap();
         let turn = world.turn;
         world.turn += 1;
@@ -80,12 +80,12 @@ impl WorkerContext for Shared {
         let mut address = targets[target];
         address.set_port(address.port() + port);
         world.held += 1;
-        Some(Choice { target: Slot { at: target as u32, serial: 1 }, address })
+        Some(ChosenTarget { target: TargetSlot { at: target as u32, serial: 1 }, address })
     }
 
-    fn answered(&mut self, _: RuleKey, _: Choice) {}
+    fn answered(&mut self, _: RuleKey, _: ChosenTarget) {}
 
-    fn release(&mut self, _: RuleKey, choice: Choice, failed: bool) {
+    fn release(&mut self, _: RuleKey, choice: ChosenTarget, failed: bool) {
         let mut world = self.0.lock().unwrap();
         world.held -= 1;
         if failed {
@@ -98,7 +98,7 @@ impl WorkerContext for Shared {
     }
 }
 
-type Command = Box<dyn FnOnce(&mut Engine, &mut Tick<'_>) + Send>;
+type Command = Box<dyn FnOnce(&mut Engine, &mut UdpTick<'_>) + Send>;
 
 pub(crate) struct Worker {
     pub(crate) world: Arc<Mutex<World>>,
@@ -123,7 +123,7 @@ impl Worker {
                     engine.next_timeout().map(|due| Duration::from_millis(due.saturating_sub(clock())));
                 let events = frame.poller.wait(timeout).unwrap().to_vec();
                 let now = clock();
-                let mut tick = Tick { now, poller: &frame.poller, worker: &mut context };
+                let mut tick = UdpTick { now, poller: &frame.poller, worker: &mut context };
                 for event in events.iter().filter(|event| event.token != INBOX) {
                     assert_ne!(event.token & TOKENS, 0);
                     engine.on_event(event, &mut tick);
@@ -131,7 +131,7 @@ impl Worker {
                 engine.flush();
                 engine.on_tick(&mut tick);
                 while let Some(command) = frame.command() {
-                    let mut tick = Tick { now, poller: &frame.poller, worker: &mut context };
+                    let mut tick = UdpTick { now, poller: &frame.poller, worker: &mut context };
                     match command {
                         Some(command) => command(&mut engine, &mut tick),
                         None => return engine.stop(&mut tick),
@@ -145,10 +145,10 @@ impl Worker {
     /// Runs a closure on the worker's thread.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Engine, &mut Tick<'_>) -> T + Send + 'static,
+        question: impl FnOnce(&mut Engine, &mut UdpTick<'_>) -> T + Send + 'static,
     ) -> T {
         let (sender, answer) = mpsc::channel();
-        let command = Box::new(move |engine: &mut Engine, tick: &mut Tick<'_>| {
+        let command = Box::new(move |engine: &mut Engine, tick: &mut UdpTick<'_>| {
             sender.send(question(engine, tick)).unwrap();
         });
         self.commands.tell(Some(command));
@@ -159,7 +159,7 @@ impl Worker {
     pub(crate) fn stall(&self, meanwhile: impl FnOnce()) {
         let (release, released) = mpsc::channel();
         let (sender, stalled) = mpsc::channel();
-        let command = Box::new(move |_: &mut Engine, _: &mut Tick<'_>| {
+        let command = Box::new(move |_: &mut Engine, _: &mut UdpTick<'_>| {
             sender.send(()).unwrap();
             released.recv_timeout(PATIENCE).unwrap();
         });
@@ -184,7 +184,7 @@ impl Worker {
             SocketAddr::new(ip, target.ports.first)
         });
         self.world.lock().unwrap().targets.insert(key, targets.collect());
-        let listeners = Listeners::bind(rule, datapath, reuse_port, &PassedSockets::default()).unwrap();
+        let listeners = UdpListeners::bind(rule, datapath, reuse_port, &PassedSockets::default()).unwrap();
         let address = listeners.addresses()[0];
         let rule = rule.clone();
         self.ask(move |engine, tick| engine.add_rule(key, &rule, listeners, tick.poller).unwrap());

@@ -14,7 +14,7 @@ use crate::{
     LoadError,
     clock::Clock,
     payload::{HEADER_LEN, PayloadStamp},
-    run::{Heartbeat, RunShared, RunTallies, Schedule, ThreadResult},
+    run::{Heartbeat, RunShared, RunTallies, RunTimes, ThreadResult},
     traffic::{
         BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, PEER, QUIET_NS, SHORTEST_SLEEP, Sink, await_start,
         flow::FlowCounters,
@@ -125,7 +125,7 @@ impl<'a> ProfileEnds<'a> {
         &mut self,
         carrier: &mut impl Carrier,
         bursts: &mut Bursts,
-        schedule: Schedule,
+        schedule: RunTimes,
     ) -> Option<Duration> {
         /// Maximum number of batches to send before receiving again, even if sending is behind schedule.
         const BATCHES: usize = 4;

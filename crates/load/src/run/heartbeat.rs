@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{RunShared, RunTallies, Schedule};
+use super::{RunShared, RunTallies, RunTimes};
 use crate::{LoadError, clock::thread_cpu};
 
 const PUBLISH_NS: u64 = 200_000_000;
@@ -16,7 +16,7 @@ pub(crate) struct Heartbeat<'a, C> {
 }
 
 impl<'a, C> Heartbeat<'a, C> {
-    pub(crate) fn new(shared: &'a RunShared<'a, C>, thread: usize, schedule: Schedule) -> Self {
+    pub(crate) fn new(shared: &'a RunShared<'a, C>, thread: usize, schedule: RunTimes) -> Self {
         Self { shared, thread, next: schedule.start, measure: schedule.measure, cpu: None }
     }
 
@@ -30,7 +30,7 @@ impl<'a, C> Heartbeat<'a, C> {
         &mut self,
         now: u64,
         tallies: &mut RunTallies,
-        schedule: &mut Schedule,
+        schedule: &mut RunTimes,
         under_way: impl FnOnce() -> u64,
     ) -> Result<bool, LoadError> {
         if !self.is_due(now) {

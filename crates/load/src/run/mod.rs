@@ -21,7 +21,7 @@ use std::{
 use turnpike_measure::{LATE_P99_US, LoadReport, OfferedRate, per_second};
 
 pub(crate) use heartbeat::Heartbeat;
-pub(crate) use shared::{RunShared, Schedule};
+pub(crate) use shared::{RunShared, RunTimes};
 pub(crate) use tally::{RunTallies, RunTally, ThreadResult};
 pub(crate) use turnpike_client::ErrorCounts;
 

@@ -29,13 +29,13 @@ pub(crate) struct RunShared<'a, C> {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Schedule {
+pub(crate) struct RunTimes {
     pub(crate) start: u64,
     pub(crate) measure: u64,
     pub(crate) end: u64,
 }
 
-impl Schedule {
+impl RunTimes {
     pub(crate) fn measured(self) -> Duration {
         Duration::from_nanos(self.end.saturating_sub(self.measure))
     }
@@ -65,11 +65,11 @@ impl<'a, C> RunShared<'a, C> {
         }
     }
 
-    pub(crate) fn schedule(&self) -> Option<Schedule> {
+    pub(crate) fn schedule(&self) -> Option<RunTimes> {
         let start = self.start_ns.load(SeqCst);
         let measure = start.saturating_add(nanos(self.frame.warmup));
         let end = measure.saturating_add(nanos(self.frame.duration)).min(self.cut_ns.load(SeqCst));
-        (start > 0).then_some(Schedule { start, measure, end })
+        (start > 0).then_some(RunTimes { start, measure, end })
     }
 
     /// Ends the run early and keeps the results so far. Fails the run if nothing has been measured yet.
@@ -96,7 +96,7 @@ impl<'a, C> RunShared<'a, C> {
 
     /// Fails if another thread has failed, and updates the schedule. Must be called at least five times a
     /// second.
-    pub(crate) fn check_on(&self, schedule: &mut Schedule) -> Result<(), LoadError> {
+    pub(crate) fn check_on(&self, schedule: &mut RunTimes) -> Result<(), LoadError> {
         self.check()?;
         if let Some(current) = self.schedule() {
             *schedule = current;
@@ -104,7 +104,7 @@ impl<'a, C> RunShared<'a, C> {
         Ok(())
     }
 
-    pub(crate) fn wait_for_start(&self) -> Result<Schedule, LoadError> {
+    pub(crate) fn wait_for_start(&self) -> Result<RunTimes, LoadError> {
         loop {
             self.check()?;
             if let Some(schedule) = self.schedule() {

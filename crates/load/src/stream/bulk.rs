@@ -18,7 +18,7 @@ use crate::{
     greeting::{RECORD_LEN, StreamMode, StreamRecord},
     pattern,
     reflect::MSG_TRUNC,
-    run::{ErrorCounts, Heartbeat, RunTallies, Schedule, ThreadResult},
+    run::{ErrorCounts, Heartbeat, RunTallies, RunTimes, ThreadResult},
 };
 
 pub(super) const TO_SERVER_BPS: &str = "to_server_bps";
@@ -43,7 +43,7 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<ThreadResu
 
 struct Bulk<'a> {
     config: &'a StreamLoadConfig,
-    schedule: Schedule,
+    schedule: RunTimes,
     poller: Poller,
     streams: Vec<BulkStream>,
     buffers: ReceiveBuffers,
@@ -58,7 +58,7 @@ struct ReceiveBuffers {
 }
 
 impl<'a> Bulk<'a> {
-    fn new(config: &'a StreamLoadConfig, schedule: Schedule, poller: Poller) -> Self {
+    fn new(config: &'a StreamLoadConfig, schedule: RunTimes, poller: Poller) -> Self {
         let (verify, discard) = match config.workload {
             Workload::Bulk(bulk) => (bulk.verify, bulk.skip_rx_copy),
             Workload::Exchange(_) | Workload::Connect(_) => (false, false),
@@ -153,7 +153,7 @@ impl<'a> Bulk<'a> {
 #[derive(Clone, Copy)]
 struct BulkMoment {
     now: u64,
-    schedule: Schedule,
+    schedule: RunTimes,
 }
 
 impl BulkMoment {
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     fn late_bytes_of_the_warm_up_count_as_warm_up() {
-        let schedule = Schedule { start: 0, measure: 100, end: 200 };
+        let schedule = RunTimes { start: 0, measure: 100, end: 200 };
         let (mut tallies, mut sending) =
             (RunTallies::default(), Sending { sent: 1_000, warmup: 300, ..Sending::default() });
         for (now, total) in [(50, 100), (150, 400), (250, 1_000)] {

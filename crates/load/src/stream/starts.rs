@@ -7,7 +7,7 @@ use turnpike_measure::OfferedRate;
 use super::{LONGEST_SLEEP_NS, StreamShared};
 use crate::{
     pacer::Pacer,
-    run::{ErrorCounts, RunTallies, Schedule},
+    run::{ErrorCounts, RunTallies, RunTimes},
 };
 
 /// Name of the count of requests that were due in the measured time but found no free client before its end.
@@ -16,7 +16,7 @@ pub(super) const NOT_STARTED: &str = "not_started";
 const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 
 pub(super) struct Starts {
-    pub(super) schedule: Schedule,
+    pub(super) schedule: RunTimes,
     pacer: Option<Pacer>,
     clients: usize,
     /// Idle clients, longest idle first, each with the time from which it may start.
@@ -24,7 +24,7 @@ pub(super) struct Starts {
 }
 
 impl Starts {
-    pub(super) fn new(shared: &StreamShared<'_>, schedule: Schedule, clients: usize, first: usize) -> Self {
+    pub(super) fn new(shared: &StreamShared<'_>, schedule: RunTimes, clients: usize, first: usize) -> Self {
         let pacer = match shared.config.rate_and_limits().0 {
             OfferedRate::Max => None,
             OfferedRate::Pps(rate) => {

@@ -17,7 +17,7 @@ use crate::{
     LoadError,
     pacer::Pacer,
     payload::PayloadStamp,
-    run::{Heartbeat, RunShared, RunTallies, Schedule, ThreadResult},
+    run::{Heartbeat, RunShared, RunTallies, RunTimes, ThreadResult},
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +136,7 @@ impl Sink for EchoFlows {
 
 struct EchoSender {
     plan: EchoPlan,
-    schedule: Schedule,
+    schedule: RunTimes,
     pace: EchoPace,
     flows: usize,
     turn: usize,
@@ -152,7 +152,7 @@ enum EchoPace {
 }
 
 impl EchoSender {
-    fn new(plan: EchoPlan, schedule: Schedule, flows: usize, first: usize) -> Self {
+    fn new(plan: EchoPlan, schedule: RunTimes, flows: usize, first: usize) -> Self {
         let pace = match plan.rate {
             OfferedRate::Pps(pps) => {
                 let bursts = pps / plan.burst as f64;

@@ -11,7 +11,7 @@ use turnpike_net::Poller;
 
 use crate::{
     LoadError,
-    run::{RunShared, Schedule},
+    run::{RunShared, RunTimes},
 };
 
 pub(crate) const BATCH: usize = 256;
@@ -46,7 +46,7 @@ pub(crate) trait Carrier {
     // The following methods are for clients that change their socket during the run. Bursts that become due while a client has no usable
     // socket have to wait.
 
-    fn plan(&mut self, _schedule: Schedule) {}
+    fn plan(&mut self, _schedule: RunTimes) {}
     /// True if [`Carrier::tend`] has work to do.
     fn is_due(&self, _now_ns: u64) -> bool {
         false
@@ -84,7 +84,7 @@ pub(crate) fn await_start<C>(
     carrier: &mut impl Carrier,
     sink: &mut impl Sink,
     shared: &RunShared<'_, C>,
-) -> Result<Schedule, LoadError> {
+) -> Result<RunTimes, LoadError> {
     shared.thread_is_ready();
     loop {
         shared.check()?;

@@ -19,7 +19,7 @@ use crate::{
     LoadError,
     clock::nanos,
     pacer::Pacer,
-    run::{Heartbeat, RunTallies, Schedule, ThreadResult},
+    run::{Heartbeat, RunTallies, RunTimes, ThreadResult},
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
@@ -61,7 +61,7 @@ pub(super) fn run(
 
 struct Churn<'a> {
     shared: &'a TurnShared<'a>,
-    schedule: Schedule,
+    schedule: RunTimes,
     engine: TurnEngine,
     free: VecDeque<usize>,
     due: Vec<u64>,

@@ -7,7 +7,7 @@ use turnpike_client::{ClientTransport, Datagrams, ErrorCounts, Framing, Security
 use turnpike_net::{Event as Ready, Poller};
 use turnpike_turn::{
     client::{
-        self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed, Request,
+        self, BindProgress, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Relayed, Request,
     },
     random::Seed,
 };
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     LoadError,
     clock::Clock,
-    run::Schedule,
+    run::RunTimes,
     traffic::{Carrier, PEER, Sink},
 };
 
@@ -444,8 +444,8 @@ impl TurnEngine {
                 return None;
             };
             match binding.handle_message(message) {
-                Ok(Progress::Pending) => None,
-                Ok(Progress::Bound) => {
+                Ok(BindProgress::Pending) => None,
+                Ok(BindProgress::Bound) => {
                     endpoint.binding = None;
                     bound.push((index, Ok(())));
                     Some(Framing::Fixed(piece))
@@ -570,7 +570,7 @@ impl Carrier for TurnEngine {
         &mut self.errors
     }
 
-    fn plan(&mut self, schedule: Schedule) {
+    fn plan(&mut self, schedule: RunTimes) {
         self.moves.plan(schedule);
         self.reconnects.plan(schedule);
     }

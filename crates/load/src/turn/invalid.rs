@@ -11,7 +11,7 @@ use super::{TurnLoadConfig, TurnShared};
 use crate::{
     LoadError,
     pacer::Pacer,
-    run::{Heartbeat, RunTallies, Schedule, ThreadResult},
+    run::{Heartbeat, RunTallies, RunTimes, ThreadResult},
     traffic::{BATCH, Carrier as _, LONGEST_SLEEP, Sink},
     udp::UdpClients,
 };
@@ -110,7 +110,7 @@ impl Flood {
         &mut self,
         shared: &'a TurnShared<'a>,
         thread: usize,
-        mut schedule: Schedule,
+        mut schedule: RunTimes,
     ) -> Result<Heartbeat<'a, TurnLoadConfig>, LoadError> {
         let mut heartbeat = Heartbeat::new(shared, thread, schedule);
         loop {
@@ -127,7 +127,7 @@ impl Flood {
         }
     }
 
-    fn queue_due(&mut self, now: u64, schedule: &Schedule) -> Duration {
+    fn queue_due(&mut self, now: u64, schedule: &RunTimes) -> Duration {
         while self.clients.queued() < BATCH {
             let due = self.pacer.as_ref().map_or(now.max(schedule.start), Pacer::due);
             if due > now {

@@ -6,7 +6,7 @@ use turnpike_measure::{Latency, LoadReport};
 use turnpike_turn::client::Failure;
 
 use super::TurnLoadConfig;
-use crate::{clock::nanos, run::Schedule};
+use crate::{clock::nanos, run::RunTimes};
 
 /// Maximum number of bursts held back per thread. Additional bursts are sent immediately, and are lost if the server does not know the
 /// client's new address yet.
@@ -71,7 +71,7 @@ impl ClientMoves {
         }
     }
 
-    pub(super) fn plan(&mut self, schedule: Schedule) {
+    pub(super) fn plan(&mut self, schedule: RunTimes) {
         let Some(plan) = &mut self.plan else { return };
         (plan.begin_ns, plan.end_ns) = (schedule.measure, schedule.end);
         self.next_ns = plan.next(self.clients.len());

@@ -5,7 +5,7 @@ use std::{mem, sync::Mutex, time::Duration};
 use turnpike_measure::{Latency, LoadReport};
 
 use super::TurnLoadConfig;
-use crate::{clock::nanos, run::Schedule};
+use crate::{clock::nanos, run::RunTimes};
 
 const SPREAD: Duration = Duration::from_secs(1);
 
@@ -13,7 +13,7 @@ pub(super) struct Reconnects {
     clients: Vec<ReconnectingClient>,
     patience_ns: u64,
     /// Schedule of the run; times without packets count only within its measured time.
-    measured: Option<Schedule>,
+    measured: Option<RunTimes>,
     looked_ns: u64,
     /// End of this thread's last stall. A lack of packets before it proves nothing, because the thread was not reading.
     awake_ns: u64,
@@ -76,7 +76,7 @@ impl Reconnects {
         }
     }
 
-    pub(super) fn plan(&mut self, schedule: Schedule) {
+    pub(super) fn plan(&mut self, schedule: RunTimes) {
         self.measured = Some(schedule);
     }
 
@@ -181,7 +181,7 @@ fn hull(one: Option<(u64, u64)>, other: Option<(u64, u64)>) -> Option<(u64, u64)
 }
 
 impl ReconnectingClient {
-    fn since(&self, measured: Option<Schedule>) -> u64 {
+    fn since(&self, measured: Option<RunTimes>) -> u64 {
         self.heard_ns.max(measured.map_or(0, |measured| measured.measure))
     }
 }
@@ -228,7 +228,7 @@ mod tests {
     fn reconnects(clients: usize) -> Reconnects {
         let config = parse(&format!("127.0.0.1 --clients {clients} --reconnect 1")).unwrap();
         let mut reconnects = Reconnects::new(&config, clients, 0);
-        reconnects.plan(Schedule { start: SECOND, measure: 2 * SECOND, end: 60 * SECOND });
+        reconnects.plan(RunTimes { start: SECOND, measure: 2 * SECOND, end: 60 * SECOND });
         reconnects
     }
 

@@ -16,7 +16,7 @@ use libc::{c_int, mmsghdr};
 
 use super::{FEWEST_SEGMENTS, MAX_IOVECS, MOST_SEGMENTS, SendCalls, max_segments, probe_segments};
 use crate::{
-    Datapath, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    ArenaSpan, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
     sys::{self, RawAddress},
 };
 
@@ -119,7 +119,7 @@ struct Bench {
     sockets: Sockets,
     id: SocketId,
     rx: Rx,
-    arena: Span,
+    arena: ArenaSpan,
     tx: Tx,
     pushed: Vec<(SocketAddr, Vec<u8>)>,
 }
@@ -170,7 +170,7 @@ impl Bench {
         let padding = number % 4;
         let header = format!("{number:012}");
         let len = u32::try_from(size - 12 - padding).unwrap();
-        let payload = Span { offset: self.arena.offset + (number % 1000) as u32, len };
+        let payload = ArenaSpan { offset: self.arena.offset + (number % 1000) as u32, len };
         let mut whole = header.clone().into_bytes();
         whole.extend_from_slice(self.rx.bytes(payload));
         whole.extend(std::iter::repeat_n(0, padding));
@@ -473,7 +473,7 @@ fn adjacent_datagrams_share_an_iovec_until_a_step_down() {
     }
     // Simulates a reflected super-packet, whose datagrams are adjacent in the arena.
     for n in 0..10 {
-        let span = Span { offset: b.arena.offset + n * 500, len: 500 };
+        let span = ArenaSpan { offset: b.arena.offset + n * 500, len: 500 };
         b.tx.push(&route, &[], span, 0);
         b.pushed.push((peer(0), b.rx.bytes(span).to_vec()));
     }
@@ -491,7 +491,7 @@ fn empty_datagrams_are_sent_alone_and_in_order() {
             b.tx.push_bytes(&route, &vec![7; size]);
             b.pushed.push((peer(0), vec![7; size]));
         }
-        let nothing = Span { offset: b.arena.offset, len: 0 };
+        let nothing = ArenaSpan { offset: b.arena.offset, len: 0 };
         b.tx.push(&route, &[], nothing, 0);
         b.pushed.push((peer(0), Vec::new()));
         b.flush(&mut kernel);

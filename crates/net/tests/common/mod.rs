@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use turnpike_net::{Datapath, Poller, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket};
+use turnpike_net::{ArenaSpan, Datapath, Poller, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
 pub(crate) use turnpike_testkit::{PATIENCE, alone, eventually};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
@@ -102,7 +102,7 @@ impl Sender {
     }
 }
 
-pub(crate) fn filled_arena(datapath: Datapath, len: usize) -> (Rx, Span) {
+pub(crate) fn filled_arena(datapath: Datapath, len: usize) -> (Rx, ArenaSpan) {
     let socket = bind(V4, &UdpOptions::default());
     let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
     std::net::UdpSocket::bind((V4, 0)).unwrap().send_to(&bytes, socket.local_addr()).unwrap();

@@ -7,7 +7,7 @@ use turnpike_turn::server::{Client, PrefixLengths, Transport};
 
 use super::{
     Associations,
-    association::{self, Association, Stage},
+    association::{self, Association, AssociationStage},
     hello::Cookie,
     hello::{self, Fragment, Hello, HelloError, Version},
     record::{self, ALERT, Sifted},
@@ -226,14 +226,14 @@ impl Associations {
             generation: self.generations.draw(),
             listener: self.layout.number(Transport::Dtls, place, hello.server_name),
             random: hello.random,
-            stage: Stage::HalfOpen(0),
+            stage: AssociationStage::HalfOpen(0),
             alerted: false,
             deadline_ms,
             timer_ms: u64::MAX,
             armed_ms: u64::MAX,
         });
         let number = self.half_open.enter(slot, Some(network), now_ms);
-        self.table[slot].stage = Stage::HalfOpen(number);
+        self.table[slot].stage = AssociationStage::HalfOpen(number);
         self.by_client.insert(client, slot);
         self.last = None;
         self.arm(slot);

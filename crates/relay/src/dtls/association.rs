@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use dimpl::{Dtls, Error, Output, ProtocolVersion, SecurityError};
-use turnpike_net::{Route, Rx, Span, Tx};
+use turnpike_net::{ArenaSpan, Route, Rx, Tx};
 use turnpike_turn::server::{Client, ListenerId, Source};
 
 use super::stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
-use crate::link::{Place, Way};
+use crate::link::{ClientLinkKind, LinkSlot};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum AssociationStage {
     /// Handshake in progress, with a verified address; contains the number in the set of handshakes.
     HalfOpen(u64),
     /// Open but without an allocation; contains the number in the set of idle associations.
@@ -27,7 +27,7 @@ pub(super) struct Association {
     pub(super) listener: ListenerId,
     /// The ClientHello's random, which distinguishes a retransmission from a new handshake.
     pub(super) random: [u8; 32],
-    pub(super) stage: Stage,
+    pub(super) stage: AssociationStage,
     /// True if an unauthenticated plaintext alert was received during the handshake.
     pub(super) alerted: bool,
     pub(super) deadline_ms: u64,
@@ -50,12 +50,12 @@ impl Association {
     }
 
     pub(super) fn source(&self, slot: usize) -> Source {
-        let place = Place { slot, generation: self.generation };
-        Source { client: self.known_as(), link: Way::Dtls(place).link() }
+        let place = LinkSlot { slot, generation: self.generation };
+        Source { client: self.known_as(), link: ClientLinkKind::Dtls(place).link() }
     }
 
     pub(super) fn is_open(&self) -> bool {
-        !matches!(self.stage, Stage::HalfOpen(_))
+        !matches!(self.stage, AssociationStage::HalfOpen(_))
     }
 
     pub(super) fn is_1_3(&self) -> bool {
@@ -66,7 +66,7 @@ impl Association {
         &mut self,
         route: &Route,
         tx: &mut Tx,
-        mut arena: Option<(&mut Rx, &mut Vec<Span>)>,
+        mut arena: Option<(&mut Rx, &mut Vec<ArenaSpan>)>,
         scratch: &mut Vec<u8>,
         stats: &mut DtlsStats,
     ) -> Drained {

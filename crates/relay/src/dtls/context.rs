@@ -15,7 +15,7 @@ use super::{
     hello::{Hello, Version},
     provider::{self, Lent},
 };
-use crate::{Identity, stream::tls::Directory};
+use crate::{Identity, stream::tls::CertificateDirectory};
 
 /// Conservative path MTU for handshake datagrams. Application data is not limited.
 const MTU: usize = 1200;
@@ -36,7 +36,7 @@ pub enum DtlsError {
 
 pub struct DtlsContext {
     config: Arc<Config>,
-    shown: RwLock<Arc<Directory>>,
+    shown: RwLock<Arc<CertificateDirectory>>,
 }
 
 impl DtlsContext {
@@ -48,10 +48,10 @@ impl DtlsContext {
 
     /// Refuses handshakes until [`DtlsContext::replace`] provides a certificate.
     pub fn without_certificate(handshake: Duration) -> Result<Self, DtlsError> {
-        Self::with(Directory::new(&[]), handshake)
+        Self::with(CertificateDirectory::new(&[]), handshake)
     }
 
-    fn with(shown: Directory, handshake: Duration) -> Result<Self, DtlsError> {
+    fn with(shown: CertificateDirectory, handshake: Duration) -> Result<Self, DtlsError> {
         let config = Config::builder()
             .with_crypto_provider(provider::provider())
             .mtu(MTU)
@@ -174,7 +174,7 @@ fn schemes(hello: &Hello<'_>) -> Vec<SignatureScheme> {
     hello.signature_algorithms().map(SignatureScheme::from).collect()
 }
 
-fn directory(identities: &[Identity]) -> Option<Directory> {
+fn directory(identities: &[Identity]) -> Option<CertificateDirectory> {
     let usable: Vec<Identity> = identities.iter().filter(|identity| identity.can_dtls()).cloned().collect();
-    (!usable.is_empty()).then(|| Directory::new(&usable))
+    (!usable.is_empty()).then(|| CertificateDirectory::new(&usable))
 }

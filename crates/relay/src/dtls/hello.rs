@@ -89,7 +89,7 @@ impl<'a> Hello<'a> {
     }
 
     fn parse_body(sequence: u64, body: &'a [u8]) -> Result<Self, HelloError> {
-        let mut reader = Reader { bytes: body, at: 0 };
+        let mut reader = HelloReader { bytes: body, at: 0 };
         let Beginning { version: legacy_version, random, cookie: legacy_cookie } =
             Beginning::read(&mut reader)?;
         let cipher_suites = reader.vector16()?;
@@ -124,7 +124,7 @@ impl<'a> Hello<'a> {
         while reader.at < body.len() {
             let start = reader.at;
             let kind = pair(reader.take(2)?);
-            let mut value = Reader { bytes: reader.vector16()?, at: 0 };
+            let mut value = HelloReader { bytes: reader.vector16()?, at: 0 };
             let whole = start..reader.at;
             match kind {
                 SERVER_NAME => hello.server_name = host_name(&mut value),
@@ -228,10 +228,10 @@ pub(super) struct Fragment<'a> {
 
 impl<'a> Fragment<'a> {
     pub(super) fn parse(datagram: &'a [u8]) -> Result<Self, HelloError> {
-        let mut reader = Reader { bytes: datagram, at: 0 };
+        let mut reader = HelloReader { bytes: datagram, at: 0 };
         let header = reader.take(RECORD_HEADER)?;
         let sequence = header[5..11].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-        let mut record = Reader { bytes: reader.take(usize::from(pair(&header[11..])))?, at: 0 };
+        let mut record = HelloReader { bytes: reader.take(usize::from(pair(&header[11..])))?, at: 0 };
         let header = record.take(MESSAGE_HEADER)?;
         let triple =
             |at: usize| header[at..at + 3].iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte));
@@ -245,7 +245,7 @@ impl<'a> Fragment<'a> {
     /// The part before the DTLS 1.2 cookie, and the cookie. A first fragment contains both unless it is very
     /// short.
     pub(super) fn beginning(&self) -> Option<(&'a [u8], &'a [u8])> {
-        let mut reader = Reader { bytes: (self.offset == 0).then_some(self.bytes)?, at: 0 };
+        let mut reader = HelloReader { bytes: (self.offset == 0).then_some(self.bytes)?, at: 0 };
         let cookie = Beginning::read(&mut reader).ok()?.cookie;
         Some((&self.bytes[..cookie.start - 1], &self.bytes[cookie]))
     }
@@ -258,7 +258,7 @@ struct Beginning {
 }
 
 impl Beginning {
-    fn read(reader: &mut Reader<'_>) -> Result<Self, HelloError> {
+    fn read(reader: &mut HelloReader<'_>) -> Result<Self, HelloError> {
         let version = pair(reader.take(2)?);
         let random = reader.take(32)?.try_into().map_err(|_| HelloError::Malformed)?;
         reader.vector8()?;
@@ -306,8 +306,8 @@ fn write_padding(padding: Option<usize>, out: &mut Vec<u8>) {
 
 /// Parses the server name extension (RFC 6066 section 3): a list of names, although host names are the only
 /// type ever defined.
-fn host_name<'a>(value: &mut Reader<'a>) -> Option<&'a str> {
-    let mut list = Reader { bytes: value.vector16().ok()?, at: 0 };
+fn host_name<'a>(value: &mut HelloReader<'a>) -> Option<&'a str> {
+    let mut list = HelloReader { bytes: value.vector16().ok()?, at: 0 };
     if list.take(1).ok()? != [0] {
         return None;
     }
@@ -315,7 +315,7 @@ fn host_name<'a>(value: &mut Reader<'a>) -> Option<&'a str> {
 }
 
 fn shares_a_group(shares: &[u8]) -> Result<bool, HelloError> {
-    let mut reader = Reader { bytes: shares, at: 0 };
+    let mut reader = HelloReader { bytes: shares, at: 0 };
     let mut found = false;
     while reader.at < shares.len() {
         found |= GROUPS.contains(&pair(reader.take(2)?));
@@ -328,12 +328,12 @@ fn pair(bytes: &[u8]) -> u16 {
     u16::from_be_bytes([bytes[0], bytes[1]])
 }
 
-struct Reader<'a> {
+struct HelloReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> HelloReader<'a> {
     fn take(&mut self, len: usize) -> Result<&'a [u8], HelloError> {
         let taken = self.bytes.get(self.at..self.at + len).ok_or(HelloError::Malformed)?;
         self.at += len;

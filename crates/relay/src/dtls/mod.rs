@@ -32,7 +32,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
-use turnpike_net::{Route, Rx, SocketId, Span, Tx};
+use turnpike_net::{ArenaSpan, Route, Rx, SocketId, Tx};
 use turnpike_turn::server::{Client, Effect, NonceKeys, PrefixLengths, Source, Transport};
 use turnpike_wire::address::canonical;
 
@@ -44,10 +44,10 @@ use crate::{
     Layout,
     bounded::{Bounded, Limits, idle_limits, share},
     layout::Listener,
-    link::{Generations, Place},
+    link::{Generations, LinkSlot},
     turned_away::{Noted, TurnedAway},
 };
-use association::{Association, Drained, Stage};
+use association::{Association, AssociationStage, Drained};
 use cookie::CookieKeys;
 use fragments::Fragments;
 use record::Sifted;
@@ -84,7 +84,7 @@ pub(crate) struct Associations {
     gone: Vec<Client>,
     /// Clients whose associations have ended, to be reported to the new process if it has the sockets.
     ended: Option<Vec<Client>>,
-    arrived: Vec<Span>,
+    arrived: Vec<ArenaSpan>,
     plain: Vec<u8>,
     scratch: Vec<u8>,
     /// First ClientHello, as its body and as the complete packet.
@@ -205,7 +205,7 @@ impl Associations {
         &mut self,
         now_ms: u64,
         client: Client,
-        span: Span,
+        span: ArenaSpan,
         rx: &mut Rx,
         tx: &mut Tx,
     ) -> Option<Source> {
@@ -233,13 +233,13 @@ impl Associations {
         Some(source)
     }
 
-    pub(crate) fn arrived(&self, index: usize) -> Option<Span> {
+    pub(crate) fn arrived(&self, index: usize) -> Option<ArenaSpan> {
         self.arrived.get(index).copied()
     }
 
     pub(crate) fn relay(
         &mut self,
-        to: Place,
+        to: LinkSlot,
         [header, payload]: [&[u8]; 2],
         padding: u8,
         (tos, ttl): (u8, u8),
@@ -267,7 +267,7 @@ impl Associations {
         }
     }
 
-    pub(crate) fn reply(&mut self, to: Place, bytes: &[u8], tx: &mut Tx) {
+    pub(crate) fn reply(&mut self, to: LinkSlot, bytes: &[u8], tx: &mut Tx) {
         self.relay(to, [bytes, &[]], 0, (0, 0), tx);
     }
 
@@ -293,9 +293,13 @@ impl Associations {
             if association.deadline_ms <= now_ms {
                 match association.stage {
                     // Nothing followed the plaintext alert, so the client itself sent it.
-                    Stage::HalfOpen(_) if association.alerted => self.fail(slot, DtlsFailure::Closed),
-                    Stage::HalfOpen(_) => self.fail(slot, DtlsFailure::Timeout),
-                    Stage::Idle(_) | Stage::Allocated => self.close(slot, DtlsEnd::Idle, tx),
+                    AssociationStage::HalfOpen(_) if association.alerted => {
+                        self.fail(slot, DtlsFailure::Closed);
+                    }
+                    AssociationStage::HalfOpen(_) => self.fail(slot, DtlsFailure::Timeout),
+                    AssociationStage::Idle(_) | AssociationStage::Allocated => {
+                        self.close(slot, DtlsEnd::Idle, tx);
+                    }
                 }
                 continue;
             }
@@ -337,7 +341,7 @@ impl Associations {
         allocated.iter().for_each(|client| self.allocated(client));
     }
 
-    pub(crate) fn serves(&self, place: Place) -> bool {
+    pub(crate) fn serves(&self, place: LinkSlot) -> bool {
         self.slot_at(place).is_some()
     }
 
@@ -345,9 +349,9 @@ impl Associations {
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let association = &mut self.table[slot];
-        if let Stage::Idle(number) = association.stage {
+        if let AssociationStage::Idle(number) = association.stage {
             self.idle.leave(number);
-            association.stage = Stage::Allocated;
+            association.stage = AssociationStage::Allocated;
             association.deadline_ms = u64::MAX;
         }
     }
@@ -355,7 +359,7 @@ impl Associations {
     /// Makes an association without an allocation subject to the idle limits again.
     pub(crate) fn released(&mut self, now_ms: u64, client: &Client, tx: &mut Tx) {
         let Some(slot) = self.slot_of(client) else { return };
-        if self.table[slot].stage == Stage::Allocated {
+        if self.table[slot].stage == AssociationStage::Allocated {
             self.become_idle(now_ms, slot, tx);
         }
     }
@@ -415,7 +419,7 @@ impl Associations {
         let arena = rx.map(|rx| (rx, &mut self.arrived));
         let drained = association.drain(&route, tx, arena, &mut self.scratch, &mut self.stats);
         let Drained { connected, closed, timer, .. } = drained;
-        if connected && let Stage::HalfOpen(number) = association.stage {
+        if connected && let AssociationStage::HalfOpen(number) = association.stage {
             self.half_open.leave(number);
             if association.is_1_3() {
                 self.stats.handshakes_1_3 += 1;
@@ -423,7 +427,7 @@ impl Associations {
                 self.stats.handshakes_1_2 += 1;
             }
             self.become_idle(now_ms, slot, tx);
-        } else if !self.arrived.is_empty() && matches!(association.stage, Stage::Idle(_)) {
+        } else if !self.arrived.is_empty() && matches!(association.stage, AssociationStage::Idle(_)) {
             association.deadline_ms = now_ms + self.config.limits.idle_ms();
         }
         self.note(slot, timer);
@@ -445,7 +449,7 @@ impl Associations {
         }
         let number = self.idle.enter(slot, Some(network), now_ms);
         let association = &mut self.table[slot];
-        association.stage = Stage::Idle(number);
+        association.stage = AssociationStage::Idle(number);
         association.deadline_ms = now_ms + self.config.limits.idle_ms();
         self.arm(slot);
     }
@@ -487,12 +491,12 @@ impl Associations {
             ended.push(association.client);
         }
         match association.stage {
-            Stage::HalfOpen(number) => self.half_open.leave(number),
-            Stage::Idle(number) => {
+            AssociationStage::HalfOpen(number) => self.half_open.leave(number),
+            AssociationStage::Idle(number) => {
                 self.idle.leave(number);
                 self.gone.push(association.known_as());
             }
-            Stage::Allocated => self.gone.push(association.known_as()),
+            AssociationStage::Allocated => self.gone.push(association.known_as()),
         }
     }
 
@@ -523,7 +527,7 @@ impl Associations {
         }
     }
 
-    fn slot_at(&self, Place { slot, generation }: Place) -> Option<usize> {
+    fn slot_at(&self, LinkSlot { slot, generation }: LinkSlot) -> Option<usize> {
         let association = self.table.get(slot)?;
         (association.generation == generation && association.is_open()).then_some(slot)
     }

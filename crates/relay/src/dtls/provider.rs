@@ -83,23 +83,23 @@ impl KeyProvider for LentKey {
         let key = LENT.with_borrow(|lent| lent.as_ref().map(|lent| Arc::clone(&lent.key)));
         let key = key.ok_or(CryptoError::InvalidPrivateKey)?;
         let scheme = scheme(&*key).ok_or(CryptoError::InvalidPrivateKey)?;
-        Ok(Box::new(Signer { key: AssertUnwindSafe(key), scheme }))
+        Ok(Box::new(RustlsSigner { key: AssertUnwindSafe(key), scheme }))
     }
 }
 
-struct Signer {
+struct RustlsSigner {
     // Signing does not change the key, so a panic cannot leave it in an inconsistent state.
     key: AssertUnwindSafe<Arc<dyn sign::SigningKey>>,
     scheme: SignatureScheme,
 }
 
-impl fmt::Debug for Signer {
+impl fmt::Debug for RustlsSigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Signer").field("scheme", &self.scheme).finish_non_exhaustive()
     }
 }
 
-impl SigningKey for Signer {
+impl SigningKey for RustlsSigner {
     fn sign(&mut self, data: &[u8], hash_alg: HashAlgorithm, out: &mut Buf) -> Result<(), CryptoError> {
         let failed = CryptoError::OperationFailed(dimpl::CryptoOperation::Sign);
         if hash_alg != self.hash_algorithm() {

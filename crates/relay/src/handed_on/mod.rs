@@ -20,7 +20,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
-use turnpike_copy::{Flow, Mover, Pumped};
+use turnpike_copy::{CopyDirection, Mover, Pumped};
 use turnpike_net::{ConnectOptions, Event, Interest, Poller, TcpSocket, is_exhaustion};
 use turnpike_rules::ProxyVersion;
 use turnpike_turn::server::{ConnectionLimits, PrefixLengths};
@@ -49,19 +49,19 @@ const GENERATIONS: u32 = 1 << 28;
 const SERVER_SIDE: u64 = 1 << 31;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+enum HandedOnSide {
     Client,
     Server,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Token {
-    side: Side,
+struct HandedOnToken {
+    side: HandedOnSide,
     slot: usize,
     generation: u32,
 }
 
-impl Side {
+impl HandedOnSide {
     fn reset(self) -> HandOnEnd {
         match self {
             Self::Client => HandOnEnd::ClientReset,
@@ -70,16 +70,16 @@ impl Side {
     }
 }
 
-impl Token {
+impl HandedOnToken {
     fn of(token: u64) -> Self {
-        let side = if token & SERVER_SIDE == 0 { Side::Client } else { Side::Server };
+        let side = if token & SERVER_SIDE == 0 { HandedOnSide::Client } else { HandedOnSide::Server };
         let (slot, generation) =
             ((token & (SERVER_SIDE - 1)) as usize, (token >> 32) as u32 & (GENERATIONS - 1));
         Self { side, slot, generation }
     }
 
     fn get(self) -> u64 {
-        let side = if self.side == Side::Client { 0 } else { SERVER_SIDE };
+        let side = if self.side == HandedOnSide::Client { 0 } else { SERVER_SIDE };
         FIRST_TOKEN | u64::from(self.generation) << 32 | side | self.slot as u64
     }
 }
@@ -105,8 +105,8 @@ struct Connection {
     /// Client network whose limit this connection counts towards.
     network: IpAddr,
     is_connected: bool,
-    to_server: Flow,
-    to_client: Flow,
+    to_server: CopyDirection,
+    to_client: CopyDirection,
     queued: bool,
     /// Time by which the web server must accept the connection or, once one side has closed, by which more bytes must
     /// have moved.
@@ -192,11 +192,11 @@ impl HandedOn {
         let slot = entry.key();
         self.generation = (self.generation + 1) % GENERATIONS;
         let generation = self.generation;
-        for (side, socket) in [(Side::Client, &client), (Side::Server, &server)] {
-            let token = Token { side, slot, generation }.get();
+        for (side, socket) in [(HandedOnSide::Client, &client), (HandedOnSide::Server, &server)] {
+            let token = HandedOnToken { side, slot, generation }.get();
             poller.add_with(socket, token, Interest::Edge).map_err(|_| HandOnEnd::Exhausted)?;
         }
-        let mut to_server = Flow::new(true);
+        let mut to_server = CopyDirection::new(true);
         to_server.bytes = received.len() as u64;
         to_server.lead_with(match proxy_protocol {
             Some(version) => [proxy_protocol::encode(version, address, local), received].concat(),
@@ -210,7 +210,7 @@ impl HandedOn {
             network,
             is_connected: false,
             to_server,
-            to_client: Flow::default(),
+            to_client: CopyDirection::default(),
             queued: false,
             deadline_ms: None,
             bytes_then: 0,
@@ -221,15 +221,15 @@ impl HandedOn {
     }
 
     pub(crate) fn on_event(&mut self, event: &Event, now_ms: u64) {
-        let Token { side, slot, generation } = Token::of(event.token);
+        let HandedOnToken { side, slot, generation } = HandedOnToken::of(event.token);
         let found = self.connections.get_mut(slot).filter(|found| found.generation == generation);
         let Some(connection) = found else { return };
         let (flow, socket) = match side {
-            Side::Client => (&mut connection.to_server, &connection.client),
-            Side::Server => (&mut connection.to_client, &connection.server),
+            HandedOnSide::Client => (&mut connection.to_server, &connection.client),
+            HandedOnSide::Server => (&mut connection.to_client, &connection.server),
         };
         note(flow, socket, event);
-        if side == Side::Server && !connection.is_connected {
+        if side == HandedOnSide::Server && !connection.is_connected {
             if !(event.writable || event.error || event.closed) {
                 return;
             }
@@ -374,9 +374,9 @@ impl Connection {
     }
 
     /// Moves bytes in both directions. Returns true if there is more to move; the error is the side that failed.
-    fn turn(&mut self, mover: &mut Mover) -> Result<bool, Side> {
+    fn turn(&mut self, mover: &mut Mover) -> Result<bool, HandedOnSide> {
         let Self { client, server, to_server, to_client, .. } = self;
-        let (client, server) = ((Side::Client, &*client), (Side::Server, &*server));
+        let (client, server) = ((HandedOnSide::Client, &*client), (HandedOnSide::Server, &*server));
         let more = one_way(mover, to_server, client, server, to_client.is_done())?;
         Ok(one_way(mover, to_client, server, client, to_server.is_done())? || more)
     }
@@ -384,11 +384,11 @@ impl Connection {
 
 fn one_way(
     mover: &mut Mover,
-    flow: &mut Flow,
-    (source, from): (Side, &TcpSocket),
-    (sink, to): (Side, &TcpSocket),
+    flow: &mut CopyDirection,
+    (source, from): (HandedOnSide, &TcpSocket),
+    (sink, to): (HandedOnSide, &TcpSocket),
     last: bool,
-) -> Result<bool, Side> {
+) -> Result<bool, HandedOnSide> {
     if flow.is_done() {
         return Ok(false);
     }
@@ -407,11 +407,14 @@ mod tests {
 
     #[test]
     fn tokens_round_trip_and_never_collide_with_others() {
-        let all =
-            [(Side::Client, 0, 0), (Side::Server, 7, 1), (Side::Client, (1 << 31) - 1, GENERATIONS - 1)];
+        let all = [
+            (HandedOnSide::Client, 0, 0),
+            (HandedOnSide::Server, 7, 1),
+            (HandedOnSide::Client, (1 << 31) - 1, GENERATIONS - 1),
+        ];
         for (side, slot, generation) in all {
-            let token = Token { side, slot, generation };
-            assert_eq!(Token::of(token.get()), token);
+            let token = HandedOnToken { side, slot, generation };
+            assert_eq!(HandedOnToken::of(token.get()), token);
             assert!((FIRST_TOKEN..=LAST_TOKEN).contains(&token.get()));
         }
         const { assert!(LAST_TOKEN < 1 << 63) };

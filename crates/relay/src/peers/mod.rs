@@ -22,7 +22,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
-use turnpike_copy::{Flow, Mover};
+use turnpike_copy::{CopyDirection, Mover};
 use turnpike_net::{Event, Interest, Poller, TcpListener, TcpSocket, is_exhaustion};
 use turnpike_turn::{
     server::{AllocationSlot, ConnectError, ConnectRequest, ConnectionId, RelayId, Server},
@@ -38,7 +38,7 @@ use tls_end::TlsEnd;
 /// Milliseconds for which a listener pauses after descriptors have run out.
 const PAUSE_MS: u64 = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum PeerSide {
     Peer,
     Client,
 }
@@ -49,17 +49,17 @@ pub(crate) enum Side {
 /// │ 01 │ kind (2 bits of 62, 61, 60) │ generation (28) │ slot (32) │
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token {
+enum PeerToken {
     Listener(usize),
     /// The generation reveals events that belong to an earlier connection in the slot.
-    Connection(Side, usize, u32),
+    Connection(PeerSide, usize, u32),
 }
 
 pub(crate) const FIRST_TOKEN: u64 = END_OF_TOKENS;
 const KIND: u64 = 1 << 60;
 const GENERATIONS: u32 = 1 << 28;
 
-impl Token {
+impl PeerToken {
     fn of(token: u64) -> Option<Self> {
         if token & FIRST_TOKEN == 0 {
             return None;
@@ -68,8 +68,8 @@ impl Token {
         let generation = (token >> 32) as u32 & (GENERATIONS - 1);
         match (token >> 60) & 3 {
             0 => Some(Self::Listener(slot)),
-            1 => Some(Self::Connection(Side::Peer, slot, generation)),
-            2 => Some(Self::Connection(Side::Client, slot, generation)),
+            1 => Some(Self::Connection(PeerSide::Peer, slot, generation)),
+            2 => Some(Self::Connection(PeerSide::Client, slot, generation)),
             _ => None,
         }
     }
@@ -78,7 +78,7 @@ impl Token {
         match self {
             Self::Listener(slot) => FIRST_TOKEN | slot as u64,
             Self::Connection(side, slot, generation) => {
-                let kind = if side == Side::Peer { KIND } else { 2 * KIND };
+                let kind = if side == PeerSide::Peer { KIND } else { 2 * KIND };
                 FIRST_TOKEN | kind | u64::from(generation) << 32 | slot as u64
             }
         }
@@ -122,10 +122,10 @@ struct Connection {
     allocation: AllocationSlot,
     generation: u32,
     peer: TcpSocket,
-    stage: Stage,
+    stage: PeerStage,
     /// Flows of both directions. For TLS clients, the flows are used only for counting.
-    to_peer: Flow,
-    to_client: Flow,
+    to_peer: CopyDirection,
+    to_client: CopyDirection,
     reported: (u64, u64),
     queued: bool,
     half_closed: bool,
@@ -141,7 +141,7 @@ struct HalfClosed {
     bytes: u64,
 }
 
-enum Stage {
+enum PeerStage {
     Connecting,
     Waiting,
     Bound(ClientEnd),
@@ -203,7 +203,7 @@ impl Peers {
     pub(crate) fn listen(&mut self, relay: RelayId, socket: TcpListener, poller: &Poller) -> io::Result<()> {
         let entry = self.listeners.vacant_entry();
         let slot = entry.key();
-        poller.add(&socket, Token::Listener(slot).get())?;
+        poller.add(&socket, PeerToken::Listener(slot).get())?;
         entry.insert(Listener { socket, relay, paused: false });
         self.owners.entry(relay.allocation).or_default().listeners[relay.family as usize] = Some(slot);
         Ok(())
@@ -235,7 +235,7 @@ impl Peers {
         let listener = owned.listeners[request.relay.family as usize].ok_or(ConnectError::Failed)?;
         let local = self.listeners[listener].socket.local_addr();
         let socket = TcpSocket::connect_from(local, request.peer).map_err(|error| reason(&error))?;
-        self.insert(allocation, request.connection, socket, Stage::Connecting, poller)
+        self.insert(allocation, request.connection, socket, PeerStage::Connecting, poller)
             .map_err(|error| reason(&error))
     }
 
@@ -267,7 +267,7 @@ impl Peers {
         socket: TcpSocket,
         poller: &Poller,
     ) -> io::Result<()> {
-        self.insert(allocation, connection, socket, Stage::Waiting, poller)
+        self.insert(allocation, connection, socket, PeerStage::Waiting, poller)
     }
 
     /// Binds the client's connection to the peer's. `first` is the data that followed the request.
@@ -281,13 +281,13 @@ impl Peers {
     ) {
         let Some(&slot) = self.by_id.get(&connection) else { return };
         let found = &mut self.connections[slot];
-        let token = Token::Connection(Side::Client, slot, found.generation).get();
+        let token = PeerToken::Connection(PeerSide::Client, slot, found.generation).get();
         let Detached { socket, tls, unsent, ended, .. } = taken;
         if poller.add_with(&socket, token, Interest::Edge).is_err() {
             return self.end(slot);
         }
         found.to_peer.bytes += first.len() as u64;
-        found.stage = Stage::Bound(match tls {
+        found.stage = PeerStage::Bound(match tls {
             None => {
                 found.to_peer.lead_with(first);
                 found.to_client.lead_with(unsent);
@@ -306,21 +306,21 @@ impl Peers {
 
     /// Handles an event; if it belongs to a listener, returns the listener to accept from.
     pub(crate) fn on_event(&mut self, event: &Event, purse: &mut Purse<'_>) -> Option<usize> {
-        let (side, slot, generation) = match Token::of(event.token)? {
-            Token::Listener(place) => return Some(place),
-            Token::Connection(side, slot, generation) => (side, slot, generation),
+        let (side, slot, generation) = match PeerToken::of(event.token)? {
+            PeerToken::Listener(place) => return Some(place),
+            PeerToken::Connection(side, slot, generation) => (side, slot, generation),
         };
         let connection = self.connections.get_mut(slot).filter(|found| found.generation == generation)?;
         match &connection.stage {
-            Stage::Connecting => {
+            PeerStage::Connecting => {
                 if event.writable || event.error || event.closed {
                     self.connected(slot, event);
                 }
             }
             // No more data could be passed to the client.
-            Stage::Waiting if event.error => self.end(slot),
-            Stage::Waiting => note(&mut connection.to_client, &connection.peer, event),
-            Stage::Bound(_) => self.on_traffic(slot, side, event, purse),
+            PeerStage::Waiting if event.error => self.end(slot),
+            PeerStage::Waiting => note(&mut connection.to_client, &connection.peer, event),
+            PeerStage::Bound(_) => self.on_traffic(slot, side, event, purse),
         }
         None
     }
@@ -367,7 +367,7 @@ impl Peers {
         }
         self.resume_ms = None;
         for (slot, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.paused) {
-            listener.paused = poller.add(&listener.socket, Token::Listener(slot).get()).is_err();
+            listener.paused = poller.add(&listener.socket, PeerToken::Listener(slot).get()).is_err();
             if listener.paused {
                 self.resume_ms = Some(now_ms + PAUSE_MS);
             }
@@ -403,21 +403,25 @@ impl Peers {
         allocation: AllocationSlot,
         id: ConnectionId,
         peer: TcpSocket,
-        stage: Stage,
+        stage: PeerStage,
         poller: &Poller,
     ) -> io::Result<()> {
         let entry = self.connections.vacant_entry();
         let slot = entry.key();
         self.generation = (self.generation + 1) % GENERATIONS;
-        poller.add_with(&peer, Token::Connection(Side::Peer, slot, self.generation).get(), Interest::Edge)?;
+        poller.add_with(
+            &peer,
+            PeerToken::Connection(PeerSide::Peer, slot, self.generation).get(),
+            Interest::Edge,
+        )?;
         entry.insert(Connection {
             id,
             allocation,
             generation: self.generation,
             peer,
             stage,
-            to_peer: Flow::default(),
-            to_client: Flow::default(),
+            to_peer: CopyDirection::default(),
+            to_client: CopyDirection::default(),
             reported: (0, 0),
             queued: false,
             half_closed: false,
@@ -433,7 +437,7 @@ impl Peers {
         let (allocation, id) = (connection.allocation, connection.id);
         let result = connection.peer.take_error().map_err(|error| reason(&error));
         if result.is_ok() {
-            connection.stage = Stage::Waiting;
+            connection.stage = PeerStage::Waiting;
             note(&mut connection.to_client, &connection.peer, event);
         } else {
             self.remove(slot);
@@ -482,7 +486,7 @@ impl Connection {
     }
 }
 
-pub(crate) fn note(flow: &mut Flow, source: &TcpSocket, event: &Event) {
+pub(crate) fn note(flow: &mut CopyDirection, source: &TcpSocket, event: &Event) {
     flow.readable |= event.readable;
     flow.fin |= event.closed;
     if event.priority {
@@ -501,15 +505,15 @@ mod tests {
     #[test]
     fn tokens_round_trip_and_never_collide_with_other_kinds() {
         for token in [
-            Token::Listener(0),
-            Token::Listener(1 << 20),
-            Token::Connection(Side::Peer, 7, 1),
-            Token::Connection(Side::Client, u32::MAX as usize, GENERATIONS - 1),
+            PeerToken::Listener(0),
+            PeerToken::Listener(1 << 20),
+            PeerToken::Connection(PeerSide::Peer, 7, 1),
+            PeerToken::Connection(PeerSide::Client, u32::MAX as usize, GENERATIONS - 1),
         ] {
-            assert_eq!(Token::of(token.get()), Some(token));
+            assert_eq!(PeerToken::of(token.get()), Some(token));
         }
         let others = [0, u64::from(u32::MAX), 1 << 32, (3 << 32) - 1, u64::MAX, u64::MAX - 1];
-        assert_eq!(others.map(Token::of), [None; 6]);
+        assert_eq!(others.map(PeerToken::of), [None; 6]);
     }
 
     #[test]

@@ -4,10 +4,10 @@
 use std::io::{self, ErrorKind, Write as _};
 
 use rustls::ServerConnection;
-use turnpike_copy::Flow;
+use turnpike_copy::CopyDirection;
 use turnpike_net::TcpSocket;
 
-use super::Side;
+use super::PeerSide;
 use crate::stream::channel::{self, Fed};
 
 /// Bytes per read. A read may also complete a record of up to 16 KiB that began earlier.
@@ -61,10 +61,10 @@ impl TlsEnd {
     }
 
     /// Returns true if a turn would not read from this side and would therefore miss an error.
-    pub(super) fn is_deaf_to(&self, side: Side) -> bool {
+    pub(super) fn is_deaf_to(&self, side: PeerSide) -> bool {
         match side {
-            Side::Client => self.client_ended || self.at < self.waiting.len(),
-            Side::Peer => self.peer_ended || self.tls.wants_write(),
+            PeerSide::Client => self.client_ended || self.at < self.waiting.len(),
+            PeerSide::Peer => self.peer_ended || self.tls.wants_write(),
         }
     }
 
@@ -73,8 +73,8 @@ impl TlsEnd {
     pub(super) fn turn(
         &mut self,
         peer: &TcpSocket,
-        to_peer: &mut Flow,
-        to_client: &mut Flow,
+        to_peer: &mut CopyDirection,
+        to_client: &mut CopyDirection,
         scratch: &mut [u8],
     ) -> Turned {
         for _ in 0..TURN {
@@ -95,7 +95,12 @@ impl TlsEnd {
         Turned::Again
     }
 
-    fn towards_peer(&mut self, peer: &TcpSocket, flow: &mut Flow, scratch: &mut [u8]) -> io::Result<bool> {
+    fn towards_peer(
+        &mut self,
+        peer: &TcpSocket,
+        flow: &mut CopyDirection,
+        scratch: &mut [u8],
+    ) -> io::Result<bool> {
         while self.at < self.waiting.len() {
             match some(peer.write(&self.waiting[self.at..]))? {
                 0 => return Ok(false),
@@ -144,7 +149,12 @@ impl TlsEnd {
         Ok(true)
     }
 
-    fn towards_client(&mut self, peer: &TcpSocket, flow: &mut Flow, scratch: &mut [u8]) -> io::Result<bool> {
+    fn towards_client(
+        &mut self,
+        peer: &TcpSocket,
+        flow: &mut CopyDirection,
+        scratch: &mut [u8],
+    ) -> io::Result<bool> {
         channel::flush(&mut self.tls, &self.socket, &mut 0)?;
         if self.tls.wants_write() {
             return Ok(false);

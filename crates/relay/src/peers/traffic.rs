@@ -1,10 +1,10 @@
 //! Traffic of a bound peer connection: on each event, moves data in both directions.
 
-use turnpike_copy::{Flow, Mover, Pumped};
+use turnpike_copy::{CopyDirection, Mover, Pumped};
 use turnpike_net::{Event, TcpSocket};
 use turnpike_turn::server::Way;
 
-use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, tls_end::Turned};
+use super::{ClientEnd, Connection, HalfClosed, PeerSide, PeerStage, Peers, Purse, note, tls_end::Turned};
 
 /// Maximum bytes requested from a bandwidth limit per call, so a worker never reserves more than
 /// this.
@@ -19,21 +19,21 @@ enum Outcome {
 }
 
 impl Peers {
-    pub(super) fn on_traffic(&mut self, slot: usize, side: Side, event: &Event, purse: &mut Purse<'_>) {
+    pub(super) fn on_traffic(&mut self, slot: usize, side: PeerSide, event: &Event, purse: &mut Purse<'_>) {
         let connection = &mut self.connections[slot];
         let source = match side {
-            Side::Peer => &mut connection.to_client,
-            Side::Client => &mut connection.to_peer,
+            PeerSide::Peer => &mut connection.to_client,
+            PeerSide::Client => &mut connection.to_peer,
         };
         let socket = match (&connection.stage, side) {
-            (Stage::Bound(ClientEnd::Plain(client)), Side::Client) => client,
+            (PeerStage::Bound(ClientEnd::Plain(client)), PeerSide::Client) => client,
             _ => &connection.peer,
         };
         note(source, socket, event);
         if event.error {
             // If nothing can be read, a reset ends the connection immediately.
             let stuck = match &connection.stage {
-                Stage::Bound(ClientEnd::Tls(end)) => end.is_deaf_to(side),
+                PeerStage::Bound(ClientEnd::Tls(end)) => end.is_deaf_to(side),
                 _ => source.has_ended() || source.is_blocked(),
             };
             if stuck {
@@ -85,7 +85,7 @@ impl Peers {
 impl Connection {
     fn is_half_closed(&self) -> bool {
         match &self.stage {
-            Stage::Bound(ClientEnd::Tls(end)) => end.is_half_closed(),
+            PeerStage::Bound(ClientEnd::Tls(end)) => end.is_half_closed(),
             _ => self.to_peer.has_ended() || self.to_client.has_ended(),
         }
     }
@@ -123,8 +123,8 @@ impl Connection {
     fn turn(&mut self, mover: &mut Mover) -> Outcome {
         let Self { peer, stage, to_peer, to_client, .. } = self;
         let client = match stage {
-            Stage::Bound(ClientEnd::Plain(client)) => client,
-            Stage::Bound(ClientEnd::Tls(client)) => {
+            PeerStage::Bound(ClientEnd::Plain(client)) => client,
+            PeerStage::Bound(ClientEnd::Tls(client)) => {
                 return match client.turn(peer, to_peer, to_client, mover.scratch()) {
                     Turned::Idle => Outcome::Idle,
                     Turned::Blocked => Outcome::Blocked,
@@ -132,7 +132,7 @@ impl Connection {
                     Turned::Over => Outcome::Over,
                 };
             }
-            Stage::Connecting | Stage::Waiting => return Outcome::Idle,
+            PeerStage::Connecting | PeerStage::Waiting => return Outcome::Idle,
         };
         let first = one_way(mover, to_peer, client, peer, to_client.is_done());
         let second = one_way(mover, to_client, peer, client, to_peer.is_done());
@@ -148,7 +148,13 @@ impl Connection {
     }
 }
 
-fn one_way(mover: &mut Mover, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket, last: bool) -> Outcome {
+fn one_way(
+    mover: &mut Mover,
+    flow: &mut CopyDirection,
+    from: &TcpSocket,
+    to: &TcpSocket,
+    last: bool,
+) -> Outcome {
     if flow.is_done() {
         return Outcome::Idle;
     }

@@ -29,12 +29,12 @@ fn wish(port: PortRequest) -> OpenRelay {
 }
 
 impl Ports {
-    fn get(&self, port: PortRequest, now_ms: u64) -> Result<Opened, Refusal> {
+    fn get(&self, port: PortRequest, now_ms: u64) -> Result<OpenedPort, Refusal> {
         self.open(&wish(port), ALICE, None, now_ms)
     }
 }
 
-fn all(ports: &Ports, open: &mut Vec<Opened>) -> Refusal {
+fn all(ports: &Ports, open: &mut Vec<OpenedPort>) -> Refusal {
     loop {
         match ports.get(PortRequest::Any, 0) {
             Ok(opened) => open.push(opened),
@@ -377,7 +377,7 @@ fn dual_stack_allocations_use_all_ports_of_each_address() {
         // The other half of a dual-stack allocation, which fails on machines without IPv6.
         open.extend(ports.open(&v6, ALICE, None, 0));
     }
-    let on = |open: &[Opened], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
+    let on = |open: &[OpenedPort], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
     assert_eq!((on(&open, &addresses[0]), on(&open, &addresses[1])), (8, 8), "in turn");
 
     // If the next address in turn is full, the other one is used.

@@ -72,12 +72,12 @@ pub(crate) fn write(
 }
 
 #[derive(Default)]
-pub(crate) struct Batch {
+pub(crate) struct RecordBatch {
     bytes: usize,
     records: u32,
 }
 
-impl Batch {
+impl RecordBatch {
     pub(crate) fn encrypt(&mut self, tls: &mut ServerConnection, parts: &[IoSlice<'_>]) -> io::Result<()> {
         self.bytes += tls.writer().write_vectored(parts)?;
         self.records += 1;

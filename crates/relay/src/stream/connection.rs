@@ -11,12 +11,12 @@ use super::{
     channel::{Channel, is_nothing},
     outbox::Outbox,
 };
-use crate::link::{Place, Way};
+use crate::link::{ClientLinkKind, LinkSlot};
 
 pub(super) const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum ConnectionStage {
     Proxied,
     /// Not known until the first byte, which shows whether the client uses TLS.
     Unknown,
@@ -28,7 +28,7 @@ pub(super) struct Connection {
     pub(super) socket: TcpSocket,
     pub(super) channel: Channel,
     pub(super) generation: u32,
-    pub(super) stage: Stage,
+    pub(super) stage: ConnectionStage,
     /// The listener number is final after the first byte, and a proxied client's address after the header.
     pub(super) client: Client,
     pub(super) proxied: bool,
@@ -91,8 +91,8 @@ impl Connection {
     }
 
     pub(super) fn source(&self, slot: usize) -> Source {
-        let place = Place { slot, generation: self.generation };
-        Source { client: self.client, link: Way::Stream(place).link() }
+        let place = LinkSlot { slot, generation: self.generation };
+        Source { client: self.client, link: ClientLinkKind::Stream(place).link() }
     }
 
     /// Returns true if the client has closed or reset the connection, even if there is unread data.
@@ -105,7 +105,7 @@ impl Connection {
 
     pub(super) fn overdue(&self) -> CloseReason {
         match self.stage {
-            Stage::Proxied => CloseReason::ProxyHeader,
+            ConnectionStage::Proxied => CloseReason::ProxyHeader,
             _ if self.spoke => CloseReason::Idle,
             _ => CloseReason::NoMessage,
         }

@@ -11,13 +11,13 @@ use turnpike_wire::{
 use super::{CloseReason, Streams};
 use crate::{
     handed_on::{HandedOnBy, Leaving},
-    link::Place,
+    link::LinkSlot,
 };
 
 /// Number of bytes needed to tell whether a message is STUN.
 const STUN_PREFIX: usize = 8;
 
-pub(super) enum Choice {
+pub(super) enum HandOnChoice {
     Turn,
     Incomplete { wanted: usize },
     HandOn,
@@ -25,41 +25,41 @@ pub(super) enum Choice {
 
 /// A connection selected by a rule. The bytes received so far are in its framer.
 pub(super) struct Chosen {
-    place: Place,
+    place: LinkSlot,
     by: HandedOnBy,
     rule: HandOnRule,
 }
 
 impl Streams {
     /// Looks for a matching rule, based on the bytes received so far after any PROXY header.
-    pub(super) fn choose(&mut self, slot: usize, bytes: &[u8]) -> Choice {
-        let Some(first) = bytes.first() else { return Choice::Turn };
+    pub(super) fn choose(&mut self, slot: usize, bytes: &[u8]) -> HandOnChoice {
+        let Some(first) = bytes.first() else { return HandOnChoice::Turn };
         let (by, rule) = if *first == client_hello::HANDSHAKE {
             if !self.config.hands_on_tls() {
-                return Choice::Turn;
+                return HandOnChoice::Turn;
             }
             match client_hello::parse(bytes, &mut self.hello) {
-                Parsed::Incomplete { wanted } => return Choice::Incomplete { wanted },
+                Parsed::Incomplete { wanted } => return HandOnChoice::Incomplete { wanted },
                 // rustls will respond with an alert.
-                Parsed::Malformed => return Choice::Turn,
+                Parsed::Malformed => return HandOnChoice::Turn,
                 Parsed::Hello(hello) => {
                     let is_own = |name: &str| self.config.is_own_name(name);
                     (HandedOnBy::Tls, HandOnRule::for_tls(&self.config.hand_on, &hello, is_own))
                 }
             }
         } else {
-            let Some(rule) = HandOnRule::for_plain(&self.config.hand_on) else { return Choice::Turn };
+            let Some(rule) = HandOnRule::for_plain(&self.config.hand_on) else { return HandOnChoice::Turn };
             // Wait until it is clear that the bytes do not start a PROXY header, which must not be mistaken for
             // the client's data.
             if proxy_protocol::is_begun(bytes).is_none() || may_be_stun(bytes) && bytes.len() < STUN_PREFIX {
-                return Choice::Incomplete { wanted: bytes.len() + 1 };
+                return HandOnChoice::Incomplete { wanted: bytes.len() + 1 };
             }
             (HandedOnBy::Plain, Some(rule).filter(|_| !is_stun(bytes)))
         };
-        let Some(rule) = rule else { return Choice::Turn };
-        let place = Place { slot, generation: self.connections[slot].generation };
+        let Some(rule) = rule else { return HandOnChoice::Turn };
+        let place = LinkSlot { slot, generation: self.connections[slot].generation };
         self.chosen.push(Chosen { place, by, rule: rule.clone() });
-        Choice::HandOn
+        HandOnChoice::HandOn
     }
 
     pub(crate) fn next_handed_on(&mut self, poller: &Poller) -> Option<Leaving> {

@@ -10,7 +10,7 @@ use turnpike_turn::server::{Client, PrefixLengths, Transport};
 use turnpike_wire::{address::canonical, frame::Framer};
 
 use super::{
-    CloseReason, Connection, SWEEP_MS, Stage, StreamConfig, Streams, Token, channel::Channel,
+    CloseReason, Connection, ConnectionStage, SWEEP_MS, StreamConfig, StreamToken, Streams, channel::Channel,
     connection::NONE, outbox::Outbox,
 };
 
@@ -45,7 +45,7 @@ pub(crate) fn listen_options() -> ListenOptions {
 
 impl Streams {
     pub(crate) fn listen(&mut self, place: usize, socket: TcpListener, poller: &Poller) -> io::Result<()> {
-        poller.add(&socket, Token::Listener(place).get())?;
+        poller.add(&socket, StreamToken::Listener(place).get())?;
         if self.listeners.len() <= place {
             let closed = || Listener { socket: None, tls_only: false, paused: false };
             self.listeners.resize_with(place + 1, closed);
@@ -144,7 +144,7 @@ impl Streams {
             socket,
             channel: Channel::Plain,
             generation: self.generations.draw(),
-            stage: if proxied { Stage::Proxied } else { Stage::Unknown },
+            stage: if proxied { ConnectionStage::Proxied } else { ConnectionStage::Unknown },
             client: Client { listener: id, address: peer, local: canonical(local) },
             proxied: false,
             superseded: false,
@@ -181,7 +181,7 @@ impl Streams {
             return self.resume_by(now_ms + RETRY_MS);
         }
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
-        if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {
+        if poller.add(&self.connections[slot].socket, StreamToken::Connection(slot).get()).is_err() {
             return self.remove(slot, CloseReason::Broken);
         }
         self.accepted.push_back(slot);
@@ -206,7 +206,7 @@ impl Streams {
             connection.deadline_ms = now_ms + self.config.limits.first_message_ms();
             connection.place = Some(self.idle.enter(slot, Some(network), now_ms));
             self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
-            if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {
+            if poller.add(&self.connections[slot].socket, StreamToken::Connection(slot).get()).is_err() {
                 self.remove(slot, CloseReason::Broken);
             }
         }

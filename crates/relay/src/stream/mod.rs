@@ -42,7 +42,7 @@ use turnpike_turn::server::{Client, Effect, PrefixLengths, Transport};
 use crate::{
     Layout,
     bounded::{Bounded, idle_limits},
-    link::{Generations, Place},
+    link::{Generations, LinkSlot},
     turned_away::{Noted, TurnedAway},
 };
 
@@ -54,7 +54,7 @@ pub use tickets::TicketKeys;
 pub use tls::{CertificateError, ChainFault, Identity, TlsContext};
 pub(crate) use transfer::Detached;
 
-use connection::{Connection, Stage};
+use connection::{Connection, ConnectionStage};
 use hand_on::Chosen;
 use listener::Listener;
 use send::Pieces;
@@ -73,12 +73,12 @@ const OVERHEAD: usize = 32;
 const SWEEP_MS: u64 = 250;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Token {
+pub(crate) enum StreamToken {
     Listener(usize),
     Connection(usize),
 }
 
-impl Token {
+impl StreamToken {
     pub(crate) fn of(token: u64) -> Option<Self> {
         let place = |first: u64| usize::try_from(token - first).ok();
         match token {
@@ -185,7 +185,7 @@ impl Streams {
     pub(crate) fn begin_tick(&mut self, events: &[Event]) -> usize {
         self.share_left = SHARE;
         let Some(slot) = self.first_put_off.take() else { return 0 };
-        let token = Token::Connection(slot).get();
+        let token = StreamToken::Connection(slot).get();
         events.iter().position(|event| event.token == token).unwrap_or(0)
     }
 
@@ -199,7 +199,7 @@ impl Streams {
             self.resume_ms = None;
             for (place, listener) in self.listeners.iter_mut().enumerate().filter(|(_, l)| l.paused) {
                 let Some(socket) = &listener.socket else { continue };
-                listener.paused = poller.add(socket, Token::Listener(place).get()).is_err();
+                listener.paused = poller.add(socket, StreamToken::Listener(place).get()).is_err();
                 if listener.paused {
                     self.resume_ms = Some(now_ms + listener::PAUSE_MS);
                 }
@@ -239,7 +239,7 @@ impl Streams {
         allocated.iter().for_each(|client| self.allocated(client));
     }
 
-    pub(crate) fn serves(&self, place: Place) -> bool {
+    pub(crate) fn serves(&self, place: LinkSlot) -> bool {
         self.slot_at(place).is_some()
     }
 
@@ -279,7 +279,7 @@ impl Streams {
     }
 
     #[inline]
-    fn slot_at(&self, Place { slot, generation }: Place) -> Option<usize> {
+    fn slot_at(&self, LinkSlot { slot, generation }: LinkSlot) -> Option<usize> {
         let connection = self.connections.get(slot)?;
         (connection.generation == generation).then_some(slot)
     }
@@ -318,7 +318,7 @@ impl Streams {
         let connection = self.connections.remove(slot);
         self.stats.closed[reason as usize] += 1;
         let mut failure = connection.failure;
-        if connection.stage == Stage::Handshake {
+        if connection.stage == ConnectionStage::Handshake {
             let why = match reason {
                 CloseReason::NoMessage => Some(HandshakeFailure::Timeout),
                 CloseReason::Evicted | CloseReason::LimitAddress => Some(HandshakeFailure::Evicted),
@@ -333,13 +333,13 @@ impl Streams {
         let address = connection.address();
         match failure {
             Some(why) => self.noted.note(address, Transport::Tls, None, ("tls_handshake", why.into())),
-            None if reason.turns_away() && connection.stage != Stage::Open => {
+            None if reason.turns_away() && connection.stage != ConnectionStage::Open => {
                 let transport = connection.transport();
                 self.noted.note(address, transport, None, ("connection", reason.into()));
             }
             None => {}
         }
-        if connection.stage == Stage::Open && !connection.superseded {
+        if connection.stage == ConnectionStage::Open && !connection.superseded {
             self.by_client.remove(&connection.client);
             let closed = reason.turns_away().then(|| (connection.transport(), reason));
             self.gone.push(Gone { client: connection.client, closed });
@@ -356,11 +356,14 @@ mod tests {
 
     #[test]
     fn stream_tokens_never_collide_with_others() {
-        for token in
-            [Token::Listener(0), Token::Listener(7), Token::Connection(0), Token::Connection(1 << 20)]
-        {
-            assert_eq!(Token::of(token.get()), Some(token));
+        for token in [
+            StreamToken::Listener(0),
+            StreamToken::Listener(7),
+            StreamToken::Connection(0),
+            StreamToken::Connection(1 << 20),
+        ] {
+            assert_eq!(StreamToken::of(token.get()), Some(token));
         }
-        assert_eq!([0, u64::from(u32::MAX), u64::MAX].map(Token::of), [None; 3]);
+        assert_eq!([0, u64::from(u32::MAX), u64::MAX].map(StreamToken::of), [None; 3]);
     }
 }

@@ -10,7 +10,7 @@ const KEEP: usize = 4096;
 pub(super) const SLICES: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
+pub(super) enum WriteClass {
     /// A reply. It is never dropped, but the connection is closed if too many replies are unsent.
     Control,
     /// A relayed datagram. If the queue is full, the oldest is dropped, as a router would do.
@@ -49,17 +49,17 @@ impl Outbox {
 
     /// Queues a message that consists of three parts; returns the number of datagrams and bytes dropped to
     /// make room.
-    pub(super) fn push(&mut self, class: Class, parts: [&[u8]; 3]) -> Result<(u64, u64), Overflow> {
+    pub(super) fn push(&mut self, class: WriteClass, parts: [&[u8]; 3]) -> Result<(u64, u64), Overflow> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         match class {
-            Class::Control => {
+            WriteClass::Control => {
                 if self.control.bytes.len() + len > CONTROL_LIMIT {
                     return Err(Overflow);
                 }
                 self.control.push(parts);
                 Ok((0, 0))
             }
-            Class::Datagram => {
+            WriteClass::Datagram => {
                 if len > self.limit {
                     return Ok((1, len as u64));
                 }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     fn datagram(outbox: &mut Outbox, text: &str) -> (u64, u64) {
-        outbox.push(Class::Datagram, [&text.as_bytes()[..1], &text.as_bytes()[1..], b""]).unwrap()
+        outbox.push(WriteClass::Datagram, [&text.as_bytes()[..1], &text.as_bytes()[1..], b""]).unwrap()
     }
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
         for round in 0..50 {
             datagram(&mut outbox, "first");
             datagram(&mut outbox, "second");
-            outbox.push(Class::Control, [b"reply", b"", b""]).unwrap();
+            outbox.push(WriteClass::Control, [b"reply", b"", b""]).unwrap();
             for expected in [&b"reply"[..], b"first", b"second"] {
                 let next = outbox.next().unwrap().concat();
                 assert_eq!(next, expected, "round {round}");
@@ -244,11 +244,11 @@ mod tests {
         let mut outbox = Outbox::new(100);
         outbox.begin([b"head", b"payload", b"\0"], 6);
         datagram(&mut outbox, "late");
-        outbox.push(Class::Control, [b"reply", b"", b""]).unwrap();
+        outbox.push(WriteClass::Control, [b"reply", b"", b""]).unwrap();
         assert_eq!(all(&outbox), b"yload\0replylate");
         outbox.consume(8);
         assert_eq!(all(&outbox), b"plylate");
-        outbox.push(Class::Control, [b"two", b"", b""]).unwrap();
+        outbox.push(WriteClass::Control, [b"two", b"", b""]).unwrap();
         assert_eq!(all(&outbox), b"plytwolate");
     }
 
@@ -257,9 +257,9 @@ mod tests {
         let mut outbox = Outbox::new(100);
         let reply = [7; 1024];
         for _ in 0..64 {
-            outbox.push(Class::Control, [&reply, b"", b""]).unwrap();
+            outbox.push(WriteClass::Control, [&reply, b"", b""]).unwrap();
         }
-        assert!(outbox.push(Class::Control, [b"one more", b"", b""]).is_err());
+        assert!(outbox.push(WriteClass::Control, [b"one more", b"", b""]).is_err());
         assert_eq!(datagram(&mut outbox, "still"), (0, 0));
     }
 
@@ -267,7 +267,7 @@ mod tests {
     fn empty_outbox_keeps_little_memory() {
         let mut outbox = Outbox::new(1 << 20);
         for _ in 0..1000 {
-            outbox.push(Class::Datagram, [&[1; 4], &[2; 1000], b""]).unwrap();
+            outbox.push(WriteClass::Datagram, [&[1; 4], &[2; 1000], b""]).unwrap();
         }
         let mut left = 1_004_000;
         while left > 0 {

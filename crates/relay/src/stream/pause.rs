@@ -2,16 +2,16 @@
 //! or because its new worker has no room. The server stops reading, so that TCP slows the client down.
 //! Nothing is dropped, and at most one read's data is waiting.
 
-use turnpike_net::{Interest, Poller, Rx, Span};
+use turnpike_net::{ArenaSpan, Interest, Poller, Rx};
 use turnpike_turn::server::Client;
 
-use super::{CloseReason, Streams, Token, receive::Incoming};
+use super::{CloseReason, StreamToken, Streams, receive::Incoming};
 
 impl Streams {
     pub(crate) fn pause(
         &mut self,
         incoming: &Incoming,
-        message: Span,
+        message: ArenaSpan,
         until_ms: u64,
         rx: &Rx,
         poller: &Poller,
@@ -22,7 +22,7 @@ impl Streams {
             return;
         }
         let behind = incoming.rest.offset + incoming.rest.len;
-        let whole = Span { offset: message.offset, len: behind - message.offset };
+        let whole = ArenaSpan { offset: message.offset, len: behind - message.offset };
         connection.framer.hold(rx.bytes(whole), 0);
         // The message is counted again when the connection is resumed.
         self.stats.received -= 1;
@@ -110,7 +110,7 @@ impl Streams {
             return;
         }
         connection.watches_readable = readable;
-        let token = Token::Connection(slot).get();
+        let token = StreamToken::Connection(slot).get();
         let watched = poller.set(
             &connection.socket,
             token,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use turnpike_net::{Rx, Span};
+use turnpike_net::{ArenaSpan, Rx};
 use turnpike_turn::server::{Source, Transport};
 use turnpike_wire::{
     client_hello::HANDSHAKE as TLS_HANDSHAKE,
@@ -11,17 +11,17 @@ use turnpike_wire::{
 };
 
 use super::{
-    CloseReason, Connection, HandshakeFailure, OVERHEAD, Stage, Streams,
+    CloseReason, Connection, ConnectionStage, HandshakeFailure, OVERHEAD, Streams,
     channel::{self, Channel, Fed, is_nothing},
     connection::PORTION,
-    hand_on::{Choice, is_stun},
+    hand_on::{HandOnChoice, is_stun},
     tls,
 };
 
 pub(crate) struct Incoming {
     pub(crate) slot: usize,
     pub(crate) source: Source,
-    pub(crate) rest: Span,
+    pub(crate) rest: ArenaSpan,
 }
 
 impl Streams {
@@ -39,7 +39,7 @@ impl Streams {
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
         let read = match (&connection.channel, connection.stage) {
             (Channel::Tls(_), _) => self.read_tls(slot, rx),
-            (Channel::Plain, Stage::Open) => self.read_plain(slot, rx),
+            (Channel::Plain, ConnectionStage::Open) => self.read_plain(slot, rx),
             (Channel::Plain, _) => self.read_first(slot, now_ms, rx),
         };
         match read {
@@ -56,7 +56,7 @@ impl Streams {
     }
 
     #[inline]
-    pub(crate) fn next(&mut self, incoming: &mut Incoming, now_ms: u64, rx: &Rx) -> Option<Span> {
+    pub(crate) fn next(&mut self, incoming: &mut Incoming, now_ms: u64, rx: &Rx) -> Option<ArenaSpan> {
         let connection = self.connections.get_mut(incoming.slot)?;
         if connection.closing.is_some() {
             return None;
@@ -65,7 +65,7 @@ impl Streams {
         match frame::first(bytes, connection.limit()) {
             #[expect(clippy::cast_possible_truncation, reason = "within the arena")]
             Ok(Frame::Message { len, next }) => {
-                let message = Span { offset: incoming.rest.offset, len: len as u32 };
+                let message = ArenaSpan { offset: incoming.rest.offset, len: len as u32 };
                 incoming.rest.offset += next as u32;
                 incoming.rest.len -= next as u32;
                 connection.spoke = true;
@@ -88,7 +88,7 @@ impl Streams {
         }
     }
 
-    fn read_plain(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+    fn read_plain(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<ArenaSpan>, CloseReason> {
         let connection = &mut self.connections[slot];
         self.stats.reads += 1;
         let held = connection.framer.held().len();
@@ -102,7 +102,12 @@ impl Streams {
         Ok(connection.together(span, rx))
     }
 
-    fn read_first(&mut self, slot: usize, now_ms: u64, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+    fn read_first(
+        &mut self,
+        slot: usize,
+        now_ms: u64,
+        rx: &mut Rx,
+    ) -> Result<Option<ArenaSpan>, CloseReason> {
         let connection = &mut self.connections[slot];
         // A ClientHello may follow, perhaps behind a PROXY header.
         if self.handshakes_left == 0 {
@@ -120,19 +125,19 @@ impl Streams {
         self.stats.read_bytes += u64::from(span.len);
         let Some(joined) = connection.together(span, rx) else { return Ok(None) };
         span = joined;
-        if connection.stage == Stage::Proxied {
+        if connection.stage == ConnectionStage::Proxied {
             let Some(rest) = self.read_proxy_header(slot, now_ms, span, rx)? else { return Ok(None) };
             span = rest;
         } else if proxy_protocol::is_begun(rx.bytes(span)) == Some(true) {
             return Err(CloseReason::UntrustedProxy);
         }
         match self.choose(slot, rx.bytes(span)) {
-            Choice::Turn => {}
-            Choice::Incomplete { wanted } => {
+            HandOnChoice::Turn => {}
+            HandOnChoice::Incomplete { wanted } => {
                 self.connections[slot].framer.hold(rx.bytes(span), wanted);
                 return Ok(None);
             }
-            Choice::HandOn => {
+            HandOnChoice::HandOn => {
                 self.connections[slot].framer.hold(rx.bytes(span), 0);
                 return Ok(None);
             }
@@ -148,7 +153,7 @@ impl Streams {
                 let tls = self.config.tls.as_ref().ok_or(CloseReason::NoCertificate)?;
                 let tls = tls.connect().map_err(|_| CloseReason::Handshake)?;
                 connection.channel = Channel::Tls(Box::new(tls));
-                connection.stage = Stage::Handshake;
+                connection.stage = ConnectionStage::Handshake;
                 connection.framer.hold(&[], 0);
                 let hello = rx.bytes(span);
                 self.scratch.resize(PORTION, 0);
@@ -176,9 +181,9 @@ impl Streams {
         &mut self,
         slot: usize,
         now_ms: u64,
-        span: Span,
+        span: ArenaSpan,
         rx: &Rx,
-    ) -> Result<Option<Span>, CloseReason> {
+    ) -> Result<Option<ArenaSpan>, CloseReason> {
         let connection = &mut self.connections[slot];
         let bytes = rx.bytes(span);
         match proxy_protocol::parse(bytes) {
@@ -193,7 +198,7 @@ impl Streams {
                     connection.client.local = destination;
                     connection.proxied = true;
                 }
-                connection.stage = Stage::Unknown;
+                connection.stage = ConnectionStage::Unknown;
                 let address = connection.client.address.ip();
                 if connection.proxied && !self.config.clients.admits(address) {
                     return Err(CloseReason::ClientRefused);
@@ -201,14 +206,14 @@ impl Streams {
                 self.count_for(slot, address, now_ms)?;
                 #[expect(clippy::cast_possible_truncation, reason = "at most MAX_HEADER")]
                 let len = len as u32;
-                Ok(Some(Span { offset: span.offset + len, len: span.len - len }))
+                Ok(Some(ArenaSpan { offset: span.offset + len, len: span.len - len }))
             }
         }
     }
 
-    fn read_tls(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+    fn read_tls(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<ArenaSpan>, CloseReason> {
         let connection = &mut self.connections[slot];
-        if connection.stage == Stage::Handshake && self.handshakes_left == 0 {
+        if connection.stage == ConnectionStage::Handshake && self.handshakes_left == 0 {
             self.first_put_off.get_or_insert(slot);
             return Ok(None);
         }
@@ -225,7 +230,7 @@ impl Streams {
         self.decrypt(slot, read, rx)
     }
 
-    fn decrypt(&mut self, slot: usize, len: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+    fn decrypt(&mut self, slot: usize, len: usize, rx: &mut Rx) -> Result<Option<ArenaSpan>, CloseReason> {
         let connection = &mut self.connections[slot];
         let Channel::Tls(tls) = &mut connection.channel else { return Ok(None) };
         let mut fed = Fed::default();
@@ -239,7 +244,7 @@ impl Streams {
         connection.barren = if fed.plain > 0 { 0 } else { connection.barren } + fed.barren;
         let wants_write = tls.wants_write();
         let mut opened = None;
-        if connection.stage == Stage::Handshake {
+        if connection.stage == ConnectionStage::Handshake {
             self.handshakes_left = self.handshakes_left.saturating_sub(1);
             if fed.error.is_none() && !tls.is_handshaking() && tls::is_challenge(tls) {
                 return Err(CloseReason::Challenge);
@@ -255,14 +260,14 @@ impl Streams {
             self.touch(slot);
         }
         if let Some(error) = fed.error {
-            if self.connections[slot].stage != Stage::Handshake {
+            if self.connections[slot].stage != ConnectionStage::Handshake {
                 return Err(CloseReason::Tls);
             }
             return Err(self.handshake_failed(slot, channel::failure(&error)));
         }
         let connection = &mut self.connections[slot];
         if opened.is_none() && connection.barren > channel::BARREN_LIMIT {
-            if connection.stage != Stage::Handshake {
+            if connection.stage != ConnectionStage::Handshake {
                 return Err(CloseReason::Tls);
             }
             return Err(self.handshake_failed(slot, HandshakeFailure::TooLong));
@@ -302,7 +307,7 @@ impl Streams {
         let older = self.slot_of(&client);
         if let Some(older) = older {
             if connection.proxied && !self.connections[older].has_ended() {
-                if connection.stage == Stage::Handshake {
+                if connection.stage == ConnectionStage::Handshake {
                     self.stats.handshakes_failed[HandshakeFailure::Other as usize] += 1;
                 }
                 return Err(CloseReason::Duplicate);
@@ -310,14 +315,14 @@ impl Streams {
             self.supersede(older);
         }
         self.by_client.insert(client, slot);
-        self.connections[slot].stage = Stage::Open;
+        self.connections[slot].stage = ConnectionStage::Open;
         // Connections that ended in this tick have already been removed.
         Ok(older.is_some() || self.gone.iter().any(|gone| gone.client == client))
     }
 
     /// Holds the received bytes until the end of the tick, when the state machine has handled ended
     /// connections.
-    fn postpone(&mut self, slot: usize, span: Span, rx: &Rx) {
+    fn postpone(&mut self, slot: usize, span: ArenaSpan, rx: &Rx) {
         let connection = &mut self.connections[slot];
         connection.framer.hold(rx.bytes(span), 0);
         connection.paused = true;
@@ -333,7 +338,7 @@ impl Streams {
 
 impl Connection {
     /// Joins held and received bytes; returns them if they contain a complete message or an error.
-    pub(super) fn together(&mut self, span: Span, rx: &mut Rx) -> Option<Span> {
+    pub(super) fn together(&mut self, span: ArenaSpan, rx: &mut Rx) -> Option<ArenaSpan> {
         if !self.framer.completes(rx.bytes(span)) {
             return None;
         }
@@ -341,7 +346,7 @@ impl Connection {
     }
 }
 
-fn received(read: io::Result<Span>) -> Result<Option<Span>, CloseReason> {
+fn received(read: io::Result<ArenaSpan>) -> Result<Option<ArenaSpan>, CloseReason> {
     match read {
         Ok(span) if span.len == 0 => Err(CloseReason::Client),
         Ok(span) => Ok(Some(span)),
@@ -373,8 +378,8 @@ mod tests {
     use super::*;
     use crate::{
         Layout, StreamConfig,
-        link::Way,
-        stream::{Gone, SHARE, Token, listen_options},
+        link::ClientLinkKind,
+        stream::{Gone, SHARE, StreamToken, listen_options},
     };
 
     const BINDING: [u8; 20] = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
@@ -435,7 +440,7 @@ mod tests {
         let (_clients, slots) = bench.clients(40, &BINDING.repeat(2000));
         // Relay sockets are always ready as well, and come first.
         let relays = (0..200).map(ready);
-        let streams = slots.iter().map(|slot| ready(Token::Connection(*slot).get()));
+        let streams = slots.iter().map(|slot| ready(StreamToken::Connection(*slot).get()));
         let events: Vec<Event> = relays.chain(streams).collect();
         let mut total = HashMap::new();
         for tick in 0..5 {
@@ -444,7 +449,7 @@ mod tests {
             events.rotate_left(first);
             let mut taken = 0;
             for event in events {
-                let Some(Token::Connection(slot)) = Token::of(event.token) else { continue };
+                let Some(StreamToken::Connection(slot)) = StreamToken::of(event.token) else { continue };
                 // The flush at the end of a tick allows more handshakes.
                 bench.streams.handshakes_left = 4;
                 let messages = bench.read(slot);
@@ -462,8 +467,10 @@ mod tests {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(1, &BINDING);
         bench.read(slots[0]);
-        let place = |bench: &Bench| match Way::of(bench.streams.connections[slots[0]].source(slots[0]).link) {
-            Way::Stream(place) => place,
+        let place = |bench: &Bench| match ClientLinkKind::of(
+            bench.streams.connections[slots[0]].source(slots[0]).link,
+        ) {
+            ClientLinkKind::Stream(place) => place,
             other => panic!("{other:?}"),
         };
         let gone = place(&bench);
@@ -559,7 +566,7 @@ mod tests {
     fn tick_without_deferred_connections_starts_with_the_first_event() {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(2, &BINDING);
-        let events = [0, 1].map(|index| ready(Token::Connection(slots[index]).get()));
+        let events = [0, 1].map(|index| ready(StreamToken::Connection(slots[index]).get()));
         for _ in 0..3 {
             assert_eq!(bench.streams.begin_tick(&events), 0);
             bench.read(slots[0]);
@@ -575,7 +582,7 @@ mod tests {
         bench.streams.handshakes_left = 0;
         bench.read(slots[0]);
         assert_eq!(bench.streams.stats.reads, 0);
-        let events = [3, Token::Connection(slots[0]).get()].map(ready);
+        let events = [3, StreamToken::Connection(slots[0]).get()].map(ready);
         assert_eq!(bench.streams.begin_tick(&events), 1, "the next tick starts with the deferred connection");
         bench.streams.handshakes_left = 1;
         bench.read(slots[0]);

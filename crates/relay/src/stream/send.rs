@@ -4,20 +4,20 @@
 use std::io::{self, IoSlice};
 
 use rustls::ServerConnection;
-use turnpike_net::{Interest, Poller, Rx, Span, TcpSocket};
+use turnpike_net::{ArenaSpan, Interest, Poller, Rx, TcpSocket};
 use turnpike_wire::indication;
 
 use super::{
-    CloseReason, Connection, HANDSHAKES, Streams, Token,
-    channel::{self, Batch, Channel},
+    CloseReason, Connection, HANDSHAKES, StreamToken, Streams,
+    channel::{self, Channel, RecordBatch},
     connection::NONE,
-    outbox::{self, Class, Outbox},
+    outbox::{self, Outbox, WriteClass},
 };
-use crate::link::Place;
+use crate::link::LinkSlot;
 
 const SLICES: usize = 64;
 const ZEROS: [u8; 3] = [0; 3];
-const NOWHERE: Span = Span { offset: 0, len: 0 };
+const NOWHERE: ArenaSpan = ArenaSpan { offset: 0, len: 0 };
 
 #[derive(Default)]
 pub(super) struct Pieces {
@@ -30,9 +30,9 @@ pub(super) struct Pieces {
 struct Piece {
     own: u32,
     own_len: u32,
-    payload: Span,
+    payload: ArenaSpan,
     padding: u8,
-    class: Class,
+    class: WriteClass,
     next: u32,
 }
 
@@ -91,20 +91,20 @@ impl Pieces {
 
 impl Streams {
     #[inline]
-    pub(crate) fn relay(&mut self, to: Place, header: &[u8], payload: Span, padding: u8) {
-        self.append(to, header, payload, padding, Class::Datagram);
+    pub(crate) fn relay(&mut self, to: LinkSlot, header: &[u8], payload: ArenaSpan, padding: u8) {
+        self.append(to, header, payload, padding, WriteClass::Datagram);
     }
 
     /// Queues a copy of a reply. Indications may be dropped: peers can cause any number of them with ICMP
     /// errors (RFC 8656 section 11.5) and connections (RFC 6062 section 4.4), and these must not end the
     /// client's connection.
-    pub(crate) fn reply(&mut self, to: Place, bytes: &[u8]) {
-        let class = if is_indication(bytes) { Class::Datagram } else { Class::Control };
+    pub(crate) fn reply(&mut self, to: LinkSlot, bytes: &[u8]) {
+        let class = if is_indication(bytes) { WriteClass::Datagram } else { WriteClass::Control };
         self.append(to, bytes, NOWHERE, 0, class);
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "a tick queues far less than 4 GiB")]
-    fn append(&mut self, to: Place, own: &[u8], payload: Span, padding: u8, class: Class) {
+    fn append(&mut self, to: LinkSlot, own: &[u8], payload: ArenaSpan, padding: u8, class: WriteClass) {
         let Some(slot) = self.slot_at(to) else { return };
         let index = self.pieces.list.len() as u32;
         let at = self.pieces.own.len() as u32;
@@ -231,7 +231,7 @@ impl Streams {
         rx: &Rx,
         writes: &mut u64,
     ) -> io::Result<u32> {
-        let mut batch = Batch::default();
+        let mut batch = RecordBatch::default();
         while at != NONE {
             let piece = &pieces.list[at as usize];
             batch.encrypt(tls, &pieces.parts(piece, rx).map(IoSlice::new))?;
@@ -276,7 +276,7 @@ impl Streams {
             }
             Channel::Tls(tls) => {
                 channel::flush(tls, socket, writes)?;
-                let mut batch = Batch::default();
+                let mut batch = RecordBatch::default();
                 while !(batch.is_empty() && tls.wants_write())
                     && let Some(parts) = outbox.next()
                 {
@@ -302,7 +302,7 @@ impl Streams {
         let waits = !connection.outbox.is_empty() || connection.channel.is_waiting();
         if waits != connection.watches_writable {
             connection.watches_writable = waits;
-            let (token, readable) = (Token::Connection(slot).get(), connection.watches_readable);
+            let (token, readable) = (StreamToken::Connection(slot).get(), connection.watches_readable);
             if poller
                 .set(&connection.socket, token, Interest::Level { read: readable, write: waits })
                 .is_err()
@@ -324,8 +324,14 @@ mod tests {
 
     #[test]
     fn memory_of_a_flood_is_freed_afterwards() {
-        let piece =
-            Piece { own: 0, own_len: 0, payload: NOWHERE, padding: 0, class: Class::Control, next: NONE };
+        let piece = Piece {
+            own: 0,
+            own_len: 0,
+            payload: NOWHERE,
+            padding: 0,
+            class: WriteClass::Control,
+            next: NONE,
+        };
         let mut pieces = Pieces::default();
         for _ in 0..3 {
             pieces.list.resize(100_000, piece);

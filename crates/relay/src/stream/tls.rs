@@ -206,7 +206,7 @@ impl fmt::Debug for Identity {
 
 pub struct TlsContext {
     config: Arc<ServerConfig>,
-    shown: Arc<Shown>,
+    shown: Arc<ShownCertificates>,
     tickets: Arc<Tickets>,
 }
 
@@ -214,8 +214,8 @@ impl TlsContext {
     /// The first certificate is the default for clients without a matching server name; without certificates,
     /// handshakes fail until [`TlsContext::replace`]. Fails if the machine has no source of randomness.
     pub fn new(identities: &[Identity]) -> Result<Self, rustls::Error> {
-        let shown = Arc::new(Shown {
-            directory: RwLock::new(Arc::new(Directory::new(identities))),
+        let shown = Arc::new(ShownCertificates {
+            directory: RwLock::new(Arc::new(CertificateDirectory::new(identities))),
             challenges: RwLock::default(),
         });
         let builder = ServerConfig::builder_with_provider(provider())
@@ -237,7 +237,7 @@ impl TlsContext {
     }
 
     pub fn replace(&self, identities: &[Identity]) {
-        let new = Arc::new(Directory::new(identities));
+        let new = Arc::new(CertificateDirectory::new(identities));
         *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
@@ -300,19 +300,19 @@ pub(super) fn is_challenge(connection: &ServerConnection) -> bool {
     connection.alpn_protocol() == Some(CHALLENGE_PROTOCOL)
 }
 
-struct Shown {
-    directory: RwLock<Arc<Directory>>,
+struct ShownCertificates {
+    directory: RwLock<Arc<CertificateDirectory>>,
     /// Maps server names to certificates of pending challenges.
     challenges: RwLock<HashMap<String, Arc<CertifiedKey>, RandomState>>,
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for ShownCertificates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Shown")
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ShownCertificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         // A validating certificate authority offers only this protocol (RFC 8737 section 3).
         if hello.alpn().is_some_and(|mut offered| offered.all(|name| name == CHALLENGE_PROTOCOL)) {
@@ -324,13 +324,13 @@ impl ResolvesServerCert for Shown {
     }
 }
 
-pub(crate) struct Directory {
+pub(crate) struct CertificateDirectory {
     all: Vec<Arc<CertifiedKey>>,
     /// Indices in `all`, several per name, because an RSA and an ECDSA certificate may have the same name.
     by_name: HashMap<String, Vec<usize>, RandomState>,
 }
 
-impl Directory {
+impl CertificateDirectory {
     pub(crate) fn new(identities: &[Identity]) -> Self {
         let mut by_name: HashMap<String, Vec<usize>, RandomState> = HashMap::default();
         for (place, identity) in identities.iter().enumerate() {

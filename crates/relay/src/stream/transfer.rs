@@ -6,13 +6,13 @@ use turnpike_turn::server::{Client, PrefixLengths, Source};
 use turnpike_wire::frame::Framer;
 
 use super::{
-    CloseReason, Connection, SWEEP_MS, Stage, Streams, Token,
-    channel::{Batch, Channel},
+    CloseReason, Connection, ConnectionStage, SWEEP_MS, StreamToken, Streams,
+    channel::{Channel, RecordBatch},
     connection::NONE,
     outbox::Outbox,
     receive::Incoming,
 };
-use crate::link::Place;
+use crate::link::LinkSlot;
 use std::io::IoSlice;
 
 pub(crate) struct Detached {
@@ -57,7 +57,7 @@ impl Streams {
         let (tls, unsent) = match channel {
             Channel::Plain => (None, outbox.rest()),
             Channel::Tls(mut tls) => {
-                let mut batch = Batch::default();
+                let mut batch = RecordBatch::default();
                 while let Some(parts) = outbox.next() {
                     // Fails only after close_notify, when the client no longer reads.
                     let _ = batch.encrypt(&mut tls, &parts.map(IoSlice::new));
@@ -89,7 +89,7 @@ impl Streams {
             socket,
             channel: tls.map_or(Channel::Plain, Channel::Tls),
             generation: self.generations.draw(),
-            stage: Stage::Open,
+            stage: ConnectionStage::Open,
             client,
             proxied,
             superseded: false,
@@ -116,7 +116,7 @@ impl Streams {
         self.by_client.insert(client, slot);
         self.stats.adopted += 1;
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
-        if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {
+        if poller.add(&self.connections[slot].socket, StreamToken::Connection(slot).get()).is_err() {
             self.remove(slot, CloseReason::Broken);
             return None;
         }
@@ -126,7 +126,7 @@ impl Streams {
 
     /// Handles bytes that another worker has read from an adopted connection, at most [`Streams::FEED`] at a
     /// time; the arena needs [`Streams::ROOM`]. Returns `None` if there is no complete message.
-    pub(crate) fn feed(&mut self, place: Place, bytes: &[u8], rx: &mut Rx) -> Option<Incoming> {
+    pub(crate) fn feed(&mut self, place: LinkSlot, bytes: &[u8], rx: &mut Rx) -> Option<Incoming> {
         let slot = self.slot_at(place)?;
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
         let filled = rx.fill(connection.framer.held().len(), |room| {

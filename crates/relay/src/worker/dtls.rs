@@ -1,9 +1,9 @@
 //! DTLS clients of a worker.
 
-use turnpike_net::Span;
+use turnpike_net::ArenaSpan;
 use turnpike_turn::{server::Client, time::Now};
 
-use super::{NO_TRAILING, SHARE, Worker, datagrams, offload::Side};
+use super::{NO_TRAILING, SHARE, Worker, datagrams, offload::FlowSide};
 use crate::dtls::Associations;
 
 impl Worker {
@@ -20,7 +20,7 @@ impl Worker {
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
             if let Some(offload) = &mut self.offload {
-                offload.received((id, Side::Clients), received, received.emptied, &self.rx);
+                offload.received((id, FlowSide::Clients), received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 let Some(buffer) = self.rx.buffer(index) else { return };
@@ -57,7 +57,13 @@ impl Worker {
     }
 
     /// Routes the messages in a client's datagram; `marks` are its TOS and TTL.
-    pub(super) fn route_dtls_datagram(&mut self, now: Now, from: Client, datagram: Span, marks: (u8, u8)) {
+    pub(super) fn route_dtls_datagram(
+        &mut self,
+        now: Now,
+        from: Client,
+        datagram: ArenaSpan,
+        marks: (u8, u8),
+    ) {
         let source = self.out.dtls.receive(now.ms, from, datagram, &mut self.rx, &mut self.out.tx);
         let Some(source) = source else { return };
         let mut arrived = 0;

@@ -17,9 +17,9 @@ use turnpike_turn::{
 };
 use turnpike_worker::Sender;
 
-use super::{Command, Holder, NO_TRAILING, Role, TrailingBytes, UNMARKED, Worker, out::side};
+use super::{Command, NO_TRAILING, PortHolder, Role, TrailingBytes, UNMARKED, Worker, out::side};
 use crate::{
-    link::Way,
+    link::ClientLinkKind,
     stream::{CloseReason, Detached, Streams},
 };
 
@@ -58,14 +58,14 @@ pub(crate) enum Handoff {
     /// lost.
     Wanted(MoveRequest, Box<[u8]>),
     /// Transfers the allocation, and returns the client's data.
-    Allocation { from: u16, moved: Moved, sockets: Sockets, data: Box<[u8]> },
+    Allocation { from: u16, moved: Moved, sockets: MovedSockets, data: Box<[u8]> },
     /// The allocation does not move.
     NotMoved(Client),
     /// Returns the allocation.
-    Returned { moved: Moved, sockets: Sockets },
+    Returned { moved: Moved, sockets: MovedSockets },
 }
 
-pub(crate) type Sockets = Vec<(Family, UdpSocket)>;
+pub(crate) type MovedSockets = Vec<(Family, UdpSocket)>;
 
 impl Handoff {
     fn may_be_lost(&self) -> bool {
@@ -213,7 +213,7 @@ impl Worker {
         self.carry_out_effects(now, NO_TRAILING);
     }
 
-    fn take_back(&mut self, now: Now, moved: Moved, sockets: Sockets) {
+    fn take_back(&mut self, now: Now, moved: Moved, sockets: MovedSockets) {
         let was = moved.was();
         let Some(allocation) = self.server.take_back(now, moved) else {
             return sockets.into_iter().for_each(|(_, socket)| self.ports.close(socket, now.ms));
@@ -257,7 +257,7 @@ impl Worker {
         self.out.reply(verdict);
         self.carry_out_effects(now, TrailingBytes::HandedOver(behind));
         // The stream may have become a data connection, or moved to another worker.
-        let Way::Stream(place) = Way::of(source.link) else { return };
+        let ClientLinkKind::Stream(place) = ClientLinkKind::of(source.link) else { return };
         for part in behind.chunks(Streams::FEED) {
             if self.out.streams.is_paused(place.slot) {
                 // The stream has kept the remaining bytes.
@@ -277,16 +277,16 @@ impl Worker {
 
     /// Takes the relay sockets, except shared ones, from an allocation that moves. Allocations that move
     /// between workers never share sockets (`PortRequest::Own`).
-    pub(super) fn detach_sockets(&mut self, allocation: AllocationSlot) -> Sockets {
+    pub(super) fn detach_sockets(&mut self, allocation: AllocationSlot) -> MovedSockets {
         // Queued datagrams must be sent before their socket is closed. The arena keeps data that has not been
         // routed yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
-        let mut detached = Sockets::new();
+        let mut detached = MovedSockets::new();
         for family in [Family::V4, Family::V6] {
             let pair = self.out.relays.get_mut(allocation.index as usize);
             let Some(id) = pair.and_then(|pair| pair[side(family)].take()) else { continue };
             let is_last = match self.roles[id.0 as usize] {
-                Role::Relay(Holder::Many(port)) => self.shared.leave(port),
+                Role::Relay(PortHolder::Many(port)) => self.shared.leave(port),
                 _ => true,
             };
             if let Some(offload) = &mut self.offload {
@@ -313,10 +313,10 @@ impl Worker {
 
     /// Returns true if the client's connection is open; always true for plain UDP.
     fn is_here(&self, source: &Source) -> bool {
-        match Way::of(source.link) {
-            Way::Datagrams => true,
-            Way::Stream(place) => self.out.streams.serves(place),
-            Way::Dtls(place) => self.out.dtls.serves(place),
+        match ClientLinkKind::of(source.link) {
+            ClientLinkKind::Datagrams => true,
+            ClientLinkKind::Stream(place) => self.out.streams.serves(place),
+            ClientLinkKind::Dtls(place) => self.out.dtls.serves(place),
         }
     }
 
@@ -340,7 +340,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationSlot, sockets: Sockets) {
+    pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationSlot, sockets: MovedSockets) {
         // Effects of an earlier allocation with the same index may still be pending.
         self.carry_out_effects(now, NO_TRAILING);
         for (family, socket) in sockets {
@@ -348,7 +348,7 @@ impl Worker {
             let relay = RelayId { allocation, family };
             // The previous worker may have turned GRO off.
             self.ports.prepare(&socket);
-            match self.adopt(socket, Role::Relay(Holder::One(relay))) {
+            match self.adopt(socket, Role::Relay(PortHolder::One(relay))) {
                 Ok(id) => self.set_relay(relay, id, bound),
                 Err(_) => {
                     self.ports.release(bound, now.ms);

@@ -11,7 +11,7 @@ use turnpike_turn::{
 use super::{Listener, NO_TRAILING, Role, Worker};
 use crate::{
     Config, DtlsConfig, Layout, StreamConfig,
-    listening::{Clients, Closing, Sockets, Source},
+    listening::{Closing, ClosingClients, ListenerSockets, SocketSource},
 };
 
 const LOOK_MS: u64 = 1000;
@@ -23,7 +23,7 @@ pub(crate) struct Reconfigure {
     pub(crate) dtls: Arc<DtlsConfig>,
     /// Configuration; the fields above take precedence over it.
     pub(crate) config: Arc<Config>,
-    pub(crate) sockets: Sockets,
+    pub(crate) sockets: ListenerSockets,
 }
 
 #[derive(Default)]
@@ -69,8 +69,8 @@ impl Worker {
         self.frame.dirty = true;
     }
 
-    pub(super) fn listen(&mut self, sockets: Sockets) -> io::Result<()> {
-        let Sockets { udp, dtls, streams, closing } = sockets;
+    pub(super) fn listen(&mut self, sockets: ListenerSockets) -> io::Result<()> {
+        let ListenerSockets { udp, dtls, streams, closing } = sockets;
         for closing in closing {
             if closing.transport == Transport::Tcp {
                 self.out.streams.close_listener(closing.place, self.now().ms, &self.frame.poller);
@@ -123,17 +123,17 @@ impl Worker {
     /// shares the socket, also returns that listener's clients.
     fn open_listener(
         &mut self,
-        source: Source,
+        source: SocketSource,
         other: Transport,
-    ) -> io::Result<(SocketId, SocketAddr, Option<Arc<Clients>>)> {
+    ) -> io::Result<(SocketId, SocketAddr, Option<Arc<ClosingClients>>)> {
         match source {
-            Source::Own(socket) => {
+            SocketSource::Own(socket) => {
                 let bound = socket.local_addr();
                 // Another process may have turned GRO off.
                 self.ports.prepare(&socket);
                 Ok((self.adopt(socket, Role::Free)?, bound, None))
             }
-            Source::Shared(place, clients) => {
+            SocketSource::Shared(place, clients) => {
                 let (socket, bound) = self.listening(other, place).ok_or(io::ErrorKind::NotFound)?;
                 Ok((socket, bound, clients))
             }

@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Buffer, Event, Received, Rx, SocketId, Sockets};
 use turnpike_offload::{
-    Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets, layout::FlowKey,
+    Counted, FlowState, Flows, Installed, Kind, NewFlow, WorkerClock, WorkerSockets, layout::FlowKey,
 };
 use turnpike_turn::server::{AllocationSlot, Client, Effect, Family, Link, Policy, RelayId, Server};
 use turnpike_wire::{
@@ -20,7 +20,7 @@ use turnpike_wire::{
 };
 
 use super::out::side;
-use crate::link::Way;
+use crate::link::ClientLinkKind;
 
 /// Maximum allocations activated or deactivated between two ticks.
 const WALK: usize = 256;
@@ -52,7 +52,7 @@ impl Across {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum FlowSide {
     Clients,
     Peers,
 }
@@ -94,7 +94,7 @@ struct OffloadedAllocation {
     /// True if the allocation has a bandwidth limit, which only user space enforces, so it has no flows.
     limited: bool,
     /// The client's flow and the state shared by its flows to peers.
-    own: Option<(Installed, State)>,
+    own: Option<(Installed, FlowState)>,
     permissions: Vec<(IpAddr, u64)>,
     channels: Vec<Channel>,
     /// Traffic read after the state machine had dropped the allocation.
@@ -111,7 +111,7 @@ struct Channel {
     /// no system call.
     used: bool,
     to_peer: Option<Installed>,
-    to_client: Option<(Installed, State)>,
+    to_client: Option<(Installed, FlowState)>,
 }
 
 impl Offload {
@@ -402,13 +402,13 @@ impl Offload {
 
     pub(super) fn received(
         &mut self,
-        (socket, side): (SocketId, Side),
+        (socket, side): (SocketId, FlowSide),
         received: Received,
         is_empty: bool,
         rx: &Rx,
     ) {
         let goes_across = |buffer: &Buffer<'_>| {
-            side == Side::Peers || demux::classify(buffer.bytes) == demux::Kind::ChannelData
+            side == FlowSide::Peers || demux::classify(buffer.bytes) == demux::Kind::ChannelData
         };
         let is_active = self.is_active && self.flows.can_cross();
         self.sockets.received(socket, received, is_empty, rx, is_active.then_some(goes_across));
@@ -566,7 +566,7 @@ struct Installer<'o> {
 }
 
 impl Installer<'_> {
-    fn install_own(&mut self) -> Option<(Installed, State)> {
+    fn install_own(&mut self) -> Option<(Installed, FlowState)> {
         let Client { address, local, .. } = self.client;
         let state = self.flows.state().ok()?;
         let flow = NewFlow {
@@ -588,7 +588,7 @@ impl Installer<'_> {
         &mut self,
         channel: &Channel,
         relay: RelaySocket,
-        own: &State,
+        own: &FlowState,
         expires_ns: u64,
     ) -> Option<Installed> {
         self.flows.hold_up(own);
@@ -612,7 +612,7 @@ impl Installer<'_> {
         channel: &Channel,
         relay: RelaySocket,
         expires_ns: u64,
-    ) -> Option<(Installed, State)> {
+    ) -> Option<(Installed, FlowState)> {
         let socket = self.sockets.slot(relay.id, self.flows)?;
         let state = self.flows.state().ok()?;
         self.sockets.touch(relay.id);
@@ -631,7 +631,11 @@ impl Installer<'_> {
         self.with_state(installed, state)
     }
 
-    fn with_state(&mut self, installed: Option<Installed>, state: State) -> Option<(Installed, State)> {
+    fn with_state(
+        &mut self,
+        installed: Option<Installed>,
+        state: FlowState,
+    ) -> Option<(Installed, FlowState)> {
         match installed {
             Some(flow) => Some((flow, state)),
             None => {
@@ -729,7 +733,7 @@ impl Channel {
 }
 
 fn by_datagrams(client: &Client, link: Link) -> Option<Client> {
-    (Way::of(link) == Way::Datagrams).then_some(*client)
+    (ClientLinkKind::of(link) == ClientLinkKind::Datagrams).then_some(*client)
 }
 
 fn family_of(ip: IpAddr) -> Family {

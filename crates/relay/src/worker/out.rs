@@ -4,7 +4,7 @@
 use turnpike_net::{Route, Rx, SocketId, Tx};
 use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl};
 
-use crate::{dtls::Associations, link::Way, stream::Streams};
+use crate::{dtls::Associations, link::ClientLinkKind, stream::Streams};
 pub(super) struct Out {
     pub(super) tx: Tx,
     /// Sockets by UDP listener number, and true for those on a wildcard address, which need a source address
@@ -34,8 +34,8 @@ impl Out {
             }
             Verdict::ToClient { client, link, header, payload, padding } => {
                 let header = header.as_slice();
-                match Way::of(link) {
-                    Way::Datagrams => {
+                match ClientLinkKind::of(link) {
+                    ClientLinkKind::Datagrams => {
                         if let Some(ttl) = self.next_ttl(ttl)
                             && let Some(route) = self.route_to(&client)
                         {
@@ -43,8 +43,10 @@ impl Out {
                             self.tx.push(&route, header, rx.span(payload), padding);
                         }
                     }
-                    Way::Stream(place) => self.streams.relay(place, header, rx.span(payload), padding),
-                    Way::Dtls(place) => {
+                    ClientLinkKind::Stream(place) => {
+                        self.streams.relay(place, header, rx.span(payload), padding);
+                    }
+                    ClientLinkKind::Dtls(place) => {
                         if let Some(ttl) = self.next_ttl(ttl) {
                             let marks = (tos, ttl);
                             self.dtls.relay(place, [header, payload], padding, marks, &mut self.tx);
@@ -77,14 +79,14 @@ impl Out {
     }
 
     pub(super) fn reply_to(&mut self, client: &Client, link: Link, bytes: &[u8]) {
-        match Way::of(link) {
-            Way::Datagrams => {
+        match ClientLinkKind::of(link) {
+            ClientLinkKind::Datagrams => {
                 if let Some(route) = self.route_to(client) {
                     self.tx.push_bytes(&route, bytes);
                 }
             }
-            Way::Stream(place) => self.streams.reply(place, bytes),
-            Way::Dtls(place) => self.dtls.reply(place, bytes, &mut self.tx),
+            ClientLinkKind::Stream(place) => self.streams.reply(place, bytes),
+            ClientLinkKind::Dtls(place) => self.dtls.reply(place, bytes, &mut self.tx),
         }
     }
 

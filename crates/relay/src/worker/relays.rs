@@ -12,16 +12,16 @@ use turnpike_turn::{
     time::Now,
 };
 
-use super::{NO_TRAILING, Role, SHARE, Worker, offload::Side, out::side};
+use super::{NO_TRAILING, Role, SHARE, Worker, offload::FlowSide, out::side};
 use crate::{
-    link::Way,
-    ports::{Opened, Refusal},
+    link::ClientLinkKind,
+    ports::{OpenedPort, Refusal},
 };
 
 const ERRORS: usize = 16;
 
 #[derive(Clone, Copy)]
-pub(super) enum Holder {
+pub(super) enum PortHolder {
     One(RelayId),
     Many(SharedPort),
 }
@@ -51,10 +51,10 @@ impl Worker {
             Ok(opened) => opened,
             Err(refusal) => return self.refuse(refusal),
         };
-        let Opened { socket, relayed } = opened;
+        let OpenedPort { socket, relayed } = opened;
         let bound = socket.local_addr();
         let relay = RelayId { allocation, family: wish.family };
-        match self.adopt(socket, Role::Relay(Holder::One(relay))) {
+        match self.adopt(socket, Role::Relay(PortHolder::One(relay))) {
             Ok(id) => {
                 self.set_relay(relay, id, bound);
                 OpenResult::Opened { relayed }
@@ -80,7 +80,7 @@ impl Worker {
         first: Option<IpAddr>,
     ) -> OpenResult {
         let link = self.server.link(allocation);
-        let by_datagrams = link.is_some_and(|link| Way::of(link) == Way::Datagrams);
+        let by_datagrams = link.is_some_and(|link| ClientLinkKind::of(link) == ClientLinkKind::Datagrams);
         let opened = if self.shared.may_open(family, by_datagrams, first) {
             self.open_another(now, (family, first), by_datagrams)
         } else {
@@ -103,14 +103,14 @@ impl Worker {
         (family, first): (Family, Option<IpAddr>),
         by_datagrams: bool,
     ) -> Result<SharedPort, Refusal> {
-        let Opened { socket, relayed } = self.ports.open_shared(family, first, now.ms)?;
+        let OpenedPort { socket, relayed } = self.ports.open_shared(family, first, now.ms)?;
         let bound = socket.local_addr();
         let Ok(id) = self.adopt(socket, Role::Free) else {
             self.ports.release(bound, now.ms);
             return Err(Refusal::File);
         };
         let port = self.shared.open(id, bound, relayed, by_datagrams);
-        self.roles[id.0 as usize] = Role::Relay(Holder::Many(port));
+        self.roles[id.0 as usize] = Role::Relay(PortHolder::Many(port));
         Ok(port)
     }
 
@@ -159,10 +159,10 @@ impl Worker {
         self.frame.dirty = true;
     }
 
-    pub(super) fn receive_from_peers(&mut self, now: Now, holder: Holder, event: &Event) {
+    pub(super) fn receive_from_peers(&mut self, now: Now, holder: PortHolder, event: &Event) {
         let (socket, mut share) = match holder {
-            Holder::One(relay) => (self.out.relay_socket(relay), 1),
-            Holder::Many(port) => (self.shared.get(port).map(|place| place.socket), SHARE),
+            PortHolder::One(relay) => (self.out.relay_socket(relay), 1),
+            PortHolder::Many(port) => (self.shared.get(port).map(|place| place.socket), SHARE),
         };
         let Some(id) = socket else { return };
         if event.error {
@@ -170,13 +170,13 @@ impl Worker {
         }
         // A shared socket may be ready at every wait, and the kernel must learn when it was empty. Only a
         // receive call that returns nothing proves that it is empty, because an ICMP error also ends a call.
-        let reads_on = self.offload.is_some() && matches!(holder, Holder::Many(_));
+        let reads_on = self.offload.is_some() && matches!(holder, PortHolder::Many(_));
         loop {
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
             if let Some(offload) = &mut self.offload {
                 offload.received(
-                    (id, Side::Peers),
+                    (id, FlowSide::Peers),
                     received,
                     received.emptied && received.count == 0,
                     &self.rx,
@@ -187,9 +187,11 @@ impl Worker {
             }
             for buffer in self.rx.buffers(received) {
                 let relay = match holder {
-                    Holder::One(relay) => Some(relay),
+                    PortHolder::One(relay) => Some(relay),
                     // All datagrams of a buffer come from one peer.
-                    Holder::Many(port) => self.server.data.claimant(port, buffer.from.ip(), buffer.count()),
+                    PortHolder::Many(port) => {
+                        self.server.data.claimant(port, buffer.from.ip(), buffer.count())
+                    }
                 };
                 let Some(relay) = relay else { continue };
                 for datagram in buffer.datagrams() {
@@ -204,7 +206,7 @@ impl Worker {
         }
     }
 
-    fn pass_errors_on(&mut self, now: Now, holder: Holder, socket: SocketId) {
+    fn pass_errors_on(&mut self, now: Now, holder: PortHolder, socket: SocketId) {
         let Some(socket) = self.sockets.get(socket) else { return };
         let mut errors = [None; ERRORS];
         let mut count = 0;
@@ -212,10 +214,10 @@ impl Worker {
             errors[count] = Some(error);
             count += 1;
         });
-        for turnpike_net::IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
+        for turnpike_net::QueuedError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
             let relay = match holder {
-                Holder::One(relay) => Some(relay),
-                Holder::Many(port) => self.server.data.claimant(port, to.ip(), 1),
+                PortHolder::One(relay) => Some(relay),
+                PortHolder::Many(port) => self.server.data.claimant(port, to.ip(), 1),
             };
             if let Some(relay) = relay {
                 let verdict = self.server.data.from_icmp(now, relay, to, IcmpError { icmp_type, code, info });
@@ -228,7 +230,7 @@ impl Worker {
         let pair = self.out.relays.get_mut(relay.allocation.index as usize);
         let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
         let is_last = match self.roles[id.0 as usize] {
-            Role::Relay(Holder::Many(port)) => self.shared.leave(port),
+            Role::Relay(PortHolder::Many(port)) => self.shared.leave(port),
             _ => true,
         };
         if let Some(offload) = &mut self.offload {

@@ -23,10 +23,10 @@ pub(super) struct SharedPorts {
     most_of_address: usize,
     /// Addresses and ports available to new allocations.
     drawn: (Vec<IpAddr>, RangeInclusive<u16>),
-    places: Vec<Option<Place>>,
+    places: Vec<Option<SharedPortUse>>,
 }
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct SharedPortUse {
     pub(super) socket: SocketId,
     pub(super) bound: SocketAddr,
     pub(super) relayed: SocketAddr,
@@ -87,10 +87,10 @@ impl SharedPorts {
         if self.places.len() <= at {
             self.places.resize(at + 1, None);
         }
-        self.places[at] = Some(Place { socket, bound, relayed, by_datagrams, allocations: 0 });
+        self.places[at] = Some(SharedPortUse { socket, bound, relayed, by_datagrams, allocations: 0 });
     }
 
-    pub(super) fn portable(&self) -> impl Iterator<Item = (SharedPort, Place)> {
+    pub(super) fn portable(&self) -> impl Iterator<Item = (SharedPort, SharedPortUse)> {
         let places = self.places.iter().enumerate();
         let places = places.filter_map(|(at, place)| Some((number(at), (*place)?)));
         places.filter(|(_, place)| place.by_datagrams)
@@ -104,12 +104,12 @@ impl SharedPorts {
         by_datagrams: bool,
         at: Option<IpAddr>,
     ) -> Option<SharedPort> {
-        let is_elsewhere = |place: &Place| at.is_some_and(|ip| place.bound.ip() != ip);
+        let is_elsewhere = |place: &SharedPortUse| at.is_some_and(|ip| place.bound.ip() != ip);
         let places = self.of(family, by_datagrams);
         places.min_by_key(|(_, place)| (is_elsewhere(place), place.allocations)).map(|(port, _)| port)
     }
 
-    pub(super) fn get(&self, SharedPort(port): SharedPort) -> Option<Place> {
+    pub(super) fn get(&self, SharedPort(port): SharedPort) -> Option<SharedPortUse> {
         *self.places.get(usize::from(port))?
     }
 
@@ -131,7 +131,7 @@ impl SharedPorts {
         is_last
     }
 
-    fn of(&self, family: Family, by_datagrams: bool) -> impl Iterator<Item = (SharedPort, &Place)> {
+    fn of(&self, family: Family, by_datagrams: bool) -> impl Iterator<Item = (SharedPort, &SharedPortUse)> {
         let places = self.places.iter().enumerate();
         let places = places.filter_map(|(at, place)| Some((number(at), place.as_ref()?)));
         places.filter(move |(_, place)| {

@@ -4,15 +4,15 @@ use turnpike_net::Event;
 use turnpike_turn::{server::Verdict, time::Now};
 
 use super::{NO_TRAILING, TrailingBytes, UNMARKED, Worker};
-use crate::stream::{Gone, Incoming, Streams, Token};
+use crate::stream::{Gone, Incoming, StreamToken, Streams};
 
 impl Worker {
     pub(super) fn serve_stream(&mut self, now: Now, event: &Event) {
-        match Token::of(event.token) {
-            Some(Token::Listener(place)) => {
+        match StreamToken::of(event.token) {
+            Some(StreamToken::Listener(place)) => {
                 self.out.streams.accept(place, now.ms, &self.frame.poller);
             }
-            Some(Token::Connection(slot)) => {
+            Some(StreamToken::Connection(slot)) => {
                 if event.writable {
                     self.out.streams.resume(slot, &self.frame.poller);
                 }

@@ -15,7 +15,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashSet;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
-use turnpike_net::{Poller, Span, TcpSocket};
+use turnpike_net::{ArenaSpan, Poller, TcpSocket};
 use turnpike_turn::{
     server::{Client, ListenerId},
     time::Now,
@@ -40,7 +40,7 @@ pub(super) struct Tunnels {
     elsewhere: HashSet<Client, RandomState>,
 }
 
-struct Head {
+struct TunnelHead {
     client: Client,
     tos: u8,
     ttl: u8,
@@ -94,14 +94,14 @@ impl Tunnels {
         if datagram.is_empty() {
             return true;
         }
-        let head = Head { client: *client, tos, ttl }.write();
+        let head = TunnelHead { client: *client, tos, ttl }.write();
         old.write_vectored(&[io::IoSlice::new(&head), io::IoSlice::new(datagram)], false).is_ok()
     }
 
     pub(super) fn tell_ended(&self, client: Client) {
         let Some(new) = &self.new else { return };
         // If this message is lost, the client's datagrams are forwarded here until we exit.
-        let _ = new.write(&Head { client, tos: 0, ttl: 0 }.write());
+        let _ = new.write(&TunnelHead { client, tos: 0, ttl: 0 }.write());
     }
 }
 
@@ -111,7 +111,7 @@ impl Worker {
         while let Some(old) = &self.tunnels.old {
             match old.read(&mut head) {
                 Ok(HEAD) => {
-                    let ended = Head::read(&head).client;
+                    let ended = TunnelHead::read(&head).client;
                     if self.tunnels.elsewhere.remove(&ended) {
                         self.tunnels.tell_ended(ended);
                     }
@@ -148,10 +148,10 @@ impl Worker {
                 }
             };
             let Some(head) = self.rx.bytes(message).first_chunk::<HEAD>() else { return };
-            let Head { client, tos, ttl } = Head::read(head);
+            let TunnelHead { client, tos, ttl } = TunnelHead::read(head);
             #[expect(clippy::cast_possible_truncation, reason = "40")]
             let head = HEAD as u32;
-            let datagram = Span { offset: message.offset + head, len: message.len - head };
+            let datagram = ArenaSpan { offset: message.offset + head, len: message.len - head };
             if self.tunnels.leads_away(&client) {
                 self.tunnels.pass_on(&client, (tos, ttl), self.rx.bytes(datagram));
             } else {
@@ -167,7 +167,7 @@ impl Worker {
     }
 }
 
-impl Head {
+impl TunnelHead {
     fn write(&self) -> [u8; HEAD] {
         let Self { client: Client { listener: ListenerId(listener), address, local }, tos, ttl } = self;
         let mut head = [0; HEAD];
@@ -225,7 +225,7 @@ mod tests {
             let [address, local] =
                 [address, local].map(|at| canonical(SocketAddr::new(at.ip(), at.port())));
             let client = Client { listener: ListenerId(listener), address, local };
-            let read = Head::read(&Head { client, tos, ttl }.write());
+            let read = TunnelHead::read(&TunnelHead { client, tos, ttl }.write());
             prop_assert_eq!((read.client, read.tos, read.ttl), (client, tos, ttl));
         }
     }
@@ -246,7 +246,7 @@ mod tests {
         assert!(new.pass_on(&client(2), (7, 64), b"datagram"));
         let mut message = [0; 100];
         let len = old.new.as_ref().unwrap().read(&mut message).unwrap();
-        let head = Head::read(message.first_chunk().unwrap());
+        let head = TunnelHead::read(message.first_chunk().unwrap());
         assert_eq!((head.client, head.tos, head.ttl), (client(2), 7, 64));
         assert_eq!(&message[HEAD..len], b"datagram");
         // When the queue is full, datagrams are dropped; the sender neither blocks nor fails.

@@ -17,11 +17,11 @@ use turnpike_turn::{
     },
     time::Now,
 };
-use turnpike_worker::{Batch, Channel, Step};
+use turnpike_worker::{Channel, HandoverBatch, HandoverStep};
 
-use super::{Command, Holder, Lingering, NO_TRAILING, Role, Worker, handoff, offload::PassedFlows};
+use super::{Command, Lingering, NO_TRAILING, PortHolder, Role, Worker, handoff, offload::PassedFlows};
 use crate::{
-    link::Way,
+    link::ClientLinkKind,
     listening::Named,
     ports::{LateUse, Reserved},
     upgrade::Unfit,
@@ -29,7 +29,7 @@ use crate::{
 
 /// First message on a channel, sent before the allocations.
 #[derive(Serialize, Deserialize)]
-struct Head {
+struct UpgradeHead {
     /// Last values of the kernel's drop counters for UDP and DTLS listeners that have their own socket.
     drops: Vec<(Named, u32)>,
     /// DTLS clients, which the old process keeps.
@@ -73,23 +73,26 @@ struct PassedShared {
 
 /// Selects clients over plain UDP, which can be handed over with their sockets.
 fn by_datagrams(link: Link) -> bool {
-    Way::of(link) == Way::Datagrams
+    ClientLinkKind::of(link) == ClientLinkKind::Datagrams
 }
 
 impl Worker {
-    pub(super) fn upgrade(&mut self, now: Now, step: Step) {
+    pub(super) fn upgrade(&mut self, now: Now, step: HandoverStep) {
         match step {
-            Step::Pause(done) => {
+            HandoverStep::Pause(done) => {
                 // Send everything that was read so far before another process starts reading.
                 self.carry_out_effects(now, NO_TRAILING);
                 self.flush();
                 let _ = done.send(());
                 self.rest(true);
             }
-            Step::Resume => self.resume(),
-            Step::ResumeFlows => self.resume_offload(),
+            HandoverStep::Resume => self.resume(),
+            HandoverStep::ResumeFlows => self.resume_offload(),
             // These steps are handled only while the worker is paused.
-            Step::Export(..) | Step::Import(..) | Step::Forget(_) | Step::Serve => {}
+            HandoverStep::Export(..)
+            | HandoverStep::Import(..)
+            | HandoverStep::Forget(_)
+            | HandoverStep::Serve => {}
         }
     }
 
@@ -160,10 +163,10 @@ impl Worker {
                     self.flush();
                 }
                 Command::Settle(answer) => _ = answer.send(mem::take(&mut taken)),
-                Command::Upgrade(Step::Export(channel, answer)) => {
+                Command::Upgrade(HandoverStep::Export(channel, answer)) => {
                     _ = answer.send(self.export_allocations(self.now(), &channel));
                 }
-                Command::Upgrade(Step::Import(channel, answer)) => {
+                Command::Upgrade(HandoverStep::Import(channel, answer)) => {
                     let imported = self.import_allocations(&channel).map_err(io::Error::other);
                     self.frame.is_stopped = imported.is_err();
                     let _ = answer.send(imported);
@@ -171,13 +174,13 @@ impl Worker {
                         return;
                     }
                 }
-                Command::Upgrade(Step::Resume) => return self.resume(),
-                Command::Upgrade(Step::Forget(done)) => {
+                Command::Upgrade(HandoverStep::Resume) => return self.resume(),
+                Command::Upgrade(HandoverStep::Forget(done)) => {
                     self.forget(self.now());
                     let _ = done.send(());
                     return;
                 }
-                Command::Upgrade(Step::Serve) => return,
+                Command::Upgrade(HandoverStep::Serve) => return,
                 other => self.frame.defer(other),
             }
         }
@@ -210,7 +213,7 @@ impl Worker {
                 (shared, socket.as_fd())
             })
             .unzip();
-        let head = Head {
+        let head = UpgradeHead {
             drops,
             associations: self.out.dtls.clients().chain(self.tunnels.clients()).collect(),
             arrivals: self.server.expected(),
@@ -228,10 +231,11 @@ impl Worker {
         if is_first {
             channel.send(&self.replays.to_bytes(), &[])?;
         }
-        for allocations in portable.chunks(Batch::<ExportedAllocation>::MOST) {
+        for allocations in portable.chunks(HandoverBatch::<ExportedAllocation>::MOST) {
             self.export_batch(now, channel, allocations)?;
         }
-        channel.send_value(&Batch::<ExportedAllocation> { sessions: Vec::new(), is_last: true }, &[])?;
+        channel
+            .send_value(&HandoverBatch::<ExportedAllocation> { sessions: Vec::new(), is_last: true }, &[])?;
         let count = portable.len();
         self.handed_over = portable;
         Ok(count)
@@ -243,7 +247,7 @@ impl Worker {
         channel: &Channel,
         allocations: &[AllocationSlot],
     ) -> io::Result<()> {
-        let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
+        let mut batch = HandoverBatch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
         let mut descriptors = Vec::with_capacity(2 * allocations.len());
         for allocation in allocations {
             // The flows are exported first, because that updates the allocation's counters.
@@ -320,7 +324,7 @@ impl Worker {
     }
 
     fn import_allocations(&mut self, channel: &Channel) -> Result<usize, Unfit> {
-        let (head, descriptors) = channel.receive_value::<Head>()?;
+        let (head, descriptors) = channel.receive_value::<UpgradeHead>()?;
         let mut descriptors = descriptors.into_iter();
         let now = self.now();
         for ((transport, place), drops) in head.drops {
@@ -347,7 +351,7 @@ impl Worker {
             let bound = socket.local_addr();
             self.ports.adopt(bound);
             self.ports.prepare(&socket);
-            let id = self.adopt(socket, Role::Relay(Holder::Many(port)))?;
+            let id = self.adopt(socket, Role::Relay(PortHolder::Many(port)))?;
             self.shared.adopt(port, id, bound, relayed, true);
         }
         if head.has_replays && !self.replays.take_over(&channel.receive()?.bytes) {
@@ -355,7 +359,7 @@ impl Worker {
         }
         let mut count = 0;
         loop {
-            let (batch, descriptors) = channel.receive_value::<Batch<ExportedAllocation>>()?;
+            let (batch, descriptors) = channel.receive_value::<HandoverBatch<ExportedAllocation>>()?;
             let mut descriptors = descriptors.into_iter();
             count += batch.sessions.len();
             for exported in batch.sessions {
@@ -374,18 +378,23 @@ impl Worker {
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<(), Unfit> {
         let ExportedAllocation { moved, sockets: passed, flows } = exported;
-        let mut sockets = handoff::Sockets::with_capacity(passed.len());
+        let mut sockets = handoff::MovedSockets::with_capacity(passed.len());
         for PassedRelaySocket { family, drops } in &passed {
             let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, *drops)?;
             self.ports.adopt(socket.local_addr());
             sockets.push((*family, socket));
         }
         let shared = [Family::V4, Family::V6].map(|family| Some((family, moved.shared(family)?)));
-        let allocation = self.server.restore(now, moved, Way::Datagrams.link()).map_err(|moved| {
-            let UserRef { realm, identity } = moved.owner();
-            let (realm, user) = (realm.to_owned(), identity.to_owned());
-            if self.server.has_realm(&realm) { Unfit::Quota { realm, user } } else { Unfit::Realm { realm } }
-        })?;
+        let allocation =
+            self.server.restore(now, moved, ClientLinkKind::Datagrams.link()).map_err(|moved| {
+                let UserRef { realm, identity } = moved.owner();
+                let (realm, user) = (realm.to_owned(), identity.to_owned());
+                if self.server.has_realm(&realm) {
+                    Unfit::Quota { realm, user }
+                } else {
+                    Unfit::Realm { realm }
+                }
+            })?;
         self.attach_sockets(now, allocation, sockets);
         for (family, port) in shared.into_iter().flatten() {
             let place = self.shared.get(port).ok_or(Unfit::Incomplete)?;

@@ -77,13 +77,13 @@ struct V6 {
     count: u8,
     /// Current group, from 0 to 8.
     group: u8,
-    text: Group,
+    text: HexGroup,
     /// Number of consecutive zero groups before this one.
     zeros: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Group {
+enum HexGroup {
     Empty,
     /// Number of colons of `::` still expected.
     Due(u8),
@@ -96,7 +96,7 @@ impl V6 {
     fn starts() -> impl Iterator<Item = Self> {
         let places = (0..8_u8).flat_map(|first| (2..=8 - first).map(move |count| (first, count)));
         places.chain([(u8::MAX, 0)]).map(|(first, count)| {
-            let text = if first == 0 { Group::Due(2) } else { Group::Empty };
+            let text = if first == 0 { HexGroup::Due(2) } else { HexGroup::Empty };
             Self { first, count, group: 0, text, zeros: 0 }
         })
     }
@@ -104,37 +104,40 @@ impl V6 {
     fn after(self, byte: u8) -> Option<Self> {
         let digit = byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         match (self.text, byte) {
-            (Group::Due(2), b':') => Some(Self { text: Group::Due(1), ..self }),
-            (Group::Due(_), b':') => {
-                Some(Self { group: self.first + self.count, text: Group::Empty, zeros: 0, ..self })
+            (HexGroup::Due(2), b':') => Some(Self { text: HexGroup::Due(1), ..self }),
+            (HexGroup::Due(_), b':') => {
+                Some(Self { group: self.first + self.count, text: HexGroup::Empty, zeros: 0, ..self })
             }
-            (Group::Empty, b'0') if self.group < 8 => Some(Self { text: Group::Zero, ..self }),
-            (Group::Empty, _) if digit && self.group < 8 => {
-                Some(Self { text: Group::Digits(1, byte == b'f'), ..self })
+            (HexGroup::Empty, b'0') if self.group < 8 => Some(Self { text: HexGroup::Zero, ..self }),
+            (HexGroup::Empty, _) if digit && self.group < 8 => {
+                Some(Self { text: HexGroup::Digits(1, byte == b'f'), ..self })
             }
-            (Group::Digits(len @ ..4, is_f), _) if digit => {
-                Some(Self { text: Group::Digits(len + 1, is_f && byte == b'f'), ..self })
+            (HexGroup::Digits(len @ ..4, is_f), _) if digit => {
+                Some(Self { text: HexGroup::Digits(len + 1, is_f && byte == b'f'), ..self })
             }
-            (Group::Zero | Group::Digits(..), b':') if self.group < 7 => self.closed().map(Self::entered),
+            (HexGroup::Zero | HexGroup::Digits(..), b':') if self.group < 7 => {
+                self.closed().map(Self::entered)
+            }
             _ => None,
         }
     }
 
     fn is_address(self) -> bool {
         match self.text {
-            Group::Zero | Group::Digits(..) => self.group == 7 && self.closed().is_some(),
-            Group::Empty => self.group == 8,
-            Group::Due(_) => false,
+            HexGroup::Zero | HexGroup::Digits(..) => self.group == 7 && self.closed().is_some(),
+            HexGroup::Empty => self.group == 8,
+            HexGroup::Due(_) => false,
         }
     }
 
     /// State after a group; `None` if the canonical text would have `::` elsewhere: it replaces the
     /// longest run of zeros, or the first of several equally long runs.
     fn closed(self) -> Option<Self> {
-        let is_zero = self.text == Group::Zero;
+        let is_zero = self.text == HexGroup::Zero;
         let follows = self.count > 0 && self.group == self.first + self.count;
         let precedes = self.count > 0 && self.group + 1 == self.first;
-        let is_mapped = (self.first, self.count, self.group, self.text) == (0, 5, 5, Group::Digits(4, true));
+        let is_mapped =
+            (self.first, self.count, self.group, self.text) == (0, 5, 5, HexGroup::Digits(4, true));
         let zeros = if is_zero { self.zeros + 1 } else { 0 };
         let most = match self.count {
             0 => 1,
@@ -147,7 +150,7 @@ impl V6 {
 
     /// State after the colon that follows a group.
     fn entered(self) -> Self {
-        let text = if self.group == self.first { Group::Due(1) } else { Group::Empty };
+        let text = if self.group == self.first { HexGroup::Due(1) } else { HexGroup::Empty };
         Self { text, ..self }
     }
 }

@@ -13,13 +13,14 @@ use turnpike_api::{
     FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, Later, NodeState, PeerRequest, Reply,
 };
 use turnpike_fleet::{
-    BEAT_MS, Ban, LONGEST_BAN_S, Member, NodeName, Notice, Ordered, PeerAnswer, Question, Subject, Unbanned,
+    BEAT_MS, Ban, FleetMember, ForwardedRequest, LONGEST_BAN_S, NodeName, Notice, Ordered, PeerAnswer,
+    Subject, Unbanned,
 };
 use turnpike_stores::StoreError;
 
 use super::{
     FleetMembership,
-    node::{BAN, Node},
+    node::{BAN, OwnNode},
     questions::Questions,
     unix,
 };
@@ -34,7 +35,7 @@ const GIVE_BACK: Duration = Duration::from_secs(2);
 
 pub(crate) struct FleetOrders {
     fleet: Arc<FleetMembership>,
-    questions: Mutex<mpsc::Receiver<(Question, Reply)>>,
+    questions: Mutex<mpsc::Receiver<(ForwardedRequest, Reply)>>,
 }
 
 impl FleetOrders {
@@ -52,7 +53,7 @@ impl FleetOrders {
         }
     }
 
-    fn own_node(&self) -> Result<&Arc<Node>, FleetError> {
+    fn own_node(&self) -> Result<&Arc<OwnNode>, FleetError> {
         self.fleet.node.as_ref().ok_or(FleetError::NoFleet)
     }
 
@@ -115,7 +116,7 @@ impl FleetAdmin for FleetOrders {
             let node = self.own_node()?;
             let to = self.known(&name)?;
             let id = rand::random();
-            let question = Question { id, to: to.clone(), method, path, rights, by };
+            let question = ForwardedRequest { id, to: to.clone(), method, path, rights, by };
             node.say(Notice::Question(question)).await.map_err(unavailable)?;
             let (mut waited, mut pause) = (Duration::ZERO, FIRST_LOOK);
             while waited < PATIENCE {
@@ -130,7 +131,7 @@ impl FleetAdmin for FleetOrders {
         })
     }
 
-    fn next_question(&self) -> Later<'_, Option<(Question, Reply)>> {
+    fn next_question(&self) -> Later<'_, Option<(ForwardedRequest, Reply)>> {
         Box::pin(async { self.questions.lock().await.recv().await })
     }
 
@@ -190,7 +191,7 @@ impl FleetAdmin for FleetOrders {
     }
 }
 
-fn alone(node: &Node) -> Option<String> {
+fn alone(node: &OwnNode) -> Option<String> {
     let trouble = node.health.trouble_of(node.now_ms());
     trouble.or_else(|| {
         let why = "not a member: another node may be using its name, or the fleet is full";
@@ -198,8 +199,8 @@ fn alone(node: &Node) -> Option<String> {
     })
 }
 
-fn status_of(name: &NodeName, member: &Member) -> FleetNode {
-    let Member { card, beat, silent_ms, .. } = member;
+fn status_of(name: &NodeName, member: &FleetMember) -> FleetNode {
+    let FleetMember { card, beat, silent_ms, .. } = member;
     let load = &beat.load;
     let state = if !member.is_heard() {
         NodeState::Silent
@@ -236,7 +237,7 @@ fn status_of(name: &NodeName, member: &Member) -> FleetNode {
 
 /// Publishes bans and unbans issued during a store outage, until the node leaves the fleet. Runs separately
 /// so that the heartbeat never waits for it.
-pub(super) async fn keep_announcing(node: Arc<Node>) {
+pub(super) async fn keep_announcing(node: Arc<OwnNode>) {
     while !node.is_over() {
         let is_there = timeout(Duration::from_millis(BEAT_MS), node.announcements.wake.notified()).await;
         if is_there.is_ok()
@@ -247,8 +248,8 @@ pub(super) async fn keep_announcing(node: Arc<Node>) {
     }
 }
 
-impl Node {
-    pub(super) fn answer(self: &Arc<Self>, question: Question) {
+impl OwnNode {
+    pub(super) fn answer(self: &Arc<Self>, question: ForwardedRequest) {
         let id = question.id;
         let (answer, answered) = oneshot::channel();
         let reply: Reply = Box::new(move |said| _ = answer.send(said));
@@ -366,7 +367,7 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_fleet::{Beat, Card, FleetMembers, Load, Record};
+    use turnpike_fleet::{Beat, Card, FleetMembers, Load, NodeRecord};
     use turnpike_turn::server::NonceKey;
 
     use super::*;
@@ -409,7 +410,7 @@ mod tests {
         let mut members = FleetMembers::default();
         let state = |beat: Beat, members: &mut FleetMembers| {
             let name: NodeName = format!("n{}", beat.number).parse().expect("a name");
-            let record = Record { name: name.clone(), stamp_ms: 0, beat };
+            let record = NodeRecord { name: name.clone(), stamp_ms: 0, beat };
             members.look(0, 0, 0, vec![record]);
             members.put_card(Card {
                 name: name.clone(),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{
     banned::Banned,
-    node::Node,
+    node::OwnNode,
     quotas::QuotaCounts,
     tallies::{FleetCounters, HEARD, REASONS, RESULTS},
     unix,
@@ -36,13 +36,13 @@ pub(crate) struct NodeCounts {
 }
 
 impl FleetCounts {
-    pub(super) fn of(banned: &Banned, node: Option<&Node>) -> Self {
+    pub(super) fn of(banned: &Banned, node: Option<&OwnNode>) -> Self {
         Self { bans: banned.count(unix()) as u64, node: node.map(NodeCounts::of) }
     }
 }
 
 impl NodeCounts {
-    fn of(node: &Node) -> Self {
+    fn of(node: &OwnNode) -> Self {
         let FleetCounters { sent, exchanges, exchange_us, heard, lines_lost, returned } = &node.tallies;
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let mut nodes = [("serving", 0), ("draining", 0), ("silent", 0)];

@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use super::{FleetMembership, node::Node, offer::FleetOffer};
+use super::{FleetMembership, node::OwnNode, offer::FleetOffer};
 
 /// The fleet's part of an upgrade. If dropped without [`FleetHandover::forget`], it resumes normal service.
 pub(crate) struct FleetHandover {
@@ -26,7 +26,7 @@ impl FleetHandover {
         FleetOffer {
             bans: banned.list(),
             unannounced: banned.unannounced(),
-            node: node.as_deref().map(Node::offer),
+            node: node.as_deref().map(OwnNode::offer),
         }
     }
 

@@ -7,12 +7,12 @@ use std::{
 };
 
 use tokio::time::sleep;
-use turnpike_fleet::{BEAT_MS, Backoff, Claim, Load, NameVerdict, Notice};
+use turnpike_fleet::{BEAT_MS, Backoff, Load, NameConflict, NameVerdict, Notice};
 use turnpike_stores::{Beaten, Beating, StoreError, StoreFault};
 
 use super::{
     load::LoadGauge,
-    node::{CARD, Node, ring::KeyError},
+    node::{CARD, OwnNode, ring::KeyError},
     watching,
 };
 use crate::ServeError;
@@ -24,7 +24,7 @@ const TELL: u32 = 60;
 
 #[derive(Default)]
 pub(super) struct Beater {
-    claim: Claim,
+    claim: NameConflict,
     take_over: Option<String>,
     /// Number of heartbeats since the last log line about a refusal.
     refused: u32,
@@ -42,7 +42,7 @@ enum BeatAnswer {
 }
 
 /// Writes the card once, and again if it has changed or may have been lost.
-async fn put_card(node: &Node) -> Result<(), StoreError> {
+async fn put_card(node: &OwnNode) -> Result<(), StoreError> {
     let Some(card) = node.card().filter(|_| !node.card_is_put.swap(true, Ordering::Relaxed)) else {
         return Ok(());
     };
@@ -56,7 +56,7 @@ async fn put_card(node: &Node) -> Result<(), StoreError> {
 
 /// Continues as the previous process's node. That process sends heartbeats until this one starts serving, so
 /// this function only reads the members.
-pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
+pub(super) async fn go_on(node: &OwnNode) -> Result<Beater, ServeError> {
     match watching::look(node).await {
         Err(error) if !error.may_pass() => return Err(ServeError::Store(error)),
         Err(error) => node.failed(&error),
@@ -67,7 +67,7 @@ pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
 
 /// Joins the fleet before clients are accepted. If the store is unreachable, the node starts alone. A refused
 /// node leaves no record behind.
-pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
+pub(super) async fn join(node: &OwnNode) -> Result<Beater, ServeError> {
     let mut beater = Beater::default();
     let name = || node.name.to_string();
     let mut checked = node.check_secret().await;
@@ -98,14 +98,14 @@ pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
     }
 }
 
-async fn learn(node: &Node) -> Result<(), StoreError> {
+async fn learn(node: &OwnNode) -> Result<(), StoreError> {
     watching::look(node).await?;
     let levels = node.store.levels().await?;
     node.quotas.set_levels(&levels, node.recovery.books());
     Ok(())
 }
 
-pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge: LoadGauge) {
+pub(super) async fn keep_beating(node: Arc<OwnNode>, mut beater: Beater, mut gauge: LoadGauge) {
     let mut pauses = Backoff::default();
     let mut was_seen = false;
     while !node.is_over() {
@@ -144,7 +144,7 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
 }
 
 impl Beater {
-    async fn beat(&mut self, node: &Node, load: &Load) -> Result<BeatAnswer, KeyError> {
+    async fn beat(&mut self, node: &OwnNode, load: &Load) -> Result<BeatAnswer, KeyError> {
         let (mut number, known, mut ring) = match self.ask(node, load).await? {
             Beaten::Written { number, known, ring, era } => {
                 node.hear_era(era);
@@ -204,14 +204,14 @@ impl Beater {
         Ok(BeatAnswer::In)
     }
 
-    async fn withdraw(&self, node: &Node) {
+    async fn withdraw(&self, node: &OwnNode) {
         if self.number == 0 {
             return;
         }
         while matches!(node.store.reap(&node.name, self.number, true).await, Ok(true)) {}
     }
 
-    async fn ask(&self, node: &Node, load: &Load) -> Result<Beaten, StoreError> {
+    async fn ask(&self, node: &OwnNode, load: &Load) -> Result<Beaten, StoreError> {
         let beating = Beating {
             name: &node.name,
             incarnation: node.incarnation,
@@ -224,7 +224,7 @@ impl Beater {
         node.store.beat(beating).await
     }
 
-    fn say(&mut self, node: &Node, heard: BeatAnswer) {
+    fn say(&mut self, node: &OwnNode, heard: BeatAnswer) {
         let why = match heard {
             BeatAnswer::In | BeatAnswer::Waits => {
                 self.refused = 0;

@@ -30,7 +30,7 @@ pub(super) struct Custody {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum KeyStep {
     Nothing,
     Read,
     /// Replace the ring whose version is `before` (0 if the store has no ring).
@@ -57,16 +57,16 @@ impl Custody {
 
     /// Compares the version with the one in the store. An empty store, or one with an older ring after a
     /// failover, gets this node's ring. `bytes` are random.
-    pub(super) fn step(&self, stored: u64, unix: u64, rotation_s: u64, bytes: [u8; 32]) -> Step {
+    pub(super) fn step(&self, stored: u64, unix: u64, rotation_s: u64, bytes: [u8; 32]) -> KeyStep {
         match &self.ring {
-            None if stored == 0 => Step::Put { before: 0, ring: KeyRing::first(unix, bytes) },
-            None => Step::Read,
-            Some(ring) if ring.version < stored => Step::Read,
-            Some(ring) if ring.version > stored => Step::Put { before: stored, ring: ring.clone() },
+            None if stored == 0 => KeyStep::Put { before: 0, ring: KeyRing::first(unix, bytes) },
+            None => KeyStep::Read,
+            Some(ring) if ring.version < stored => KeyStep::Read,
+            Some(ring) if ring.version > stored => KeyStep::Put { before: stored, ring: ring.clone() },
             Some(ring) if ring.is_due(unix, rotation_s) => {
-                Step::Put { before: stored, ring: ring.rotated(unix, bytes) }
+                KeyStep::Put { before: stored, ring: ring.rotated(unix, bytes) }
             }
-            Some(_) => Step::Nothing,
+            Some(_) => KeyStep::Nothing,
         }
     }
 
@@ -114,21 +114,21 @@ mod tests {
     fn the_first_node_creates_a_ring_and_the_others_read_it() {
         let custody = Custody::new(NonceKey([9; 32]), false);
         let first = KeyRing::first(1000, [7; 32]);
-        assert_eq!(custody.step(0, 1000, DAY, [7; 32]), Step::Put { before: 0, ring: first });
-        assert_eq!(custody.step(1, 1000, DAY, [7; 32]), Step::Read);
+        assert_eq!(custody.step(0, 1000, DAY, [7; 32]), KeyStep::Put { before: 0, ring: first });
+        assert_eq!(custody.step(1, 1000, DAY, [7; 32]), KeyStep::Read);
     }
 
     #[test]
     fn a_newer_ring_is_read_and_an_older_or_missing_one_is_replaced() {
         let mut custody = Custody::new(NonceKey([9; 32]), false);
         custody.take(ring(3));
-        let ours = |before| Step::Put { before, ring: ring(3) };
-        for (stored, step) in [(4, Step::Read), (3, Step::Nothing), (2, ours(2)), (0, ours(0))] {
+        let ours = |before| KeyStep::Put { before, ring: ring(3) };
+        for (stored, step) in [(4, KeyStep::Read), (3, KeyStep::Nothing), (2, ours(2)), (0, ours(0))] {
             assert_eq!(custody.step(stored, 0, DAY, [7; 32]), step, "{stored}");
         }
         assert_eq!(custody.version(), 3);
         let due = custody.step(3, 2 * DAY, DAY, [7; 32]);
-        assert_eq!(due, Step::Put { before: 3, ring: ring(3).rotated(2 * DAY, [7; 32]) });
+        assert_eq!(due, KeyStep::Put { before: 3, ring: ring(3).rotated(2 * DAY, [7; 32]) });
     }
 
     #[test]

@@ -9,14 +9,14 @@ use tokio::time::sleep;
 use turnpike_fleet::{Backoff, Message, Notice, Refused, Subject};
 use turnpike_stores::{NewsBatch, StoreError};
 
-use super::{node::Node, unix, watching};
+use super::{node::OwnNode, unix, watching};
 use crate::store::{StoreInUse, shared};
 
 /// Period over which nodes spread their reloads of user rules, in milliseconds.
 const RULES_MS: u64 = 500;
 
 /// Listens until the node has left, or until the last allocation that stayed here in an upgrade ends.
-pub(super) async fn keep_listening(node: Arc<Node>, users: StoreInUse) {
+pub(super) async fn keep_listening(node: Arc<OwnNode>, users: StoreInUse) {
     let mut news = node.store.news();
     let mut backoff = Backoff::default();
     while !node.is_deaf() {
@@ -40,7 +40,7 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: StoreInUse) {
     }
 }
 
-async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<(), StoreError> {
+async fn take(node: &Arc<OwnNode>, users: &StoreInUse, heard: NewsBatch) -> Result<(), StoreError> {
     let NewsBatch { anew, messages, levels } = heard;
     if node.is_to_reread() || anew {
         let all = node.store.levels().await?;
@@ -83,7 +83,7 @@ fn concerns_allocations(notice: &Notice) -> bool {
     )
 }
 
-fn carry_out(node: &Arc<Node>, users: &StoreInUse, Message { from, notice, .. }: Message) {
+fn carry_out(node: &Arc<OwnNode>, users: &StoreInUse, Message { from, notice, .. }: Message) {
     match notice {
         Notice::Left { incarnation } => {
             let left = node.members().left(&from, incarnation);

@@ -17,8 +17,8 @@ use std::{
 use tokio::sync::watch;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Card, Charges, FleetMembers, FleetView, MOST_NODES, Message, NodeName, Notice, Opened, OrphanedQuota,
-    RecentRedirects, Sealer,
+    Card, Charges, FleetMembers, FleetView, MOST_NODES, Message, NodeName, Notice, OpenedMessages,
+    OrphanedQuota, RecentRedirects, Sealer,
 };
 use turnpike_relay::Relay;
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
@@ -33,7 +33,7 @@ use super::{
     load::Room,
     offer::{FleetOffer, NodeIdentity},
     questions::QuestionSender,
-    quotas::Quotas,
+    quotas::FleetQuotas,
     recovering::Recovering,
     tallies::FleetCounters,
     unix,
@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) const CARD: &str = "card";
 pub(super) const BAN: &str = "ban";
 
-pub(super) struct Node {
+pub(super) struct OwnNode {
     pub(super) name: NodeName,
     /// Random number that distinguishes processes with the same name.
     pub(super) incarnation: u64,
@@ -54,11 +54,11 @@ pub(super) struct Node {
     pub(super) banned: Arc<Banned>,
     pub(super) announcements: Announcements,
     pub(super) health: Health,
-    pub(super) quotas: Quotas,
+    pub(super) quotas: FleetQuotas,
     pub(super) recovery: Recovering,
     pub(super) members: Mutex<FleetMembers>,
     orphaned_quota: Mutex<OrphanedQuota>,
-    opened: Mutex<Opened>,
+    opened: Mutex<OpenedMessages>,
     pub(super) sight: RwLock<Arc<Sight>>,
     pub(super) sent: Mutex<RecentRedirects>,
     /// Hash function for the keys of [`RecentRedirects`].
@@ -86,7 +86,7 @@ pub(super) struct Node {
     /// True during a handover, when no quotas are exchanged.
     rests: AtomicBool,
     pub(super) exchanging: tokio::sync::Mutex<()>,
-    /// Time before which no quotas are sent, in milliseconds on the clock of [`Node::now_ms`].
+    /// Time before which no quotas are sent, in milliseconds on the clock of [`OwnNode::now_ms`].
     quiet_until: AtomicU64,
     cordoned: AtomicBool,
     /// True if the server is shutting down and accepts no new clients.
@@ -111,11 +111,11 @@ pub(super) struct Sight {
     pub(super) view: FleetView,
     pub(super) charges: Charges,
     pub(super) own: u16,
-    /// Time at which the fleet was last polled, in milliseconds on the clock of [`Node::now_ms`].
+    /// Time at which the fleet was last polled, in milliseconds on the clock of [`OwnNode::now_ms`].
     pub(super) at_ms: u64,
 }
 
-impl Node {
+impl OwnNode {
     /// Does not connect yet. Takes over the state that the previous process offered, if it was the same node.
     pub(super) fn new(
         settings: &Settings,
@@ -141,7 +141,7 @@ impl Node {
             custody
                 .take(open_ring(&sealer, sealed).ok_or(ServeError::OtherSecret { store: identity.store })?);
         }
-        let quotas = Quotas::default();
+        let quotas = FleetQuotas::default();
         if let Some(same) = same {
             quotas.take_over(&same.told);
         }
@@ -157,7 +157,9 @@ impl Node {
             recovery: Recovering::new(same.and_then(|same| same.era)),
             members: Mutex::default(),
             orphaned_quota: Mutex::default(),
-            opened: Mutex::new(same.map_or_else(|| Opened::since(unix()), |same| same.opened.clone())),
+            opened: Mutex::new(
+                same.map_or_else(|| OpenedMessages::since(unix()), |same| same.opened.clone()),
+            ),
             sight: RwLock::default(),
             sent: Mutex::default(),
             hasher: RandomState::new(),
@@ -315,7 +317,7 @@ impl Node {
         self.orphaned_quota.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn opened(&self) -> MutexGuard<'_, Opened> {
+    pub(super) fn opened(&self) -> MutexGuard<'_, OpenedMessages> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -352,7 +354,7 @@ fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
 #[cfg(test)]
 mod tests {
     use turnpike_config::Secret;
-    use turnpike_fleet::{Books, EpochState, Grant, KeyRing, Level, StoreEpoch};
+    use turnpike_fleet::{Books, EpochState, KeyRing, QuotaGrant, QuotaLevel, StoreEpoch};
 
     use turnpike_relay::SharedQuota;
     use turnpike_turn::server::{QuotaRefusal, UserRef};
@@ -362,16 +364,16 @@ mod tests {
 
     const OWN: NonceKey = NonceKey([9; 32]);
 
-    fn node(name: &str) -> Node {
+    fn node(name: &str) -> OwnNode {
         in_place_of(name, None)
     }
 
-    fn in_place_of(name: &str, before: Option<&FleetOffer>) -> Node {
+    fn in_place_of(name: &str, before: Option<&FleetOffer>) -> OwnNode {
         let mut settings = Settings::default();
         settings.fleet.node = Some(name.parse().expect("a name"));
         settings.fleet.secret = Some(Secret::new("a secret that is long enough for it"));
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        Node::new(&settings, &address, OWN, before, questions::channel().0).expect("nothing wrong")
+        OwnNode::new(&settings, &address, OWN, before, questions::channel().0).expect("nothing wrong")
     }
 
     #[test]
@@ -412,7 +414,7 @@ mod tests {
         EpochState { era: StoreEpoch { number, since_ms: 7 }, is_whole }
     }
 
-    fn settled(name: &str) -> Node {
+    fn settled(name: &str) -> OwnNode {
         let node = node(name);
         node.set_number(7);
         node.answered();
@@ -429,9 +431,9 @@ mod tests {
         let bucket = node.buckets(UserRef::new("here", "alice")).user;
         let asks = node.quotas.asks(10, node.terms());
         let ask = asks.iter().find(|ask| ask.bucket == bucket).expect("the bucket is sent");
-        let grant = Grant { bucket, told: ask.used, held: 7, sum: 7 };
+        let grant = QuotaGrant { bucket, told: ask.used, held: 7, sum: 7 };
         node.quotas.granted(&[grant], node.terms());
-        node.quotas.put_levels(&[(bucket, Level::Heavy)], Books::Whole);
+        node.quotas.put_levels(&[(bucket, QuotaLevel::Heavy)], Books::Whole);
         node.hear_era(era(2, false));
         assert!(node.is_recovering() && node.recovery.is_to_clear());
         node.quotas.set_levels(&[], node.recovery.books());
@@ -462,7 +464,7 @@ mod tests {
         SharedQuota { user: UserRef::new("here", "alice"), of_realm: None, of_user }
     }
 
-    fn offered(node: &Node) -> FleetOffer {
+    fn offered(node: &OwnNode) -> FleetOffer {
         let offer = FleetOffer { node: Some(node.offer()), ..FleetOffer::default() };
         serde_json::from_slice(&serde_json::to_vec(&offer).expect("serializable")).expect("deserializable")
     }
@@ -479,7 +481,7 @@ mod tests {
         let message =
             Message { from: "b".parse().expect("a name"), at: unix(), notice: Notice::RulesChanged };
         let sealed = message.seal(&before.sealer, [1; 12]);
-        let opens = |node: &Node| node.opened().open(&node.sealer, unix(), &sealed).is_ok();
+        let opens = |node: &OwnNode| node.opened().open(&node.sealer, unix(), &sealed).is_ok();
         assert!(opens(&before));
         let offer = offered(&before);
         assert!(before.rests(), "no quota exchange during a handover");
@@ -489,7 +491,7 @@ mod tests {
         assert_eq!(after.recovery.era(), before.recovery.era());
         assert_eq!(after.terms().books, Books::Whole);
         assert_eq!((after.incarnation, after.number(), after.ring_version()), (before.incarnation, 7, 2));
-        let keys = |node: &Node| node.keys().keys.iter().map(|key| key.0).collect::<Vec<_>>();
+        let keys = |node: &OwnNode| node.keys().keys.iter().map(|key| key.0).collect::<Vec<_>>();
         assert_eq!(keys(&after), keys(&before));
         after.answered();
         assert!(
@@ -536,7 +538,7 @@ mod tests {
         settings.fleet.node = "a".parse().ok();
         settings.fleet.secret = Some(Secret::new("another secret that is long enough for it"));
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        let refused = Node::new(&settings, &address, OWN, Some(&offer), questions::channel().0);
+        let refused = OwnNode::new(&settings, &address, OWN, Some(&offer), questions::channel().0);
         assert!(matches!(refused, Err(ServeError::OtherSecret { .. })));
     }
 

@@ -2,7 +2,7 @@
 //! quotas and bans.
 
 use serde::{Deserialize, Serialize};
-use turnpike_fleet::{Ban, NodeName, Opened, StoreEpoch, Subject, Told};
+use turnpike_fleet::{Ban, NodeName, OpenedMessages, StoreEpoch, Subject, Told};
 
 /// Exists even if no fleet is configured, because bans do not need one.
 #[derive(Default, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub(super) struct NodeOffer {
     #[serde(default)]
     pub(super) era: Option<(StoreEpoch, u32)>,
     #[serde(default)]
-    pub(super) opened: Opened,
+    pub(super) opened: OpenedMessages,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

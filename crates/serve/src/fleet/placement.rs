@@ -11,7 +11,7 @@ use turnpike_config::FleetRedirect;
 use turnpike_fleet::{Card, Need, RecentRedirects, RedirectTarget, look_period_ms};
 use turnpike_turn::server::{AllocateAttempt, Destination, Occasion, Transport};
 
-use super::{node::Node, tallies::RedirectReason};
+use super::{node::OwnNode, tallies::RedirectReason};
 
 /// After this many missed polls of the fleet, load no longer causes redirects.
 const LOOKS: u64 = 3;
@@ -19,7 +19,7 @@ const LOOKS: u64 = 3;
 /// knew. Afterwards, `[[alternate]]` applies.
 const REMEMBERED_MS: u64 = 300_000;
 
-impl Node {
+impl OwnNode {
     /// Redirect target for an attempt that this node could serve; `None` to serve it here.
     pub(super) fn redirect_target(
         &self,
@@ -147,7 +147,7 @@ fn domain(card: &Card) -> Option<Arc<str>> {
 #[cfg(test)]
 mod tests {
     use turnpike_config::Settings;
-    use turnpike_fleet::{Beat, FleetMembers, FleetView, Load, Record};
+    use turnpike_fleet::{Beat, FleetMembers, FleetView, Load, NodeRecord};
     use turnpike_relay::SharedQuota;
     use turnpike_turn::{
         server::{Client, ListenerId, NonceKey, UserRef},
@@ -170,13 +170,13 @@ mod tests {
         }
     }
 
-    fn node(redirect: FleetRedirect, own: u32, other: u32) -> Node {
+    fn node(redirect: FleetRedirect, own: u32, other: u32) -> OwnNode {
         let mut settings = Settings::default();
         settings.fleet.node = "one".parse().ok();
         settings.fleet.redirect = redirect;
         let address = "redis://127.0.0.1:1".parse().expect("an address");
         let (key, questions) = (NonceKey([9; 32]), questions::channel().0);
-        let node = Node::new(&settings, &address, key, None, questions).expect("nothing wrong");
+        let node = OwnNode::new(&settings, &address, key, None, questions).expect("nothing wrong");
         let all = vec![UDP.parse().expect("an entrance")];
         let entrances = Entrances { own: vec!["203.0.113.1:3478".parse().expect("one")], all };
         node.set_reach(entrances, Room::new(100, 0));
@@ -186,7 +186,7 @@ mod tests {
         let record = |(number, name, allocations): (u16, &str, u32)| {
             let load = Load { allocations, most_allocations: 100, ..Load::default() };
             let beat = Beat { number, incarnation: 1, draining: false, load };
-            Record { name: name.parse().expect("a name"), stamp_ms: 0, beat }
+            NodeRecord { name: name.parse().expect("a name"), stamp_ms: 0, beat }
         };
         members.look(0, 0, 0, [(1, "one", own), (2, "two", other)].map(record).into());
         members.put_card(card("one", UDP));
@@ -196,7 +196,7 @@ mod tests {
         node
     }
 
-    fn asks(node: &Node, number: u8, local: &str, occasion: Occasion) -> Option<String> {
+    fn asks(node: &OwnNode, number: u8, local: &str, occasion: Occasion) -> Option<String> {
         let found = node.redirect_target(&attempt(number, 50_000, local, occasion), Transport::Udp);
         found.map(|to| format!("{} {}", to.address, to.domain.as_deref().unwrap_or_default()))
     }
@@ -216,7 +216,7 @@ mod tests {
         }
     }
 
-    fn returned(node: &Node) -> u64 {
+    fn returned(node: &OwnNode) -> u64 {
         node.tallies.returned.load(Ordering::Relaxed)
     }
 

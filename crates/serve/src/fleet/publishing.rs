@@ -22,7 +22,7 @@ use turnpike_relay::{
 };
 use turnpike_turn::server::{AllocationId, Effect};
 
-use super::node::Node;
+use super::node::OwnNode;
 use turnpike_process::log_queue::BACKLOG;
 
 /// Interval between scans for traffic and refreshes.
@@ -37,17 +37,17 @@ type PublishedLine = (String, String, Option<u64>);
 
 pub(crate) struct StatusLines {
     sender: mpsc::Sender<PublishedLine>,
-    node: Arc<Node>,
+    node: Arc<OwnNode>,
     /// Approximate start of the workers' clock.
     began: Instant,
 }
 
 pub(crate) struct StatusWriter {
     receiver: mpsc::Receiver<PublishedLine>,
-    node: Arc<Node>,
+    node: Arc<OwnNode>,
 }
 
-pub(super) fn status_lines(node: Arc<Node>) -> (StatusLines, StatusWriter) {
+pub(super) fn status_lines(node: Arc<OwnNode>) -> (StatusLines, StatusWriter) {
     let (sender, receiver) = mpsc::channel(BACKLOG);
     let lines = StatusLines { sender, node: Arc::clone(&node), began: Instant::now() };
     (lines, StatusWriter { receiver, node })

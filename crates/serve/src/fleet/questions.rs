@@ -2,13 +2,13 @@
 
 use tokio::sync::mpsc;
 use turnpike_api::Reply;
-use turnpike_fleet::Question;
+use turnpike_fleet::ForwardedRequest;
 
 const QUESTIONS: usize = 64;
 
-pub(super) type QuestionSender = mpsc::Sender<(Question, Reply)>;
+pub(super) type QuestionSender = mpsc::Sender<(ForwardedRequest, Reply)>;
 
-pub(super) struct Questions(pub(super) mpsc::Receiver<(Question, Reply)>);
+pub(super) struct Questions(pub(super) mpsc::Receiver<(ForwardedRequest, Reply)>);
 
 pub(super) fn channel() -> (QuestionSender, Questions) {
     let (sender, receiver) = mpsc::channel(QUESTIONS);

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use turnpike_fleet::{Backoff, exchange_period_ms};
 use turnpike_stores::Exchanged;
 
-use super::node::Node;
+use super::node::OwnNode;
 
 const MOST: usize = 500;
 const LEAST: usize = 50;
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 100_000;
 const A_SECOND: u64 = 200_000;
 const SOON_MS: u64 = 20;
 
-pub(super) async fn keep_exchanging(node: Arc<Node>) {
+pub(super) async fn keep_exchanging(node: Arc<OwnNode>) {
     let mut backoff = Backoff::default();
     while !node.is_over() {
         let pause = exchange(&node, &mut backoff).await;
@@ -28,7 +28,7 @@ pub(super) async fn keep_exchanging(node: Arc<Node>) {
 }
 
 /// Returns the pause before the next exchange in milliseconds.
-async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
+async fn exchange(node: &OwnNode, backoff: &mut Backoff) -> u64 {
     let nodes = node.nodes();
     let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
     let number = node.number();

@@ -6,21 +6,23 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use turnpike_fleet::{Ask, Books, Bucket, Denial, Grant, Ledger, Level, Levels, Terms, Told};
+use turnpike_fleet::{
+    Ask, Books, Denial, LeaseTerms, Ledger, Levels, QuotaBucket, QuotaGrant, QuotaLevel, Told,
+};
 use turnpike_relay::SharedQuota;
 use turnpike_turn::server::QuotaRefusal;
 
 const SHARDS: usize = 16;
 
 pub(super) struct Buckets {
-    pub(super) total: Bucket,
-    pub(super) realm: Bucket,
-    pub(super) user: Bucket,
+    pub(super) total: QuotaBucket,
+    pub(super) realm: QuotaBucket,
+    pub(super) user: QuotaBucket,
 }
 
 /// Usage of this node, and the levels of the whole fleet.
 #[derive(Default)]
-pub(super) struct Quotas {
+pub(super) struct FleetQuotas {
     shards: [Mutex<Ledger>; SHARDS],
     levels: RwLock<Levels>,
     /// Shard with which the next exchange begins, different each time so that all shards get their turn.
@@ -38,7 +40,7 @@ pub(crate) struct QuotaCounts {
     pub(crate) refused: [u64; 3],
 }
 
-impl Quotas {
+impl FleetQuotas {
     /// Counts an allocation in all of its buckets, or in none if a limit is reached. `total` is the fleet's
     /// limit.
     pub(super) fn acquire(
@@ -46,7 +48,7 @@ impl Quotas {
         buckets: &Buckets,
         asked: &SharedQuota<'_>,
         total: u32,
-        terms: Terms,
+        terms: LeaseTerms,
     ) -> Result<(), QuotaRefusal> {
         let limit = |limit: usize| u32::try_from(limit).unwrap_or(u32::MAX);
         // Counts allocations even if there is no limit, because a reload may set one.
@@ -78,7 +80,7 @@ impl Quotas {
         }
     }
 
-    pub(super) fn asks(&self, most: usize, terms: Terms) -> Vec<Ask> {
+    pub(super) fn asks(&self, most: usize, terms: LeaseTerms) -> Vec<Ask> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let levels = self.levels.read().unwrap_or_else(PoisonError::into_inner);
         let mut asks = Vec::new();
@@ -91,7 +93,7 @@ impl Quotas {
         asks
     }
 
-    pub(super) fn granted(&self, grants: &[Grant], terms: Terms) {
+    pub(super) fn granted(&self, grants: &[QuotaGrant], terms: LeaseTerms) {
         let levels = self.levels.read().unwrap_or_else(PoisonError::into_inner);
         for grant in grants {
             self.shard(&grant.bucket).granted(*grant, &levels, terms);
@@ -104,7 +106,7 @@ impl Quotas {
         }
     }
 
-    pub(super) fn put_levels(&self, changed: &[(Bucket, Level)], books: Books) {
+    pub(super) fn put_levels(&self, changed: &[(QuotaBucket, QuotaLevel)], books: Books) {
         if changed.is_empty() {
             return;
         }
@@ -122,7 +124,7 @@ impl Quotas {
     }
 
     /// Replaces all levels if the store knows the quotas of all nodes.
-    pub(super) fn set_levels(&self, all: &[(Bucket, Level)], books: Books) {
+    pub(super) fn set_levels(&self, all: &[(QuotaBucket, QuotaLevel)], books: Books) {
         if books == Books::Whole {
             self.levels.write().unwrap_or_else(PoisonError::into_inner).clear();
         }
@@ -130,7 +132,7 @@ impl Quotas {
     }
 
     /// Marks all usage to be reported to the store again.
-    pub(super) fn tell_all(&self, terms: Terms) {
+    pub(super) fn tell_all(&self, terms: LeaseTerms) {
         self.shards.iter().for_each(|shard| lock(shard).tell_all(terms));
     }
 
@@ -151,7 +153,7 @@ impl Quotas {
         all.iter().for_each(|told| self.shard(&told.bucket).take_over(*told));
     }
 
-    pub(super) fn used(&self, bucket: &Bucket) -> u32 {
+    pub(super) fn used(&self, bucket: &QuotaBucket) -> u32 {
         self.shard(bucket).used(bucket)
     }
 
@@ -170,7 +172,7 @@ impl Quotas {
         counts
     }
 
-    fn shard(&self, bucket: &Bucket) -> MutexGuard<'_, Ledger> {
+    fn shard(&self, bucket: &QuotaBucket) -> MutexGuard<'_, Ledger> {
         lock(&self.shards[usize::from(bucket.0[0]) % SHARDS])
     }
 }
@@ -185,25 +187,25 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms = Terms { nodes: 1, enforced: true, books: Books::Whole };
+    const TERMS: LeaseTerms = LeaseTerms { nodes: 1, enforced: true, books: Books::Whole };
 
     fn buckets(user: u8) -> Buckets {
-        Buckets { total: Bucket([0; 16]), realm: Bucket([1; 16]), user: Bucket([user; 16]) }
+        Buckets { total: QuotaBucket([0; 16]), realm: QuotaBucket([1; 16]), user: QuotaBucket([user; 16]) }
     }
 
     fn asked(of_realm: Option<usize>, of_user: usize) -> SharedQuota<'static> {
         SharedQuota { user: UserRef::new("here", "alice"), of_realm, of_user }
     }
 
-    fn exchange(quotas: &Quotas) {
+    fn exchange(quotas: &FleetQuotas) {
         let asks = quotas.asks(1000, TERMS);
-        let grants: Vec<Grant> = asks
+        let grants: Vec<QuotaGrant> = asks
             .iter()
             .map(|ask| {
                 let (held, sum, level) =
                     turnpike_fleet::grant(ask.limit, 1, ask.used, ask.used, ask.used, ask.want);
                 quotas.put_levels(&[(ask.bucket, level)], Books::Whole);
-                Grant { bucket: ask.bucket, told: ask.used, held, sum }
+                QuotaGrant { bucket: ask.bucket, told: ask.used, held, sum }
             })
             .collect();
         quotas.granted(&grants, TERMS);
@@ -216,7 +218,7 @@ mod tests {
             (Some(3), 100, u32::MAX, QuotaRefusal::Everywhere, 1),
             (Some(100), 100, 3, QuotaRefusal::Everywhere, 2),
         ] {
-            let quotas = Quotas::default();
+            let quotas = FleetQuotas::default();
             let mut taken = 0;
             let refused = loop {
                 match quotas.acquire(&buckets(7), &asked(of_realm, of_user), total, TERMS) {
@@ -237,10 +239,13 @@ mod tests {
 
     #[test]
     fn every_shard_takes_part_in_exchanges() {
-        let quotas = Quotas::default();
+        let quotas = FleetQuotas::default();
         for user in 0..=255 {
-            let buckets =
-                Buckets { total: Bucket([user; 16]), realm: Bucket([user; 16]), user: Bucket([user; 16]) };
+            let buckets = Buckets {
+                total: QuotaBucket([user; 16]),
+                realm: QuotaBucket([user; 16]),
+                user: QuotaBucket([user; 16]),
+            };
             quotas.acquire(&buckets, &asked(Some(30), 30), 30, TERMS).expect("there is room");
         }
         let mut told = 0;
@@ -250,7 +255,7 @@ mod tests {
             told += asks.len();
         }
         assert_eq!((told, quotas.counts().waiting), (256, 0));
-        quotas.unheard(&[Ask { bucket: Bucket([9; 16]), limit: 30, used: 3, want: 3 }]);
+        quotas.unheard(&[Ask { bucket: QuotaBucket([9; 16]), limit: 30, used: 3, want: 3 }]);
         assert_eq!(quotas.counts().waiting, 1);
         quotas.tell_all(TERMS);
         assert_eq!((quotas.counts().waiting, quotas.lost()), (256, 256));
@@ -258,19 +263,19 @@ mod tests {
 
     #[test]
     fn a_recovering_store_does_not_lower_levels() {
-        let quotas = Quotas::default();
-        let bucket = Bucket([1; 16]);
+        let quotas = FleetQuotas::default();
+        let bucket = QuotaBucket([1; 16]);
         let level = || quotas.levels.read().expect("the lock is not poisoned").get(&bucket);
-        quotas.put_levels(&[(bucket, Level::Heavy)], Books::Whole);
+        quotas.put_levels(&[(bucket, QuotaLevel::Heavy)], Books::Whole);
         quotas.set_levels(&[], Books::Recovering);
-        assert_eq!(level(), Level::Heavy);
-        quotas.put_levels(&[(bucket, Level::Calm)], Books::Recovering);
-        assert_eq!(level(), Level::Heavy);
-        quotas.put_levels(&[(bucket, Level::Full)], Books::Recovering);
-        assert_eq!(level(), Level::Full);
-        quotas.set_levels(&[(bucket, Level::Heavy)], Books::Whole);
-        assert_eq!(level(), Level::Heavy);
+        assert_eq!(level(), QuotaLevel::Heavy);
+        quotas.put_levels(&[(bucket, QuotaLevel::Calm)], Books::Recovering);
+        assert_eq!(level(), QuotaLevel::Heavy);
+        quotas.put_levels(&[(bucket, QuotaLevel::Full)], Books::Recovering);
+        assert_eq!(level(), QuotaLevel::Full);
+        quotas.set_levels(&[(bucket, QuotaLevel::Heavy)], Books::Whole);
+        assert_eq!(level(), QuotaLevel::Heavy);
         quotas.set_levels(&[], Books::Whole);
-        assert_eq!(level(), Level::Calm);
+        assert_eq!(level(), QuotaLevel::Calm);
     }
 }

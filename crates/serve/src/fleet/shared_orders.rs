@@ -3,13 +3,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
-use turnpike_acme::{Later, SharedOrders, Text};
-use turnpike_fleet::{Bucket, Notice};
+use turnpike_acme::{Later, SecretText, SharedOrders};
+use turnpike_fleet::{Notice, QuotaBucket};
 use turnpike_stores::StoreError;
 
-use super::node::Node;
+use super::node::OwnNode;
 
-pub(super) struct NodeOrders(pub(super) Arc<Node>);
+pub(super) struct NodeOrders(pub(super) Arc<OwnNode>);
 
 impl fmt::Debug for NodeOrders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,12 +32,12 @@ impl SharedOrders for NodeOrders {
     }
 
     fn reserve(&self, duration: Duration) -> Later<'_, Result<bool, String>> {
-        let Node { store, incarnation, .. } = &*self.0;
+        let OwnNode { store, incarnation, .. } = &*self.0;
         Box::pin(async move { store.reserve_orders(*incarnation, duration).await.map_err(described) })
     }
 
     fn release(&self) -> Later<'_, ()> {
-        let Node { store, incarnation, .. } = &*self.0;
+        let OwnNode { store, incarnation, .. } = &*self.0;
         Box::pin(async move {
             if let Err(error) = store.release_orders(*incarnation).await {
                 tracing::warn!("{error}; no other node will order certificates for some minutes");
@@ -45,9 +45,9 @@ impl SharedOrders for NodeOrders {
         })
     }
 
-    fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<Text>>, String>> {
+    fn read(&self, fields: Vec<String>) -> Later<'_, Result<Vec<Option<SecretText>>, String>> {
         Box::pin(async move {
-            let names: Vec<Bucket> = fields.iter().map(|field| self.0.sealer.order(field)).collect();
+            let names: Vec<QuotaBucket> = fields.iter().map(|field| self.0.sealer.order(field)).collect();
             let sealed = self.0.store.orders(&names).await.map_err(described)?;
             let open =
                 |(field, sealed): (&String, Option<Vec<u8>>)| self.0.sealer.open(&purpose(field), &sealed?);
@@ -55,9 +55,9 @@ impl SharedOrders for NodeOrders {
         })
     }
 
-    fn write(&self, fields: Vec<(String, Text)>) -> Later<'_, Result<(), String>> {
+    fn write(&self, fields: Vec<(String, SecretText)>) -> Later<'_, Result<(), String>> {
         Box::pin(async move {
-            let seal = |(field, value): (String, Text)| {
+            let seal = |(field, value): (String, SecretText)| {
                 (self.0.sealer.order(&field), self.0.seal(&purpose(&field), &value))
             };
             let sealed: Vec<_> = fields.into_iter().map(seal).collect();

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
-use turnpike_fleet::{Backoff, Card, Change, FleetView, Member, NodeName, Notice, look_period_ms};
-use turnpike_stores::{Look, StoreError};
+use turnpike_fleet::{Backoff, Card, FleetMember, FleetView, MemberChange, NodeName, Notice, look_period_ms};
+use turnpike_stores::{StoreError, StoreView};
 
 use super::{
-    node::{CARD, Node, Sight},
+    node::{CARD, OwnNode, Sight},
     unix,
 };
 
@@ -15,7 +15,7 @@ const CARDS: usize = 200;
 const TOLD: usize = 20;
 const SILENT: usize = 1000;
 
-pub(super) async fn keep_watching(node: Arc<Node>) {
+pub(super) async fn keep_watching(node: Arc<OwnNode>) {
     let mut backoff = Backoff::default();
     while !node.is_over() {
         let pause = match look(&node).await {
@@ -34,8 +34,8 @@ pub(super) async fn keep_watching(node: Arc<Node>) {
     }
 }
 
-pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
-    let Look { store_ms, records } = node.store.look().await?;
+pub(super) async fn look(node: &OwnNode) -> Result<(), StoreError> {
+    let StoreView { store_ms, records } = node.store.look().await?;
     let (now_ms, steady_ms) = (node.now_ms(), node.health.steady_ms(node.now_ms()));
     node.answered();
     let abandoned = node.orphaned_quota().look(now_ms, store_ms, steady_ms, &records);
@@ -74,20 +74,20 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     Ok(())
 }
 
-pub(super) fn take_in(node: &Node) {
+pub(super) fn take_in(node: &OwnNode) {
     let (view, own) = view_of(node);
     node.set_sight(Sight { charges: view.charges(), view, own, at_ms: node.now_ms() });
 }
 
 /// Removes departed nodes from the workers' view without changing its timestamp.
-pub(super) fn leave_out(node: &Node) {
+pub(super) fn leave_out(node: &OwnNode) {
     let (view, own) = view_of(node);
     let before = node.sight();
     let charges = view.charges_after(&before.view, &before.charges);
     node.set_sight(Sight { charges, view, own, at_ms: before.at_ms });
 }
 
-fn view_of(node: &Node) -> (FleetView, u16) {
+fn view_of(node: &OwnNode) -> (FleetView, u16) {
     let zone = node.setting(|settings| settings.zone.clone());
     let members = node.members();
     let zone = zone.as_ref().map_or("", NodeName::as_str);
@@ -99,12 +99,12 @@ fn view_of(node: &Node) -> (FleetView, u16) {
     (view, own)
 }
 
-fn silent(change: &Change) -> Option<(NodeName, u64)> {
-    let Change::Silent { name, incarnation } = change else { return None };
+fn silent(change: &MemberChange) -> Option<(NodeName, u64)> {
+    let MemberChange::Silent { name, incarnation } = change else { return None };
     Some((name.clone(), *incarnation))
 }
 
-fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
+fn read_card(node: &OwnNode, sealed: &[u8]) -> Option<Card> {
     let text = node.sealer.open(CARD, sealed);
     if text.is_none() {
         tracing::debug!("ignoring a node in the fleet store that uses another fleet.secret");
@@ -112,7 +112,7 @@ fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
     serde_json::from_slice(&text?).ok()
 }
 
-fn say(node: &Node, changes: &[Change]) {
+fn say(node: &OwnNode, changes: &[MemberChange]) {
     let members = node.members();
     if changes.len() > TOLD {
         tracing::info!(
@@ -124,14 +124,14 @@ fn say(node: &Node, changes: &[Change]) {
     }
     for change in changes {
         match change {
-            Change::Joined(name) if *name != node.name => {
-                let number = members.get(name).map(|Member { beat, .. }| beat.number);
+            MemberChange::Joined(name) if *name != node.name => {
+                let number = members.get(name).map(|FleetMember { beat, .. }| beat.number);
                 tracing::info!(node = %name, number, "another node has joined the fleet");
             }
-            Change::Silent { name, .. } if *name != node.name => {
+            MemberChange::Silent { name, .. } if *name != node.name => {
                 tracing::info!(node = %name, "node unreachable: not redirecting clients to it");
             }
-            Change::Gone { name, .. } if *name != node.name => {
+            MemberChange::Gone { name, .. } if *name != node.name => {
                 tracing::warn!(node = %name, "node gone: no heartbeat for 10 s");
             }
             _ => {}

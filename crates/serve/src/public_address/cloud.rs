@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     SourceAnswer,
-    http::{Question, RequestError, ask as ask_over, connect},
+    http::{HttpRequest, HttpRequestError, ask as ask_over, connect},
     zone,
 };
 
@@ -63,22 +63,22 @@ const AWS_TOKEN: &str = "/latest/api/token";
 const AWS_ADDRESS: &str = "/latest/meta-data/public-ipv4";
 const AWS_ZONE: &str = "/latest/meta-data/placement/availability-zone";
 
-pub(super) fn ask() -> Result<SourceAnswer, RequestError> {
+pub(super) fn ask() -> Result<SourceAnswer, HttpRequestError> {
     ask_at(SERVER)
 }
 
-fn ask_at(server: SocketAddr) -> Result<SourceAnswer, RequestError> {
+fn ask_at(server: SocketAddr) -> Result<SourceAnswer, HttpRequestError> {
     let get = |method, path: &str, headers: &[(&str, &str)]| {
         let host = server.ip().to_string();
-        ask_over(connect(server)?, &Question { method, host: &host, path, headers })
+        ask_over(connect(server)?, &HttpRequest { method, host: &host, path, headers })
     };
     let mut tried = Vec::new();
     let mut found = |name: &str,
-                     answer: Result<String, RequestError>,
-                     zone_at: &dyn Fn() -> Result<String, RequestError>| {
+                     answer: Result<String, HttpRequestError>,
+                     zone_at: &dyn Fn() -> Result<String, HttpRequestError>| {
         match answer {
             // There is no service at this address, so the other paths fail as well.
-            Err(trouble @ RequestError::Silent(..)) => Some(Err(trouble)),
+            Err(trouble @ HttpRequestError::Silent(..)) => Some(Err(trouble)),
             Err(trouble) => {
                 tried.push(format!("{name}: {trouble}"));
                 None
@@ -105,7 +105,7 @@ fn ask_at(server: SocketAddr) -> Result<SourceAnswer, RequestError> {
     let token = [("X-aws-ec2-metadata-token", token.trim())];
     let headers = if token[0].1.is_empty() { &[][..] } else { &token[..] };
     let told = found("AWS", get("GET", AWS_ADDRESS, headers), &|| get("GET", AWS_ZONE, headers));
-    told.unwrap_or_else(|| Err(RequestError::Missing(tried.join("; "))))
+    told.unwrap_or_else(|| Err(HttpRequestError::Missing(tried.join("; "))))
 }
 
 fn address_in(text: &str) -> Option<IpAddr> {
@@ -211,6 +211,6 @@ mod tests {
         assert!(why.contains("AWS: no public address in the response") && why.contains("Hetzner: "), "{why}");
         let absent =
             TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("one");
-        assert!(matches!(ask_at(absent), Err(RequestError::Silent(..))));
+        assert!(matches!(ask_at(absent), Err(HttpRequestError::Silent(..))));
     }
 }

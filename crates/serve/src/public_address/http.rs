@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST: u64 = 4 << 20;
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RequestError {
+pub(super) enum HttpRequestError {
     #[error("no answer from {0}: {1}")]
     Silent(String, io::Error),
     #[error("{0} answered with status {1}: {2}")]
@@ -24,24 +24,27 @@ pub(super) enum RequestError {
     Missing(String),
 }
 
-pub(super) struct Question<'a> {
+pub(super) struct HttpRequest<'a> {
     pub(super) method: &'static str,
     pub(super) host: &'a str,
     pub(super) path: &'a str,
     pub(super) headers: &'a [(&'a str, &'a str)],
 }
 
-pub(super) fn connect(server: SocketAddr) -> Result<TcpStream, RequestError> {
-    let silent = |error| RequestError::Silent(server.to_string(), error);
+pub(super) fn connect(server: SocketAddr) -> Result<TcpStream, HttpRequestError> {
+    let silent = |error| HttpRequestError::Silent(server.to_string(), error);
     let stream = TcpStream::connect_timeout(&server, PATIENCE).map_err(silent)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(silent)?;
     stream.set_write_timeout(Some(PATIENCE)).map_err(silent)?;
     Ok(stream)
 }
 
-pub(super) fn ask(mut stream: impl Read + Write, question: &Question<'_>) -> Result<String, RequestError> {
-    let Question { method, host, path, headers } = question;
-    let silent = |error| RequestError::Silent((*host).to_owned(), error);
+pub(super) fn ask(
+    mut stream: impl Read + Write,
+    question: &HttpRequest<'_>,
+) -> Result<String, HttpRequestError> {
+    let HttpRequest { method, host, path, headers } = question;
+    let silent = |error| HttpRequestError::Silent((*host).to_owned(), error);
     let more: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let head = format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: 0\r\n{more}\r\n");
     stream.write_all(head.as_bytes()).map_err(silent)?;
@@ -54,8 +57,8 @@ pub(super) fn ask(mut stream: impl Read + Write, question: &Question<'_>) -> Res
     understand(host, &answer)
 }
 
-fn understand(host: &str, answer: &[u8]) -> Result<String, RequestError> {
-    let strange = |why: &str| RequestError::Strange(host.to_owned(), why.to_owned());
+fn understand(host: &str, answer: &[u8]) -> Result<String, HttpRequestError> {
+    let strange = |why: &str| HttpRequestError::Strange(host.to_owned(), why.to_owned());
     let text = str::from_utf8(answer).map_err(|_| strange("not UTF-8"))?;
     let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| strange("no headers"))?;
     let mut lines = head.lines();
@@ -70,7 +73,7 @@ fn understand(host: &str, answer: &[u8]) -> Result<String, RequestError> {
         return Ok(body.to_owned());
     }
     let first = body.lines().next().unwrap_or_default().chars().take(200).collect();
-    Err(RequestError::Refused(host.to_owned(), status, first))
+    Err(HttpRequestError::Refused(host.to_owned(), status, first))
 }
 
 #[cfg(test)]
@@ -82,10 +85,13 @@ mod tests {
         let read = |answer: &str| understand("h", answer.as_bytes());
         assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").expect("a good answer"), "ok");
         assert_eq!(read("HTTP/1.0 200 OK\r\n\r\nok").expect("a good answer"), "ok");
-        assert!(matches!(read("HTTP/1.1 404 Not Found\r\n\r\nno"), Err(RequestError::Refused(_, 404, _))));
+        assert!(matches!(
+            read("HTTP/1.1 404 Not Found\r\n\r\nno"),
+            Err(HttpRequestError::Refused(_, 404, _))
+        ));
         for bad in ["", "HTTP/1.1 200 OK\r\n", "x\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok"]
         {
-            assert!(matches!(read(bad), Err(RequestError::Strange(..))), "{bad}");
+            assert!(matches!(read(bad), Err(HttpRequestError::Strange(..))), "{bad}");
         }
     }
 }

@@ -13,7 +13,7 @@ use turnpike_client::{Security, TlsOptions};
 
 use super::{
     SourceAnswer,
-    http::{Question, RequestError, ask as ask_over, connect},
+    http::{HttpRequest, HttpRequestError, ask as ask_over, connect},
     zone,
 };
 
@@ -21,10 +21,10 @@ use super::{
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-pub(super) fn ask(annotation: Option<&str>) -> Result<SourceAnswer, RequestError> {
+pub(super) fn ask(annotation: Option<&str>) -> Result<SourceAnswer, HttpRequestError> {
     let variable = |name: &str| {
         let missing = |_| {
-            RequestError::Missing(format!(
+            HttpRequestError::Missing(format!(
                 "{name} is not set in the environment: this works only in a Kubernetes pod"
             ))
         };
@@ -35,8 +35,8 @@ pub(super) fn ask(annotation: Option<&str>) -> Result<SourceAnswer, RequestError
     read(&describe(&node, (&host, &port), Path::new(ACCOUNT))?, annotation)
 }
 
-fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Value, RequestError> {
-    let wrong = |why: String| RequestError::Missing(why);
+fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Value, HttpRequestError> {
+    let wrong = |why: String| HttpRequestError::Missing(why);
     let ip: IpAddr =
         host.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_HOST is not an address: {host:?}")))?;
     let port: u16 =
@@ -56,8 +56,8 @@ fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Va
     let authorization = format!("Bearer {}", token.trim());
     let path = format!("/api/v1/nodes/{node}");
     let headers = [("Authorization", authorization.as_str()), ("Accept", "application/json")];
-    let body = ask_over(stream, &Question { method: "GET", host, path: &path, headers: &headers })?;
-    serde_json::from_str(&body).map_err(|error| RequestError::Strange(host.to_owned(), error.to_string()))
+    let body = ask_over(stream, &HttpRequest { method: "GET", host, path: &path, headers: &headers })?;
+    serde_json::from_str(&body).map_err(|error| HttpRequestError::Strange(host.to_owned(), error.to_string()))
 }
 
 /// Removes the TURN protocols from the ALPN list.
@@ -67,7 +67,7 @@ fn for_http(config: &ClientConfig) -> ClientConfig {
     config
 }
 
-fn read(node: &Value, annotation: Option<&str>) -> Result<SourceAnswer, RequestError> {
+fn read(node: &Value, annotation: Option<&str>) -> Result<SourceAnswer, HttpRequestError> {
     let addresses = match annotation {
         None => {
             let all = node["status"]["addresses"].as_array().map_or(&[][..], Vec::as_slice);
@@ -77,15 +77,16 @@ fn read(node: &Value, annotation: Option<&str>) -> Result<SourceAnswer, RequestE
         Some(key) => {
             let text = node["metadata"]["annotations"][key].as_str();
             let text =
-                text.ok_or_else(|| RequestError::Missing(format!("the node has no annotation {key}")))?;
+                text.ok_or_else(|| HttpRequestError::Missing(format!("the node has no annotation {key}")))?;
             let parts = text.split(',').map(str::trim).map(str::parse);
-            let wrong =
-                |_| RequestError::Missing(format!("annotation {key} is not a list of addresses: {text:?}"));
+            let wrong = |_| {
+                HttpRequestError::Missing(format!("annotation {key} is not a list of addresses: {text:?}"))
+            };
             parts.collect::<Result<Vec<IpAddr>, _>>().map_err(wrong)?
         }
     };
     if addresses.is_empty() {
-        return Err(RequestError::Missing(
+        return Err(HttpRequestError::Missing(
             "the node has no ExternalIP: set one in Kubernetes, or use an annotation".to_owned(),
         ));
     }

@@ -10,11 +10,11 @@ use crate::{ServerAddress, StoreAddress};
 pub struct FleetAddress {
     /// Servers to connect to; never empty.
     pub(super) servers: Vec<ServerAddress>,
-    pub(super) kind: Kind,
+    pub(super) kind: RedisKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RedisKind {
     Alone,
     /// Sentinels that monitor the master with this name. They may need a separate password.
     Sentinels {
@@ -31,7 +31,7 @@ const FORMS: &str = "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PAS
 impl FleetAddress {
     #[must_use]
     pub fn is_cluster(&self) -> bool {
-        self.kind == Kind::Cluster
+        self.kind == RedisKind::Cluster
     }
 }
 
@@ -48,7 +48,7 @@ impl FromStr for FleetAddress {
             _ => (scheme, None),
         };
         let Some(is_sentinel) = wanted else {
-            return Ok(Self { servers: vec![server(text)?], kind: Kind::Alone });
+            return Ok(Self { servers: vec![server(text)?], kind: RedisKind::Alone });
         };
         let (place, query) = rest.split_once('?').map_or((rest, ""), |(place, query)| (place, query));
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
@@ -74,12 +74,12 @@ impl FromStr for FleetAddress {
                     "sentinels need the name of the master: redis+sentinel://HOST,HOST/MASTER".to_owned()
                 );
             }
-            (Kind::Sentinels { master: master.to_owned(), password }, database)
+            (RedisKind::Sentinels { master: master.to_owned(), password }, database)
         } else {
             if !matches!(path, "" | "0") {
                 return Err("a cluster has only database 0".to_owned());
             }
-            (Kind::Cluster, "")
+            (RedisKind::Cluster, "")
         };
         let database = if database.is_empty() { String::new() } else { format!("/{database}") };
         let servers = hosts.split(',').map(|host| server(&format!("{base}://{at}{host}{database}{options}")));
@@ -100,9 +100,11 @@ impl fmt::Display for FleetAddress {
         let shown: Vec<String> =
             self.servers.iter().map(|server| StoreAddress::Redis(server.clone()).to_string()).collect();
         match &self.kind {
-            Kind::Alone => f.write_str(&shown.join(", ")),
-            Kind::Sentinels { master, .. } => write!(f, "{master} of the sentinels {}", shown.join(", ")),
-            Kind::Cluster => write!(f, "the cluster at {}", shown.join(", ")),
+            RedisKind::Alone => f.write_str(&shown.join(", ")),
+            RedisKind::Sentinels { master, .. } => {
+                write!(f, "{master} of the sentinels {}", shown.join(", "))
+            }
+            RedisKind::Cluster => write!(f, "the cluster at {}", shown.join(", ")),
         }
     }
 }
@@ -120,10 +122,10 @@ mod tests {
     #[test]
     fn server_sentinels_and_cluster_are_distinguished() {
         let alone = read("rediss://u:hunter2@db.example:7000/2");
-        assert_eq!((alone.servers.len(), &alone.kind), (1, &Kind::Alone));
+        assert_eq!((alone.servers.len(), &alone.kind), (1, &RedisKind::Alone));
         let sentinels =
             read("redis+sentinel://:hunter2@s1:26379,s2,s3:1/main/3?sentinel-password=s%40&tls-ca=/ca");
-        let Kind::Sentinels { master, password } = &sentinels.kind else { panic!("{sentinels:?}") };
+        let RedisKind::Sentinels { master, password } = &sentinels.kind else { panic!("{sentinels:?}") };
         assert_eq!((master.as_str(), password.as_ref().map(Secret::reveal)), ("main", Some("s@")));
         let ports: Vec<_> = sentinels.servers.iter().map(|server| server.port).collect();
         assert_eq!(ports, [Some(26379), None, Some(1)]);

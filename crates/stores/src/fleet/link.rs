@@ -10,7 +10,7 @@ use redis::{AsyncConnectionConfig, Cmd, Pipeline, RedisError, Value, aio::Multip
 
 use super::{
     FleetAddress,
-    address::Kind,
+    address::RedisKind,
     reply::{list, text},
 };
 use crate::{
@@ -119,8 +119,8 @@ impl Finder {
         for at in (0..count).map(|step| (first + step) % count) {
             let server = &self.address.servers[at];
             let found = match &self.address.kind {
-                Kind::Alone | Kind::Cluster => self.open(server, patience, for_answers).await,
-                Kind::Sentinels { master, password } => {
+                RedisKind::Alone | RedisKind::Cluster => self.open(server, patience, for_answers).await,
+                RedisKind::Sentinels { master, password } => {
                     let sentinel = ServerAddress {
                         user: None,
                         password: password.clone(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::{RedisError, Value, aio::MultiplexedConnection};
-use turnpike_fleet::{Bucket, Level};
+use turnpike_fleet::{QuotaBucket, QuotaLevel};
 
 use super::{
     FleetAddress,
@@ -34,7 +34,7 @@ pub struct NewsBatch {
     /// True for a new connection: stored state may have changed without this node seeing an event.
     pub anew: bool,
     pub messages: Vec<Vec<u8>>,
-    pub levels: Vec<(Bucket, Level)>,
+    pub levels: Vec<(QuotaBucket, QuotaLevel)>,
 }
 
 /// The store's time in milliseconds, and a sequence number.
@@ -131,11 +131,11 @@ impl FleetNews {
 }
 
 /// Parses bucket names of 16 bytes, each followed by a digit.
-fn levels(bytes: &[u8]) -> impl Iterator<Item = (Bucket, Level)> + '_ {
+fn levels(bytes: &[u8]) -> impl Iterator<Item = (QuotaBucket, QuotaLevel)> + '_ {
     bytes.chunks_exact(17).filter_map(|chunk| {
         let (name, digit) = chunk.split_first_chunk::<16>()?;
-        let level = Level::from_number(digit.first()?.wrapping_sub(b'0'))?;
-        Some((Bucket(*name), level))
+        let level = QuotaLevel::from_number(digit.first()?.wrapping_sub(b'0'))?;
+        Some((QuotaBucket(*name), level))
     })
 }
 
@@ -173,7 +173,10 @@ mod tests {
             let mut news = news();
             let heard = news.take(answer);
             assert_eq!(heard.messages, [b"one".to_vec(), b"two".to_vec()]);
-            assert_eq!(heard.levels, [(Bucket([7; 16]), Level::Full), (Bucket([8; 16]), Level::Calm)]);
+            assert_eq!(
+                heard.levels,
+                [(QuotaBucket([7; 16]), QuotaLevel::Full), (QuotaBucket([8; 16]), QuotaLevel::Calm)]
+            );
             assert_eq!((news.last, heard.anew), (Some(EventId(7, 0)), false));
         }
         assert_eq!(news().take(Value::Nil), NewsBatch::default());

@@ -73,7 +73,7 @@ impl Sql for Memory {
         sqlite::read_rows(&self.lock(), statement, &values).map_err(told)
     }
 
-    async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
+    async fn change(&self, change: TableChange<'_>) -> Result<Vec<u64>, StoreError> {
         sqlite::change_all(&mut self.lock(), &change.to_owned()).map_err(told)
     }
 

@@ -26,7 +26,7 @@ pub struct DataConnection {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum BindProgress {
     /// Bound: all bytes after this message come from the peer.
     Bound,
     Pending,
@@ -50,21 +50,21 @@ impl DataConnection {
     }
 
     /// Handles one STUN message. An error means that the server refused the connection.
-    pub fn handle_message(&mut self, bytes: &[u8]) -> Result<Progress, Failure> {
-        let Ok(message) = View::new_checked(bytes) else { return Ok(Progress::Pending) };
+    pub fn handle_message(&mut self, bytes: &[u8]) -> Result<BindProgress, Failure> {
+        let Ok(message) = View::new_checked(bytes) else { return Ok(BindProgress::Pending) };
         let header = message.header();
         let method = requests::method_of(&Request::BindConnection(self.connection));
         if (header.method, header.transaction) != (method, self.id) {
-            return Ok(Progress::Pending);
+            return Ok(BindProgress::Pending);
         }
         let error = match header.class {
             Class::Success => None,
             Class::Error => Some(message.error().ok_or(Failure::Incomplete("ERROR-CODE"))?),
-            Class::Request | Class::Indication => return Ok(Progress::Pending),
+            Class::Request | Class::Indication => return Ok(BindProgress::Pending),
         };
         if error.is_some_and(|error| error.is_challenge()) {
             self.answer(&message)?;
-            return Ok(Progress::Pending);
+            return Ok(BindProgress::Pending);
         }
         if let (true, Some(session)) = (self.signed, &self.session)
             && message.verify(&session.key, session.mac).is_err()
@@ -72,7 +72,7 @@ impl DataConnection {
             let unverified = error.map(|error| (error.code, error.text()));
             return Err(Failure::Timeout { transmissions: 1, unverified });
         }
-        error.map_or(Ok(Progress::Bound), |error| Err(refusal(&message, &error)))
+        error.map_or(Ok(BindProgress::Bound), |error| Err(refusal(&message, &error)))
     }
 
     fn answer(&mut self, message: &View<'_>) -> Result<(), Failure> {

@@ -30,7 +30,7 @@ use turnpike_wire::{
 
 use crate::random::{Random, Seed};
 pub use config::{AccessToken, Config, Relayed, Timing};
-pub use data_connection::{DataConnection, Progress};
+pub use data_connection::{BindProgress, DataConnection};
 pub use event::{Allocation, ConnectionId, Event, Failure, Ignored, Incoming, Request, RequestError};
 use {
     credentials::{Challenge, Session},
@@ -50,7 +50,7 @@ const MAX_EVENTS: usize = 128;
 
 pub struct Client {
     config: Arc<Config>,
-    state: State,
+    state: ClientState,
     session: Option<Session>,
     transactions: Transactions,
     events: VecDeque<Event>,
@@ -65,7 +65,7 @@ pub struct Client {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ClientState {
     Idle,
     Allocating,
     Allocated(Allocation),
@@ -94,7 +94,7 @@ impl Client {
         Self {
             transactions: Transactions::new(config.timing),
             config,
-            state: State::Idle,
+            state: ClientState::Idle,
             session: None,
             events: VecDeque::new(),
             refresh_at: None,
@@ -112,10 +112,10 @@ impl Client {
     }
 
     pub fn allocate(&mut self, now: u64) -> Result<(), RequestError> {
-        if self.state != State::Idle {
+        if self.state != ClientState::Idle {
             return Err(RequestError::AllocationExists);
         }
-        self.state = State::Allocating;
+        self.state = ClientState::Allocating;
         self.request(now, Request::Allocate)
     }
 
@@ -190,8 +190,8 @@ impl Client {
     #[must_use]
     pub fn allocation(&self) -> Option<&Allocation> {
         match &self.state {
-            State::Allocated(allocation) => Some(allocation),
-            State::Idle | State::Allocating => None,
+            ClientState::Allocated(allocation) => Some(allocation),
+            ClientState::Idle | ClientState::Allocating => None,
         }
     }
 
@@ -387,7 +387,7 @@ impl Client {
             },
             Request::Allocate => match read_allocation(message) {
                 Ok(allocation) => {
-                    self.state = State::Allocated(allocation);
+                    self.state = ClientState::Allocated(allocation);
                     self.ticket = ticket(message);
                     self.schedule_refresh(now, allocation.lifetime);
                     self.event(Event::Allocated(allocation));
@@ -490,7 +490,7 @@ impl Client {
     }
 
     fn forget_allocation(&mut self) {
-        self.state = State::Idle;
+        self.state = ClientState::Idle;
         self.ticket = None;
         self.refresh_at = None;
         self.permissions.clear();

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use super::{
     AllocationSlot, Family, UserRef,
     auth::{
-        claim::{Grant, Who},
+        claim::{TokenGrant, Who},
         masked::Masked,
         replay::Recorded,
     },
-    data::forwarding::Entry,
+    data::forwarding::ForwardingEntry,
     mobility::Mobility,
     request::{connections::TcpRelay, response::Envelope},
 };
@@ -69,7 +69,7 @@ pub(crate) struct AllocationState {
     pub(crate) identity: Option<Box<str>>,
     /// Client's address prefix at allocation time; quotas keep counting the allocation under this prefix.
     pub(crate) prefix: IpAddr,
-    pub(crate) grant: Option<Box<Grant>>,
+    pub(crate) grant: Option<Box<TokenGrant>>,
     /// Expiry of a time-limited credential, in Unix seconds.
     pub(crate) until_unix: Option<u64>,
     pub(crate) opened_ms: u64,
@@ -123,7 +123,7 @@ impl AllocationState {
     }
 
     /// Relayed addresses, IPv4 first, including one that has already ended.
-    pub(crate) fn relayed(&self, entry: &Entry) -> [Option<SocketAddr>; 2] {
+    pub(crate) fn relayed(&self, entry: &ForwardingEntry) -> [Option<SocketAddr>; 2] {
         let former = |family| self.former.as_deref().filter(|address| Family::of(address.ip()) == family);
         [Family::V4, Family::V6].map(|family| {
             let relay = entry.relays[family as usize];
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn an_idle_allocation_is_small() {
-        let sizes = (size_of::<Entry>(), size_of::<AllocationState>());
+        let sizes = (size_of::<ForwardingEntry>(), size_of::<AllocationState>());
         println!("{sizes:?} bytes");
         // Not included: the username, two table slots (24 bytes), a timer (16), a hash entry (about 8) and
         // allocator headers.

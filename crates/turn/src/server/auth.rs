@@ -24,9 +24,9 @@ use super::{
     Client, CredentialCheck, CredentialQuery, CredentialRefusal, Disposition, DropReason, Effect,
     LookupResult, Policy, RequestRefusal, Server, StoreFailure, Transport, User,
     auth::{
-        claim::{Checked, Claim, Proof, Who, claimed, user_of},
+        claim::{Checked, SignedClaim, VerifiedUser, Who, claimed, user_of},
         nonce::Standing,
-        realm::Terms,
+        realm::RealmTerms,
     },
     data::MAX_QUEUED,
     request::{
@@ -34,7 +34,7 @@ use super::{
         bad_request::{Denied, Fault},
         context::Context,
         dispatch::Requester,
-        response::Signer,
+        response::ResponseSigner,
     },
 };
 
@@ -87,7 +87,7 @@ impl<P: Policy> Server<P> {
             Standing::Foreign => self.standing_elsewhere(context, &realm, nonce),
             standing => standing,
         };
-        let claim = Claim { user, realm, mac, standing };
+        let claim = SignedClaim { user, realm, mac, standing };
         let proof = match self.check_token(context, &claim)? {
             Some(proof) => proof,
             None => self.check_password(context, &claim)?,
@@ -95,16 +95,16 @@ impl<P: Policy> Server<P> {
         match proof {
             // User and key are checked first, because 401 takes precedence over 438.
             Ok(_) if standing == Standing::Foreign => Err(self.foreign_nonce(context, &claim.realm)),
-            Ok(Proof { username, .. }) if standing == Standing::Stale => {
+            Ok(VerifiedUser { username, .. }) if standing == Standing::Stale => {
                 let (client, realm, method) = (context.client(), &claim.realm.name, context.envelope.method);
                 let asker = Requester { client, realm, username: &username, proved: true, method };
                 self.tell_refused(context.now, &asker, 438, RequestRefusal::Code);
                 Err(self.challenge(context, &claim.realm, 438))
             }
-            Ok(Proof { key, username, identity, grant, until_unix }) => {
+            Ok(VerifiedUser { key, username, identity, grant, until_unix }) => {
                 let realm = Arc::clone(&claim.realm.name);
                 context.who = Who { realm, username, identity, grant, until_unix };
-                context.envelope.signer = Some(Signer { key, mac });
+                context.envelope.signer = Some(ResponseSigner { key, mac });
                 Ok(())
             }
             Err((named, why)) => {
@@ -114,7 +114,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    pub(crate) fn foreign_nonce(&mut self, context: &Context<'_>, realm: &Terms) -> Disposition {
+    pub(crate) fn foreign_nonce(&mut self, context: &Context<'_>, realm: &RealmTerms) -> Disposition {
         self.tell_of(context, 438, RequestRefusal::Code);
         self.challenge(context, realm, 438)
     }
@@ -122,9 +122,9 @@ impl<P: Policy> Server<P> {
     fn check_password(
         &mut self,
         context: &mut Context<'_>,
-        claim: &Claim<'_>,
+        claim: &SignedClaim<'_>,
     ) -> Result<Checked, Disposition> {
-        let Claim { user, realm, mac, standing } = claim;
+        let SignedClaim { user, realm, mac, standing } = claim;
         let Some(algorithm) = password_algorithm(realm, context.request) else {
             if *standing == Standing::Foreign {
                 return Err(self.foreign_nonce(context, realm));
@@ -151,7 +151,7 @@ impl<P: Policy> Server<P> {
         // Use the result of the MAC check too, in case a policy accepts a user even though no key matched.
         Ok(match (check, key) {
             (CredentialCheck::Accepted { username, identity, until_unix }, Some(key)) => {
-                Ok(Proof { key, username, identity, grant: None, until_unix })
+                Ok(VerifiedUser { key, username, identity, grant: None, until_unix })
             }
             (CredentialCheck::NoSuchUser, _) => Err((None, CredentialRefusal::NoSuchUser)),
             (CredentialCheck::Expired { ago }, _) => Err((None, CredentialRefusal::Expired { ago })),
@@ -176,7 +176,7 @@ impl<P: Policy> Server<P> {
         &mut self,
         context: &Context<'_>,
         user: User<'_>,
-        realm: &Terms,
+        realm: &RealmTerms,
         algorithm: KeyAlgorithm,
     ) -> Disposition {
         let Context { now, source, delivery, request, .. } = *context;
@@ -201,7 +201,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    fn store_failed(&mut self, context: &Context<'_>, user: User<'_>, realm: &Terms) -> Disposition {
+    fn store_failed(&mut self, context: &Context<'_>, user: User<'_>, realm: &RealmTerms) -> Disposition {
         match self.config.store_failure {
             StoreFailure::Answer => {
                 let (client, method) = (context.client(), context.envelope.method);
@@ -219,7 +219,7 @@ impl<P: Policy> Server<P> {
     fn deny(
         &mut self,
         context: &Context<'_>,
-        claim: &Claim<'_>,
+        claim: &SignedClaim<'_>,
         user: User<'_>,
         why: CredentialRefusal,
     ) -> Disposition {
@@ -236,7 +236,7 @@ impl<P: Policy> Server<P> {
     fn refused_before(
         &mut self,
         context: &Context<'_>,
-        realm: &Terms,
+        realm: &RealmTerms,
         user: User<'_>,
         why: CredentialRefusal,
     ) {
@@ -284,7 +284,7 @@ impl<P: Policy> Server<P> {
     /// challenge is 80 bytes long, four times a bare header: 20 bytes for the header, 8 for ERROR-CODE, 12
     /// for REALM, 28 for NONCE and 12 for PASSWORD-ALGORITHMS. Realms of up to 40 bytes stay within four
     /// times the shortest Allocate. THIRD-PARTY-AUTHORIZATION (RFC 7635 section 6.1) adds up to 264 bytes.
-    pub(crate) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Disposition {
+    pub(crate) fn challenge(&mut self, context: &Context<'_>, realm: &RealmTerms, code: u16) -> Disposition {
         let server_name = realm.third_party.then(|| self.config.third_party.server_name.as_bytes());
         let len = HEADER
             + attribute(4)
@@ -350,7 +350,7 @@ impl LookupResult {
 /// Algorithm of the request; MD5 if it names none. A request that names one must repeat the challenge's list
 /// and choose from it (RFC 8489 section 9.2.4; otherwise 400), which detects an attacker who removed SHA-256
 /// from the challenge.
-fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorithm> {
+fn password_algorithm(realm: &RealmTerms, request: &Request<'_>) -> Option<KeyAlgorithm> {
     match (request.get(kind::PASSWORD_ALGORITHM), request.get(kind::PASSWORD_ALGORITHMS)) {
         (None, None) => Some(KeyAlgorithm::Md5),
         (Some(chosen), Some(echoed)) if echoed == realm.algorithms => realm.announced(chosen),

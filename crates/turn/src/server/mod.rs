@@ -52,7 +52,7 @@ pub use auth::{
 pub use config::{ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport};
 pub use data::{
     DataPlane,
-    bandwidth::{Bandwidth, HeldUp, Level, Pools, Rates, Way},
+    bandwidth::{Bandwidth, HeldUp, Pools, RateLevel, Rates, Way},
     data_path::IcmpError,
     drop_reason::DropReason,
     forwarding::relayed_ttl,
@@ -60,7 +60,7 @@ pub use data::{
 };
 use data::{
     bandwidth::Leases,
-    forwarding::{Binding, Channel, Entry},
+    forwarding::{Binding, Channel, ForwardingEntry},
     timers::Timers,
 };
 pub use effect::{
@@ -423,7 +423,10 @@ impl<P: Policy> Server<P> {
         &mut self.policy
     }
 
-    fn allocation(&mut self, index: u32) -> Option<(AllocationSlot, &mut Entry, &mut AllocationState)> {
+    fn allocation(
+        &mut self,
+        index: u32,
+    ) -> Option<(AllocationSlot, &mut ForwardingEntry, &mut AllocationState)> {
         let (id, entry) = self.data.forwarding.at(index)?;
         Some((id, entry, self.states.get(index)?))
     }

@@ -2,7 +2,9 @@
 
 use strum::{IntoStaticStr, VariantArray};
 
-use super::{ClosedReason, CredentialRefusal, DropReason, Level, PeerDenial, QuotaRefusal, request::Method};
+use super::{
+    ClosedReason, CredentialRefusal, DropReason, PeerDenial, QuotaRefusal, RateLevel, request::Method,
+};
 
 /// Error codes, in the order of [`Stats::errors`].
 pub const ERROR_CODES: [(u16, &str); 17] = [
@@ -128,8 +130,8 @@ counters! {
         mobility: [u64; MobilityEvent::VARIANTS.len()],
         /// Redirected new allocations, and redirected requests that belong to another node.
         redirects: u64,
-        /// Indexed like [`Level::NAMES`].
-        bandwidth_pauses: [u64; Level::NAMES.len()],
+        /// Indexed like [`RateLevel::NAMES`].
+        bandwidth_pauses: [u64; RateLevel::NAMES.len()],
     }
 }
 
@@ -265,7 +267,12 @@ impl Stats {
             .chain(labelled("peer_connections", "event", connections, &self.connection_events))
             .chain(labelled("peer_connection_refusals", "reason", refusals, &self.connection_refusals))
             .chain(labelled("mobility", "event", mobility, &self.mobility))
-            .chain(labelled("bandwidth_pauses", "limit", Level::NAMES.into_iter(), &self.bandwidth_pauses))
+            .chain(labelled(
+                "bandwidth_pauses",
+                "limit",
+                RateLevel::NAMES.into_iter(),
+                &self.bandwidth_pauses,
+            ))
     }
 
     pub(crate) fn connection(&mut self, event: ConnectionEvent) {

@@ -7,13 +7,13 @@ use std::{
 
 use super::{
     AllocationId, AllocationSlot, Client, Policy, RelayTransport, Server, Transport,
-    allocation_state::AllocationState, data::forwarding::Entry,
+    allocation_state::AllocationState, data::forwarding::ForwardingEntry,
 };
 use crate::time::Now;
 
 pub struct AllocationView<'s> {
     allocation: AllocationSlot,
-    entry: &'s Entry,
+    entry: &'s ForwardingEntry,
     state: &'s AllocationState,
     transport: Transport,
     now_ms: u64,

@@ -51,7 +51,7 @@ fn check(key: &CookieKeys, datagram: &[u8]) {
 }
 
 fn has_twins(hello: &Hello<'_>) -> bool {
-    let mut reader = Reader { bytes: hello.body, at: hello.extensions };
+    let mut reader = HelloReader { bytes: hello.body, at: hello.extensions };
     let mut kinds = Vec::new();
     while reader.at < hello.body.len() {
         let kind = pair(reader.take(2).expect("parsed before"));

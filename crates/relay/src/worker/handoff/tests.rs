@@ -14,7 +14,9 @@ use turnpike_turn::server::{
 };
 
 use super::*;
-use crate::{Config, RelayAddress, StreamConfig, common::Common, link::Place, listening::Places};
+use crate::{
+    Config, RelayAddress, StreamConfig, common::RelayCommon, link::LinkSlot, listening::ListenerPlaces,
+};
 
 const TICKET: u16 = 0x8030;
 const NOW: Now = Now { ms: 1000, unix: 1_800_000_000 };
@@ -33,9 +35,9 @@ fn workers() -> [Worker; 2] {
     };
     let layout = config.layout();
     config.server.listeners = layout.profiles(&config.server.listeners);
-    let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
+    let change = ListenerPlaces::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
     let mut sockets = change.sockets.into_iter();
-    let common = Common::new(config, layout, Arc::new(()), Arc::new(()), None, false);
+    let common = RelayCommon::new(config, layout, Arc::new(()), Arc::new(()), None, false);
     let made = [0, 1].map(|number| {
         let made = Worker::new(number, &common, sockets.next().unwrap());
         made.unwrap_or_else(|error| panic!("{error}"))
@@ -210,7 +212,7 @@ fn late_handover_includes_a_partial_message() {
 fn allocation_arriving_after_its_client_left_is_kept() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
-    let link = Way::Stream(Place { slot: 0, generation: 1 }).link();
+    let link = ClientLinkKind::Stream(LinkSlot { slot: 0, generation: 1 }).link();
     let gone = Source { client: client(2), link };
     present(&mut here, gone, &refresh);
     assert_eq!((take(&mut owner), take(&mut here)), (1, 1));

@@ -10,7 +10,7 @@ use std::{
 
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use turnpike_net::Datapath;
-use turnpike_offload::{Hook, Kernel, OffloadError, Settings, layout::FlowKey};
+use turnpike_offload::{Hook, Kernel, KernelSettings, OffloadError, layout::FlowKey};
 use turnpike_testkit::{
     alone::{in_network_namespace, run, skip},
     stun::{message, xor_address},
@@ -23,8 +23,8 @@ use turnpike_turn::{
 use super::*;
 use crate::{
     AllocationLog, Config, RelayAddress,
-    common::Common,
-    listening::Places,
+    common::RelayCommon,
+    listening::ListenerPlaces,
     worker::{NO_TRAILING, Worker},
 };
 
@@ -92,7 +92,7 @@ impl Bench {
             run("ip", &words.split(' ').collect::<Vec<_>>());
         }
         let listen = client(0).local;
-        let settings = Settings {
+        let settings = KernelSettings {
             listeners: vec![listen],
             relay_ports: 49_152..=65_535,
             flows,
@@ -126,11 +126,12 @@ impl Bench {
             ..Config::default()
         };
         let layout = config.layout();
-        let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
+        let change =
+            ListenerPlaces::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
         let sockets = change.sockets.into_iter().next().unwrap();
         let told = Arc::<Mutex<Told>>::default();
         let log = Arc::clone(&told);
-        let common = Common::new(config, layout, Arc::new(()), log, Some(Arc::clone(&kernel)), false);
+        let common = RelayCommon::new(config, layout, Arc::new(()), log, Some(Arc::clone(&kernel)), false);
         let worker = Worker::new(0, &common, sockets).unwrap_or_else(|error| panic!("{error}"));
         let flows = kernel.flows().unwrap();
         let now = Now { ms: 1000, unix: 1_800_000_000 };
@@ -350,7 +351,7 @@ fn channels_with_flows_from_another_process_count_as_used() {
         worker.offload.as_mut().unwrap().leave();
         let sockets = worker.detach_sockets(relay.allocation);
         worker.server.surrender(now, relay.allocation);
-        let restored = worker.server.restore(now, moved, Way::Datagrams.link());
+        let restored = worker.server.restore(now, moved, ClientLinkKind::Datagrams.link());
         let allocation = restored.unwrap_or_else(|_| panic!("there is room for the allocation"));
         worker.attach_sockets(now, allocation, sockets);
         worker.offload.as_mut().unwrap().adopt(allocation, &passed, &worker.out.listeners);

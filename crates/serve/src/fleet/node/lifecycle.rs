@@ -10,7 +10,7 @@ use turnpike_fleet::Notice;
 use turnpike_relay::Relay;
 use turnpike_stores::StoreError;
 
-use super::Node;
+use super::OwnNode;
 use crate::fleet::{
     keys::seal_ring,
     offer::{NodeIdentity, NodeOffer},
@@ -18,7 +18,7 @@ use crate::fleet::{
 
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-impl Node {
+impl OwnNode {
     pub(in crate::fleet) fn begin(&self, relay: &Arc<Relay>) {
         let _ = self.relay.set(Arc::downgrade(relay));
         self.inherits.store(false, Ordering::Relaxed);

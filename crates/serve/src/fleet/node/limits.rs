@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use turnpike_fleet::{Books, EpochChange, EpochState, Terms};
+use turnpike_fleet::{Books, EpochChange, EpochState, LeaseTerms};
 use turnpike_relay::SharedQuota;
 use turnpike_turn::server::{QuotaRefusal, UserRef};
 
-use super::Node;
+use super::OwnNode;
 use crate::fleet::quotas::Buckets;
 
 /// Maximum delay before a node registers again with a store that has lost data. Below this maximum, the
@@ -14,7 +14,7 @@ use crate::fleet::quotas::Buckets;
 const REJOIN_MS: u64 = 2000;
 const REJOIN_MS_A_NODE: u64 = 10;
 
-impl Node {
+impl OwnNode {
     /// Registers everything with the store again, after a random delay that keeps all nodes from doing so at
     /// the same time.
     pub(in crate::fleet) fn tell_all_anew(&self) {
@@ -31,8 +31,8 @@ impl Node {
         self.now_ms() < self.quiet_until.load(Ordering::Relaxed)
     }
 
-    pub(in crate::fleet) fn terms(&self) -> Terms {
-        Terms {
+    pub(in crate::fleet) fn terms(&self) -> LeaseTerms {
+        LeaseTerms {
             nodes: self.nodes(),
             enforced: !self.is_alone() && !self.inherits.load(Ordering::Relaxed),
             books: self.recovery.books(),

@@ -4,9 +4,9 @@ use std::sync::{MutexGuard, PoisonError};
 
 use turnpike_stores::StoreError;
 
-use super::Node;
+use super::OwnNode;
 use crate::fleet::{
-    keys::{Custody, NodeKeys, Step, open_ring, seal_ring},
+    keys::{Custody, KeyStep, NodeKeys, open_ring, seal_ring},
     unix,
 };
 
@@ -18,7 +18,7 @@ pub(in crate::fleet) enum KeyError {
     Sealed,
 }
 
-impl Node {
+impl OwnNode {
     pub(in crate::fleet) fn keys(&self) -> NodeKeys {
         let mut custody = self.custody();
         NodeKeys { own: custody.own().0, keys: custody.keys(), node: Some(self.number()) }
@@ -40,13 +40,13 @@ impl Node {
         let rotation = self.setting(|settings| u64::from(settings.key_rotation));
         let step = self.custody().step(stored, unix(), rotation, rand::random());
         match step {
-            Step::Nothing => {}
-            Step::Read => {
+            KeyStep::Nothing => {}
+            KeyStep::Read => {
                 let Some(sealed) = self.store.ring().await? else { return Ok(()) };
                 self.custody().take(open_ring(&self.sealer, &sealed).ok_or(KeyError::Sealed)?);
                 self.put_keys();
             }
-            Step::Put { before, ring } => {
+            KeyStep::Put { before, ring } => {
                 let sealed = seal_ring(&self.sealer, &ring);
                 // If another node was faster, the response to the next heartbeat contains the version of
                 // that node's ring.

@@ -9,7 +9,7 @@ use turnpike_wire::{
 use crate::{
     server::{
         CredentialRefusal, User, UserRef,
-        auth::{masked, nonce::Standing, realm::Terms},
+        auth::{masked, nonce::Standing, realm::RealmTerms},
         request::Request,
     },
     time::Now,
@@ -25,7 +25,7 @@ pub(crate) struct Who {
     pub(crate) realm: Arc<str>,
     pub(crate) username: Box<str>,
     pub(crate) identity: Box<str>,
-    pub(crate) grant: Option<Box<Grant>>,
+    pub(crate) grant: Option<Box<TokenGrant>>,
     pub(crate) until_unix: Option<u64>,
 }
 
@@ -45,35 +45,35 @@ impl Who {
 }
 
 /// Unverified claims of a signed request.
-pub(crate) struct Claim<'a> {
+pub(crate) struct SignedClaim<'a> {
     pub(crate) user: User<'a>,
-    pub(crate) realm: Arc<Terms>,
+    pub(crate) realm: Arc<RealmTerms>,
     pub(crate) mac: Mac,
     pub(crate) standing: Standing,
 }
 
-pub(crate) struct Proof {
+pub(crate) struct VerifiedUser {
     pub(crate) key: Key,
     pub(crate) username: Box<str>,
     /// Identity that quotas count; derived from the token if there is one.
     pub(crate) identity: Box<str>,
-    pub(crate) grant: Option<Box<Grant>>,
+    pub(crate) grant: Option<Box<TokenGrant>>,
     /// Expiry of a time-limited credential, in Unix seconds.
     pub(crate) until_unix: Option<u64>,
 }
 
 /// Result of the credential check. If only the store knows the username (USERHASH), a refusal includes it.
-pub(crate) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
+pub(crate) type Checked = Result<VerifiedUser, (Option<Box<str>>, CredentialRefusal)>;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Grant {
+pub(crate) struct TokenGrant {
     #[serde(with = "masked::key")]
     pub(crate) key: Key,
     /// Expiry in Unix seconds, without the allowed clock skew.
     pub(crate) until_unix: u64,
 }
 
-impl Grant {
+impl TokenGrant {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.key == other.key
     }

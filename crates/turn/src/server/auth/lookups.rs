@@ -75,7 +75,7 @@ impl From<User<'_>> for OwnedUser {
 }
 
 #[derive(Clone)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRequest {
     pub(crate) source: Source,
     pub(crate) delivery: Delivery,
     pub(crate) request: Box<[u8]>,
@@ -83,7 +83,7 @@ pub(crate) struct Waiting {
     hash: u64,
 }
 
-impl Waiting {
+impl WaitingRequest {
     fn deadline_ms(&self) -> u64 {
         self.asked_ms + PATIENCE_MS
     }
@@ -92,7 +92,7 @@ impl Waiting {
 #[derive(Default)]
 pub(crate) struct Lookups {
     /// Waiting requests, oldest first.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, WaitingRequest>,
     /// Lookups by hash of client and transaction ID.
     requests: HashMap<u64, u64, RandomState>,
     networks: HashMap<IpAddr, usize, RandomState>,
@@ -125,12 +125,12 @@ impl Lookups {
         *held += 1;
         self.last += 1;
         self.requests.insert(hash, self.last);
-        let waiting = Waiting { source, delivery, request: request.into(), asked_ms: now_ms, hash };
+        let waiting = WaitingRequest { source, delivery, request: request.into(), asked_ms: now_ms, hash };
         self.waiting.insert(self.last, waiting);
         Ok(LookupId(self.last))
     }
 
-    pub(crate) fn take(&mut self, LookupId(id): LookupId) -> Option<Waiting> {
+    pub(crate) fn take(&mut self, LookupId(id): LookupId) -> Option<WaitingRequest> {
         let waiting = self.waiting.remove(&id)?;
         self.requests.remove(&waiting.hash);
         let network = host(&waiting.source.client);
@@ -146,7 +146,7 @@ impl Lookups {
     pub(crate) fn put_back(
         &mut self,
         LookupId(id): LookupId,
-        waiting: Waiting,
+        waiting: WaitingRequest,
         (until_ms, answer): (u64, LookupResult),
     ) {
         *self.networks.entry(host(&waiting.source.client)).or_default() += 1;
@@ -167,7 +167,8 @@ impl Lookups {
     }
 
     pub(crate) fn forget(&mut self, is_gone: impl Fn(&Source) -> bool) {
-        let is_its = |(id, waiting): (&u64, &Waiting)| is_gone(&waiting.source).then_some(LookupId(*id));
+        let is_its =
+            |(id, waiting): (&u64, &WaitingRequest)| is_gone(&waiting.source).then_some(LookupId(*id));
         let forgotten: Vec<_> = self.waiting.iter().filter_map(is_its).collect();
         for lookup in forgotten {
             self.take(lookup);

@@ -142,7 +142,7 @@ pub(crate) fn salt(client: SocketAddr) -> u16 {
     own.iter().fold(client.port(), |salt, part| salt.rotate_left(3) ^ part)
 }
 
-struct Opened {
+struct OpenedNonce {
     issued: u32,
     /// `None` in nonces of version 0.1.
     salt: Option<u16>,
@@ -153,7 +153,7 @@ struct Opened {
 
 /// A nonce contains only the lower 18 bits of its time; the upper bits are those that bring it closest to
 /// `unix`.
-fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
+fn open(nonce: &[u8], unix: u64) -> Option<OpenedNonce> {
     match nonce.len() {
         LEN => {
             let mut raw = [0; 8];
@@ -168,7 +168,7 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
             // 16 bits between the time and the MAC.
             let [s0, s1, ..] = (raw << TIME_BITS).to_be_bytes();
             let salt = u16::from_be_bytes([s0, s1]);
-            Some(Opened { issued, salt: Some(salt), mac: raw << (64 - MAC_BITS), mac_bits: MAC_BITS })
+            Some(OpenedNonce { issued, salt: Some(salt), mac: raw << (64 - MAC_BITS), mac_bits: MAC_BITS })
         }
         LEN_0_1 => {
             let mut raw = [0; 11];
@@ -176,7 +176,7 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
             (read == raw.len()).then_some(())?;
             let [t0, t1, t2, t3, m0, m1, m2, m3, m4, m5, m6] = raw;
             let issued = u32::from_be_bytes([t0, t1, t2, t3]);
-            Some(Opened {
+            Some(OpenedNonce {
                 issued,
                 salt: None,
                 mac: u64::from_be_bytes([m0, m1, m2, m3, m4, m5, m6, 0]),

@@ -14,7 +14,7 @@ use crate::{
         Policy, Server,
         auth::{
             nonce::{self, Standing},
-            realm::Terms,
+            realm::RealmTerms,
         },
         request::{Method, context::Context},
     },
@@ -26,7 +26,7 @@ impl<P: Policy> Server<P> {
     pub(crate) fn standing_elsewhere(
         &mut self,
         context: &Context<'_>,
-        realm: &Terms,
+        realm: &RealmTerms,
         nonce: &[u8],
     ) -> Standing {
         let now = context.now;
@@ -48,7 +48,12 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    pub(crate) fn nonce_scope<'a>(&'a self, unix: u64, client: IpAddr, realm: &'a Terms) -> nonce::Scope<'a> {
+    pub(crate) fn nonce_scope<'a>(
+        &'a self,
+        unix: u64,
+        client: IpAddr,
+        realm: &'a RealmTerms,
+    ) -> nonce::Scope<'a> {
         nonce::Scope {
             key: &self.config.nonce_keys.at(unix).0,
             client,
@@ -58,7 +63,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    pub(crate) fn judge(&self, now: Now, client: IpAddr, realm: &Terms, nonce: &[u8]) -> Standing {
+    pub(crate) fn judge(&self, now: Now, client: IpAddr, realm: &RealmTerms, nonce: &[u8]) -> Standing {
         let scope = self.nonce_scope(nonce::claimed(nonce, now.unix), client, realm);
         scope.judge(nonce, now.unix, self.config.nonce_lifetime)
     }

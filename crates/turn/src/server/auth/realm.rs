@@ -43,14 +43,14 @@ pub fn canonical_origin(origin: &str) -> String {
     format!("{origin}:{port}")
 }
 
-pub(crate) struct Terms {
+pub(crate) struct RealmTerms {
     pub(crate) name: Arc<str>,
     pub(crate) algorithms: &'static [u8],
     pub(crate) anonymity: bool,
     pub(crate) third_party: bool,
 }
 
-impl Terms {
+impl RealmTerms {
     fn new(config: &ServerConfig, name: &str, allow_sha256: bool, anonymity: bool) -> Arc<Self> {
         let algorithms = match (allow_sha256, config.allow_md5) {
             (true, true) => SHA256_AND_MD5,
@@ -74,7 +74,7 @@ impl Terms {
 }
 
 pub(crate) struct Realms {
-    terms: Vec<Arc<Terms>>,
+    terms: Vec<Arc<RealmTerms>>,
     /// All realms, for listeners that list none.
     all: Vec<RealmId>,
     /// Indices of `terms` by name; seeded, because clients choose the names to look up.
@@ -84,11 +84,11 @@ pub(crate) struct Realms {
 
 impl Realms {
     pub(crate) fn new(config: &ServerConfig) -> Self {
-        let first = Terms::new(config, &config.realm, config.allow_sha256, config.username_anonymity);
+        let first = RealmTerms::new(config, &config.realm, config.allow_sha256, config.username_anonymity);
         let tenants = config.tenants.iter().map(|realm| {
             // A realm that would be left without any algorithm gets the one that the server accepts.
             let allow_sha256 = realm.allow_sha256 || !config.allow_md5;
-            Terms::new(config, &realm.name, allow_sha256, realm.username_anonymity)
+            RealmTerms::new(config, &realm.name, allow_sha256, realm.username_anonymity)
         });
         let terms: Vec<_> = std::iter::once(first).chain(tenants).take(usize::from(u16::MAX)).collect();
         let hasher = RandomState::default();
@@ -108,7 +108,7 @@ impl Realms {
         config: &ServerConfig,
         listener: ListenerId,
         origin: Option<&[u8]>,
-    ) -> &Arc<Terms> {
+    ) -> &Arc<RealmTerms> {
         let served = self.served(config, listener);
         let of_origin = origin
             .and_then(|origin| config.origins.get(&*canonical_origin(str::from_utf8(origin).ok()?)))
@@ -122,7 +122,7 @@ impl Realms {
         config: &ServerConfig,
         listener: ListenerId,
         name: &[u8],
-    ) -> Option<&Arc<Terms>> {
+    ) -> Option<&Arc<RealmTerms>> {
         let id = self.id(name)?;
         self.served(config, listener).contains(&id).then(|| &self.terms[usize::from(id.0)])
     }

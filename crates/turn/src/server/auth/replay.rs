@@ -29,26 +29,26 @@ const BUCKETS: usize = 1 << 13;
 const PLACES: usize = 7;
 
 #[derive(Clone, Default)]
-pub struct ReplayGuard(Arc<Inner>);
+pub struct ReplayGuard(Arc<ReplayState>);
 
 #[derive(Default)]
-struct Inner(OnceLock<Table>);
+struct ReplayState(OnceLock<ReplayTable>);
 
-struct Table {
+struct ReplayTable {
     /// Each is locked for a few comparisons when a request is about to be granted.
-    buckets: Box<[Mutex<Bucket>]>,
+    buckets: Box<[Mutex<ReplayBucket>]>,
     hash: KeyedHash,
 }
 
 #[derive(Default)]
-struct Bucket {
+struct ReplayBucket {
     /// Time of the newest dropped entry; 0 if none has been dropped.
     forgotten: u32,
-    places: [Place; PLACES],
+    places: [ReplayEntry; PLACES],
 }
 
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct ReplayEntry {
     tag: u32,
     /// Time of the nonce; 0 if this entry is free.
     time: u32,
@@ -84,7 +84,7 @@ impl ReplayGuard {
     const WRITTEN: usize = BUCKETS * (1 + 2 * PLACES) * size_of::<u32>();
 
     pub(crate) fn ready(&self, key: &[u8; 32]) -> Self {
-        self.0.0.get_or_init(|| Table::new(key));
+        self.0.0.get_or_init(|| ReplayTable::new(key));
         self.clone()
     }
 
@@ -93,9 +93,9 @@ impl ReplayGuard {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::WRITTEN);
         for index in 0..BUCKETS {
-            let Bucket { forgotten, places } = &*self.bucket(index);
+            let ReplayBucket { forgotten, places } = &*self.bucket(index);
             bytes.extend(forgotten.to_le_bytes());
-            for Place { tag, time } in places {
+            for ReplayEntry { tag, time } in places {
                 bytes.extend([tag.to_le_bytes(), time.to_le_bytes()].as_flattened());
             }
         }
@@ -114,7 +114,7 @@ impl ReplayGuard {
         for index in 0..BUCKETS {
             let mut bucket = self.bucket(index);
             bucket.forgotten = next();
-            bucket.places = std::array::from_fn(|_| Place { tag: next(), time: next() });
+            bucket.places = std::array::from_fn(|_| ReplayEntry { tag: next(), time: next() });
         }
         true
     }
@@ -137,13 +137,14 @@ impl ReplayGuard {
             same.time = after;
             return Some(Recorded { bucket: index, tag, before, after });
         }
-        let age = |place: &Place| if counts(place.time) { unix.wrapping_sub(place.time) } else { u32::MAX };
+        let age =
+            |place: &ReplayEntry| if counts(place.time) { unix.wrapping_sub(place.time) } else { u32::MAX };
         let oldest = bucket.places.iter_mut().max_by_key(|place| age(place))?;
         let before = oldest.time;
         if counts(before) && is_since(before, issued) {
             return None;
         }
-        *oldest = Place { tag, time: after };
+        *oldest = ReplayEntry { tag, time: after };
         if counts(before) {
             // This is newer than anything dropped before, because only newer entries are stored.
             bucket.forgotten = before;
@@ -160,16 +161,16 @@ impl ReplayGuard {
         }
     }
 
-    fn bucket(&self, index: usize) -> MutexGuard<'_, Bucket> {
+    fn bucket(&self, index: usize) -> MutexGuard<'_, ReplayBucket> {
         self.table().buckets[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn table(&self) -> &Table {
-        self.0.0.get_or_init(|| Table::new(&[0; 32]))
+    fn table(&self) -> &ReplayTable {
+        self.0.0.get_or_init(|| ReplayTable::new(&[0; 32]))
     }
 }
 
-impl Table {
+impl ReplayTable {
     fn new(key: &[u8; 32]) -> Self {
         let buckets = (0..BUCKETS).map(|_| Mutex::default()).collect();
         Self { buckets, hash: KeyedHash::new(key, b"turnpike granted allocates") }
@@ -323,6 +324,6 @@ mod tests {
 
     #[test]
     fn memory_matches_the_documentation() {
-        assert_eq!(BUCKETS * size_of::<Mutex<Bucket>>(), 68 * 8192);
+        assert_eq!(BUCKETS * size_of::<Mutex<ReplayBucket>>(), 68 * 8192);
     }
 }

@@ -18,9 +18,9 @@ use crate::{
     server::{
         Client, CredentialRefusal, Disposition, Policy, Server, TokenProblem, User,
         auth::{
-            claim::{Checked, Claim, Grant, Proof},
+            claim::{Checked, SignedClaim, TokenGrant, VerifiedUser},
             nonce::Standing,
-            realm::Terms,
+            realm::RealmTerms,
         },
         request::{Method, Request, context::Context},
     },
@@ -51,7 +51,7 @@ impl ThirdParty {
         self.keys.iter().any(|key| key.realm == realm)
     }
 
-    fn issuer(&self, kid: &str, realm: &Terms) -> Option<&IssuerKey> {
+    fn issuer(&self, kid: &str, realm: &RealmTerms) -> Option<&IssuerKey> {
         self.keys.iter().find(|key| key.kid == kid && *key.realm == *realm.name)
     }
 }
@@ -62,9 +62,9 @@ impl<P: Policy> Server<P> {
     pub(crate) fn check_token(
         &mut self,
         context: &Context<'_>,
-        claim: &Claim<'_>,
+        claim: &SignedClaim<'_>,
     ) -> Result<Option<Checked>, Disposition> {
-        let Claim { user, realm, mac, standing } = claim;
+        let SignedClaim { user, realm, mac, standing } = claim;
         let User::Name(kid) = *user else { return Ok(None) };
         let (now, request) = (context.now, context.request);
         let config = Arc::clone(&self.config);
@@ -97,7 +97,7 @@ impl<P: Policy> Server<P> {
             Err((None, CredentialRefusal::WrongKey))
         } else {
             let (key, username) = (grant.key.clone(), kid.into());
-            Ok(Proof { key, username, identity, grant: Some(grant), until_unix: None })
+            Ok(VerifiedUser { key, username, identity, grant: Some(grant), until_unix: None })
         }))
     }
 
@@ -132,11 +132,11 @@ fn check_shown(
     settings: &ThirdParty,
     now: Now,
     request: &Request<'_>,
-    claim: &Claim<'_>,
+    claim: &SignedClaim<'_>,
     kid: &str,
     token: &[u8],
-) -> Result<Proof, CredentialRefusal> {
-    let Claim { realm, mac, .. } = claim;
+) -> Result<VerifiedUser, CredentialRefusal> {
+    let SignedClaim { realm, mac, .. } = claim;
     let issuer = settings.issuer(kid, realm).ok_or(CredentialRefusal::Token(TokenProblem::UnknownKey))?;
     let token = AccessToken::open(&issuer.key, &settings.server_name, token).map_err(|error| {
         CredentialRefusal::Token(match error {
@@ -157,9 +157,9 @@ fn check_shown(
         return Err(CredentialRefusal::Expired { ago: now.unix - until_unix });
     }
     let key = signing_key(request, &token, *mac).ok_or(CredentialRefusal::WrongKey)?;
-    let grant = Some(Box::new(Grant { key: key.clone(), until_unix }));
+    let grant = Some(Box::new(TokenGrant { key: key.clone(), until_unix }));
     let identity = identity(kid, &token);
-    Ok(Proof { key, username: kid.into(), identity, grant, until_unix: None })
+    Ok(VerifiedUser { key, username: kid.into(), identity, grant, until_unix: None })
 }
 
 /// Key that signed the request. coturn's clients and server use only the first 16 bytes of `mac_key` for

@@ -26,7 +26,7 @@ use crate::{
 use limit::{BYTE, Limit, gained, needed_ms};
 pub(crate) use pool::Leases;
 pub use pool::Pools;
-use pool::{LEAST_POOL, Member};
+use pool::{LEAST_POOL, PoolMember};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -81,14 +81,14 @@ impl Bandwidth {
 /// Levels, in the order in which they are checked. A refusal by one level does not count against the later
 /// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub enum RateLevel {
     Allocation,
     User,
     Realm,
     Total,
 }
 
-impl Level {
+impl RateLevel {
     pub const NAMES: [&'static str; 4] = ["allocation", "user", "realm", "total"];
 
     #[must_use]
@@ -104,7 +104,7 @@ impl Level {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldUp {
-    pub level: Level,
+    pub level: RateLevel,
     pub until_ms: u64,
 }
 
@@ -116,12 +116,12 @@ fn cost(bytes: usize) -> i64 {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Bucket {
+struct RateBucket {
     tokens: i64,
     filled_ms: u64,
 }
 
-impl Bucket {
+impl RateBucket {
     fn refill(&mut self, limit: Limit, now_ms: u64) {
         let elapsed = now_ms.saturating_sub(self.filled_ms);
         if elapsed > 0 {
@@ -138,12 +138,12 @@ impl Bucket {
 
 #[derive(Debug)]
 pub(crate) struct Limited {
-    own: Option<(Limit, [Bucket; 2])>,
+    own: Option<(Limit, [RateBucket; 2])>,
     /// Indexed like [`SHARED`].
-    members: [Option<Member>; 3],
+    members: [Option<PoolMember>; 3],
 }
 
-const SHARED: [Level; 3] = [Level::User, Level::Realm, Level::Total];
+const SHARED: [RateLevel; 3] = [RateLevel::User, RateLevel::Realm, RateLevel::Total];
 
 impl Limited {
     #[inline(never)]
@@ -155,7 +155,7 @@ impl Limited {
             if !bucket.has(*limit, cost) {
                 let missing = cost.min(limit.burst) - bucket.tokens;
                 let until_ms = now_ms + needed_ms(limit.rate, missing);
-                return Err(HeldUp { level: Level::Allocation, until_ms });
+                return Err(HeldUp { level: RateLevel::Allocation, until_ms });
             }
         }
         for (level, member) in SHARED.into_iter().zip(&mut self.members) {
@@ -178,7 +178,7 @@ impl Limited {
             granted = granted.min(bucket.tokens);
             if granted < BYTE {
                 let until_ms = now_ms + needed_ms(limit.rate, LEAST_BURST - bucket.tokens);
-                return Err(HeldUp { level: Level::Allocation, until_ms });
+                return Err(HeldUp { level: RateLevel::Allocation, until_ms });
             }
         }
         for (level, member) in SHARED.into_iter().zip(&mut self.members) {
@@ -205,7 +205,7 @@ impl Limited {
     /// Buckets with the tokens of a moved allocation. They are not refilled until [`Server::limit`] applies
     /// the limits of this worker.
     pub(crate) fn carried(tokens: [i64; 2], now_ms: u64) -> Box<Self> {
-        let buckets = tokens.map(|tokens| Bucket { tokens, filled_ms: now_ms });
+        let buckets = tokens.map(|tokens| RateBucket { tokens, filled_ms: now_ms });
         Box::new(Self { own: Some((Limit { rate: 0, burst: 0 }, buckets)), members: [None, None, None] })
     }
 
@@ -279,14 +279,14 @@ impl<P: Policy> Server<P> {
         let own = per_allocation.map(|rate| {
             let limit = Limit::new(rate, bandwidth.burst_ms, LEAST_BURST);
             let had = before.as_ref().and_then(|limits| limits.own);
-            let full = [Bucket { tokens: limit.burst, filled_ms: now.ms }; 2];
+            let full = [RateBucket { tokens: limit.burst, filled_ms: now.ms }; 2];
             let buckets = had.map_or(full, |(_, buckets)| buckets);
-            (limit, buckets.map(|bucket| Bucket { tokens: bucket.tokens.min(limit.burst), ..bucket }))
+            (limit, buckets.map(|bucket| RateBucket { tokens: bucket.tokens.min(limit.burst), ..bucket }))
         });
         let (pools, leases) = (&self.pools, &mut self.leases);
         let mut member = |rate: Option<u64>, name: &str| {
             let limit = Limit::new(rate?, bandwidth.burst_ms, LEAST_POOL);
-            Some(Member::new(leases.get(pools, name, limit, now.ms)))
+            Some(PoolMember::new(leases.get(pools, name, limit, now.ms)))
         };
         // A user's key contains a control character, which realm names cannot contain.
         let members = [

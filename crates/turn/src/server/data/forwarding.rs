@@ -46,7 +46,7 @@ pub const fn relayed_ttl(received: u8) -> Option<u8> {
     if received == 1 { None } else { Some(received.saturating_sub(1)) }
 }
 
-pub(crate) struct Entry {
+pub(crate) struct ForwardingEntry {
     pub(crate) client: Client,
     /// The runtime's handle for the link to the client.
     pub(crate) link: Link,
@@ -88,7 +88,7 @@ impl Binding {
     }
 }
 
-impl Entry {
+impl ForwardingEntry {
     pub(crate) fn new(client: Client, link: Link, padded: bool, relays_tcp: bool) -> Self {
         Self {
             client,
@@ -192,7 +192,7 @@ const fn padding_mask(padded: bool) -> u8 {
 }
 
 pub(crate) struct Forwarding {
-    slots: Vec<Slot>,
+    slots: Vec<ForwardingSlot>,
     free: Vec<u32>,
     /// Excludes entries whose client is away.
     by_client: HashTable<u32>,
@@ -205,9 +205,9 @@ pub(crate) struct Forwarding {
     timers: Timers,
 }
 
-struct Slot {
+struct ForwardingSlot {
     generation: u32,
-    entry: Option<Box<Entry>>,
+    entry: Option<Box<ForwardingEntry>>,
 }
 
 impl Forwarding {
@@ -257,14 +257,14 @@ impl Forwarding {
     }
 
     #[inline]
-    pub(crate) fn at(&mut self, index: u32) -> Option<(AllocationSlot, &mut Entry)> {
+    pub(crate) fn at(&mut self, index: u32) -> Option<(AllocationSlot, &mut ForwardingEntry)> {
         let slot = self.slots.get_mut(index as usize)?;
         let entry = slot.entry.as_deref_mut()?;
         Some((AllocationSlot { index, generation: slot.generation }, entry))
     }
 
     #[inline]
-    pub(crate) fn get(&mut self, id: AllocationSlot) -> Option<&mut Entry> {
+    pub(crate) fn get(&mut self, id: AllocationSlot) -> Option<&mut ForwardingEntry> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
             return None;
@@ -284,10 +284,10 @@ impl Forwarding {
     }
 
     /// The 5-tuple must be free.
-    pub(crate) fn install(&mut self, now_ms: u64, entry: Entry) -> AllocationSlot {
+    pub(crate) fn install(&mut self, now_ms: u64, entry: ForwardingEntry) -> AllocationSlot {
         let (client, away) = (entry.client, entry.away);
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, entry: None });
+            self.slots.push(ForwardingSlot { generation: 0, entry: None });
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         for family in [Family::V4, Family::V6] {
@@ -307,7 +307,7 @@ impl Forwarding {
         AllocationSlot { index, generation }
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> Option<(AllocationSlot, Box<Entry>)> {
+    pub(crate) fn remove(&mut self, index: u32) -> Option<(AllocationSlot, Box<ForwardingEntry>)> {
         self.detach(index);
         self.timers.cancel(index);
         let slot = self.slots.get_mut(index as usize)?;
@@ -454,13 +454,13 @@ impl Forwarding {
 }
 
 /// Releases an allocation's peers of one family on its shared relay socket.
-fn release(claims: &mut Claims, entry: &Entry, index: u32, family: Family) {
+fn release(claims: &mut Claims, entry: &ForwardingEntry, index: u32, family: Family) {
     let Some(port) = entry.shared[family as usize] else { return };
     entry.peers(family).for_each(|peer| claims.release(port, peer, index));
 }
 
 #[inline]
-fn is_of(slots: &[Slot], index: u32, client: &Client) -> bool {
+fn is_of(slots: &[ForwardingSlot], index: u32, client: &Client) -> bool {
     slots[index as usize].entry.as_ref().is_some_and(|entry| entry.client == *client)
 }
 

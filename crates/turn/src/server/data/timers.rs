@@ -12,19 +12,19 @@ const WORDS: usize = SLOTS / 64;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
-struct Node {
+struct TimerNode {
     /// Second in which the timer fires; `u64::MAX` if it is not set.
     tick: u64,
     next: u32,
     prev: u32,
 }
 
-const UNSET: Node = Node { tick: u64::MAX, next: NONE, prev: NONE };
+const UNSET: TimerNode = TimerNode { tick: u64::MAX, next: NONE, prev: NONE };
 
 pub(crate) struct Timers {
     heads: Box<[u32; SLOTS]>,
     occupied: [u64; WORDS],
-    nodes: Vec<Node>,
+    nodes: Vec<TimerNode>,
     /// First tick not processed yet.
     current: u64,
     set: usize,
@@ -48,7 +48,7 @@ impl Timers {
         let tick = deadline_ms.div_ceil(TICK_MS).max(self.current);
         let slot = slot_of(tick);
         let next = self.heads[slot];
-        self.nodes[at] = Node { tick, next, prev: NONE };
+        self.nodes[at] = TimerNode { tick, next, prev: NONE };
         if next != NONE {
             self.nodes[next as usize].prev = index;
         }
@@ -66,7 +66,7 @@ impl Timers {
 
     pub(crate) fn cancel(&mut self, index: u32) {
         let Some(node) = self.nodes.get_mut(index as usize) else { return };
-        let Node { tick, next, prev } = std::mem::replace(node, UNSET);
+        let TimerNode { tick, next, prev } = std::mem::replace(node, UNSET);
         if tick == u64::MAX {
             return;
         }

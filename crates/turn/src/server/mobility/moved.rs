@@ -15,10 +15,10 @@ use crate::{
         Source, UserRef,
         allocation_state::AllocationId,
         allocation_state::AllocationState,
-        auth::{claim::Grant, masked::Masked},
+        auth::{claim::TokenGrant, masked::Masked},
         data::{
             bandwidth::Limited,
-            forwarding::{Entry, Relay},
+            forwarding::{ForwardingEntry, Relay},
         },
         mobility::Mobility,
         request::connections::TcpRelay,
@@ -30,7 +30,7 @@ use crate::{
 /// [`crate::server::Server::take_back`].
 #[derive(Debug)]
 #[must_use = "an allocation that is dropped is never released"]
-pub struct Moved(Box<Record>);
+pub struct Moved(Box<MovedRecord>);
 
 /// Version tag; readers reject versions that they do not know.
 #[derive(Serialize, Deserialize)]
@@ -40,7 +40,7 @@ enum Versioned<R> {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct MovedRecord {
     from: AllocationSlot,
     id: AllocationId,
     to: (Client, Link),
@@ -67,7 +67,7 @@ struct Record {
     username: Box<str>,
     identity: Option<Box<str>>,
     prefix: IpAddr,
-    grant: Option<Box<Grant>>,
+    grant: Option<Box<TokenGrant>>,
     #[serde(default)]
     until_unix: Option<u64>,
     age_ms: u64,
@@ -80,7 +80,7 @@ struct Record {
     mobility: Option<Box<Mobility>>,
 }
 
-impl Record {
+impl MovedRecord {
     fn check(&self) -> Result<(), &'static str> {
         if !self.channels.iter().all(|(number, ..)| number_of(*number).is_some()) {
             return Err("a channel number is out of range");
@@ -102,7 +102,7 @@ impl Serialize for Moved {
 
 impl<'de> Deserialize<'de> for Moved {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Versioned::V1(record) = Versioned::<Box<Record>>::deserialize(deserializer)?;
+        let Versioned::V1(record) = Versioned::<Box<MovedRecord>>::deserialize(deserializer)?;
         record.check().map_err(serde::de::Error::custom)?;
         Ok(Self(record))
     }
@@ -135,7 +135,7 @@ impl Moved {
 
     #[must_use]
     pub fn owner(&self) -> UserRef<'_> {
-        let Record { realm, username, identity, .. } = &*self.0;
+        let MovedRecord { realm, username, identity, .. } = &*self.0;
         UserRef::new(realm, identity.as_ref().unwrap_or(username))
     }
 
@@ -152,7 +152,7 @@ impl Moved {
     /// Adds traffic that was not yet known when the allocation was packed; the exporting worker has counted
     /// it in its totals.
     pub fn count_across(&mut self, to_peer: (u64, u64), to_client: (u64, u64)) {
-        let Record { to_peer: peer, to_client: client, .. } = &mut *self.0;
+        let MovedRecord { to_peer: peer, to_client: client, .. } = &mut *self.0;
         for (sum, more) in [(peer, to_peer), (client, to_client)] {
             *sum = (sum.0 + more.0, sum.1 + more.1);
         }
@@ -162,11 +162,11 @@ impl Moved {
         now: Now,
         from: AllocationSlot,
         to: Source,
-        entry: &Entry,
+        entry: &ForwardingEntry,
         state: &AllocationState,
     ) -> Self {
         let left = |ms: u64| ms.saturating_sub(now.ms);
-        Self(Box::new(Record {
+        Self(Box::new(MovedRecord {
             from,
             id: state.id,
             to: (to.client, to.link),
@@ -210,10 +210,10 @@ impl Moved {
         own: &OwnEndpoints,
         padded: bool,
         arrived: bool,
-    ) -> (Entry, AllocationState) {
+    ) -> (ForwardingEntry, AllocationState) {
         let record = *self.0;
         let (client, link) = if arrived { record.to } else { (record.client, record.link) };
-        let mut entry = Entry::new(client, link, padded, record.relays_tcp);
+        let mut entry = ForwardingEntry::new(client, link, padded, record.relays_tcp);
         entry.away = record.away && !arrived;
         let until = |left_ms: u64| now.ms.saturating_add(left_ms);
         entry.relays = record

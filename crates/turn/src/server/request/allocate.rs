@@ -16,7 +16,7 @@ use crate::{
             masked::Masked,
             replay::{Once, Recorded},
         },
-        data::forwarding::Entry,
+        data::forwarding::ForwardingEntry,
         policy::{alternate::Occasion, duration_limit},
         request::{
             Method, Request,
@@ -87,7 +87,7 @@ impl<P: Policy> Server<P> {
         let granted = self.config.max_allocation_duration.limit(&context.who.realm, granted);
         let granted = self.limit_to_credential(&context, granted);
         let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
-        let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
+        let entry = ForwardingEntry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.data.forwarding.install(now.ms, entry);
         let transaction = envelope.transaction;
         let pending = Pending { envelope, first: first.family, second, mobile, recorded, asked_ms };
@@ -178,7 +178,7 @@ impl<P: Policy> Server<P> {
         self.data.forwarding.get(id)?;
         let (_, entry, state) = self.allocation(id.index)?;
         let pending = *state.pending.take()?;
-        let Entry { client, link, .. } = *entry;
+        let ForwardingEntry { client, link, .. } = *entry;
         let second = pending.second.map(|family| (family, second.unwrap_or(OpenResult::NoCapacity)));
         let mut relayed = [None; 2];
         for (slot, (family, result)) in

@@ -23,64 +23,64 @@ impl ConnectionId {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Holder(Arc<str>, Box<str>);
+pub(crate) struct ConnectionHolder(Arc<str>, Box<str>);
 
-impl Holder {
+impl ConnectionHolder {
     pub(crate) fn of(state: &AllocationState) -> Self {
         Self(Arc::clone(&state.realm), state.identity().into())
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Full {
+pub(crate) enum ConnectionsFull {
     Allocation,
     Total,
     User,
 }
 
-type Held = HashMap<Holder, usize, RandomState>;
+type HeldConnections = HashMap<ConnectionHolder, usize, RandomState>;
 
 /// Shared by all workers. Locked only when a connection is requested, arrives or ends.
 #[derive(Clone, Debug, Default)]
-pub struct ConnectionCounts(Arc<Mutex<Counts>>);
+pub struct ConnectionCounts(Arc<Mutex<ConnectionTotals>>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ConnectionTotals {
     total: usize,
-    held: Held,
+    held: HeldConnections,
 }
 
 impl ConnectionCounts {
-    fn take(&self, config: &ServerConfig, holder: &Holder) -> Result<(), Full> {
+    fn take(&self, config: &ServerConfig, holder: &ConnectionHolder) -> Result<(), ConnectionsFull> {
         let mut counts = self.lock();
         if counts.total >= config.limits.peer_connections {
-            return Err(Full::Total);
+            return Err(ConnectionsFull::Total);
         }
         if counts.held.get(holder).is_some_and(|held| *held >= config.limits.peer_connections_per_user) {
-            return Err(Full::User);
+            return Err(ConnectionsFull::User);
         }
         counts.add(holder);
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionTotals> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Counts {
-    fn add(&mut self, holder: &Holder) {
+impl ConnectionTotals {
+    fn add(&mut self, holder: &ConnectionHolder) {
         self.total += 1;
         *self.held.entry(holder.clone()).or_default() += 1;
     }
 
-    fn remove(&mut self, holder: &Holder, count: usize) {
+    fn remove(&mut self, holder: &ConnectionHolder, count: usize) {
         self.total -= count;
         subtract(&mut self.held, holder, count);
     }
 }
 
-fn subtract(held: &mut Held, holder: &Holder, count: usize) {
+fn subtract(held: &mut HeldConnections, holder: &ConnectionHolder, count: usize) {
     if let Some(of_holder) = held.get_mut(holder) {
         *of_holder -= count;
         if *of_holder == 0 {
@@ -92,7 +92,7 @@ fn subtract(held: &mut Held, holder: &Holder, count: usize) {
 /// Finds allocations by CONNECTION-ID.
 pub(crate) struct Connections {
     owners: HashMap<u32, u32, RandomState>,
-    held: Held,
+    held: HeldConnections,
     counts: ConnectionCounts,
     most: usize,
 }
@@ -101,7 +101,7 @@ impl Connections {
     pub(crate) fn new(worker_id: WorkerId, counts: ConnectionCounts) -> Self {
         Self {
             owners: HashMap::with_hasher(RandomState::default()),
-            held: Held::default(),
+            held: HeldConnections::default(),
             counts,
             most: worker_id.most_connections(),
         }
@@ -122,13 +122,13 @@ impl Connections {
         random: &mut Random,
         worker_id: WorkerId,
         (index, of_allocation): (u32, usize),
-        holder: &Holder,
-    ) -> Result<ConnectionId, Full> {
+        holder: &ConnectionHolder,
+    ) -> Result<ConnectionId, ConnectionsFull> {
         if of_allocation >= config.limits.peer_connections_per_allocation {
-            return Err(Full::Allocation);
+            return Err(ConnectionsFull::Allocation);
         }
         if self.len() >= self.most {
-            return Err(Full::Total);
+            return Err(ConnectionsFull::Total);
         }
         self.counts.take(config, holder)?;
         *self.held.entry(holder.clone()).or_default() += 1;
@@ -142,7 +142,7 @@ impl Connections {
 
     /// Skips connections whose numbers are taken on this worker or belong to another worker.
     pub(crate) fn adopt(&mut self, worker_id: WorkerId, index: u32, state: &mut AllocationState) {
-        let holder = Holder::of(state);
+        let holder = ConnectionHolder::of(state);
         let Some(tcp) = state.tcp.as_deref_mut() else { return };
         tcp.retain(|id| {
             let adopted = worker_id.of_connection(id.0).1 == worker_id.number()
@@ -155,7 +155,7 @@ impl Connections {
         });
     }
 
-    pub(crate) fn remove(&mut self, id: ConnectionId, holder: &Holder) {
+    pub(crate) fn remove(&mut self, id: ConnectionId, holder: &ConnectionHolder) {
         if self.owners.remove(&id.0).is_some() {
             subtract(&mut self.held, holder, 1);
             self.counts.lock().remove(holder, 1);
@@ -164,7 +164,7 @@ impl Connections {
 
     pub(crate) fn forget(&mut self, state: &AllocationState) {
         let Some(tcp) = &state.tcp else { return };
-        let holder = Holder::of(state);
+        let holder = ConnectionHolder::of(state);
         tcp.ids().for_each(|id| self.remove(id, &holder));
     }
 
@@ -186,8 +186,8 @@ mod tests {
     use super::*;
     use crate::{random::Seed, server::ServerLimits};
 
-    fn holder(name: &str) -> Holder {
-        Holder("realm".into(), name.into())
+    fn holder(name: &str) -> ConnectionHolder {
+        ConnectionHolder("realm".into(), name.into())
     }
 
     #[test]
@@ -198,17 +198,17 @@ mod tests {
         };
         let mut connections = Connections::new(WorkerId::ONLY, ConnectionCounts::default());
         let mut random = Random::new(Seed([1; 32]));
-        let mut draw = |connections: &mut Connections, of_allocation, holder: &Holder| {
+        let mut draw = |connections: &mut Connections, of_allocation, holder: &ConnectionHolder| {
             connections.draw(&config, &mut random, WorkerId::ONLY, (0, of_allocation), holder)
         };
         let mut drawn = Vec::new();
         for name in ["alice", "alice", "bob"] {
             drawn.push((draw(&mut connections, 0, &holder(name)).unwrap(), holder(name)));
         }
-        assert_eq!(draw(&mut connections, 0, &holder("alice")), Err(Full::User));
-        let elsewhere = Holder("another".into(), "alice".into());
+        assert_eq!(draw(&mut connections, 0, &holder("alice")), Err(ConnectionsFull::User));
+        let elsewhere = ConnectionHolder("another".into(), "alice".into());
         drawn.push((draw(&mut connections, 0, &elsewhere).expect("another user"), elsewhere));
-        assert_eq!(draw(&mut connections, 32, &holder("bob")), Err(Full::Allocation));
+        assert_eq!(draw(&mut connections, 32, &holder("bob")), Err(ConnectionsFull::Allocation));
         for (id, holder) in drawn {
             connections.remove(id, &holder);
             connections.remove(id, &holder);
@@ -242,11 +242,11 @@ mod tests {
         for _ in 0..3 {
             draw(&mut one, 0, "alice").unwrap();
         }
-        assert_eq!(draw(&mut other, 1, "alice"), Err(Full::User));
+        assert_eq!(draw(&mut other, 1, "alice"), Err(ConnectionsFull::User));
         for _ in 0..2 {
             draw(&mut other, 1, "bob").unwrap();
         }
-        assert_eq!(draw(&mut one, 0, "carol"), Err(Full::Total));
+        assert_eq!(draw(&mut one, 0, "carol"), Err(ConnectionsFull::Total));
         drop(other);
         draw(&mut one, 0, "carol").unwrap();
         assert!(one.agrees());

@@ -20,7 +20,7 @@ use crate::{
         request::{
             bad_request::Denied,
             bindings::peer_endpoint,
-            connection_table::{ConnectionId, Holder},
+            connection_table::{ConnectionHolder, ConnectionId},
             context::Context,
             dispatch::Requester,
             response::Envelope,
@@ -76,13 +76,13 @@ pub(crate) struct TcpRelay {
 struct Connection {
     id: ConnectionId,
     peer: SocketAddr,
-    stage: Stage,
+    stage: PeerConnectionStage,
     /// Transaction ID of the Connect request; `None` if the peer connected.
     transaction: Option<[u8; 12]>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Stage {
+enum PeerConnectionStage {
     /// The connection attempt is in progress; the reply will be built from `envelope`.
     Connecting {
         deadline_ms: u64,
@@ -111,8 +111,9 @@ impl TcpRelay {
 
     fn next_deadline(&self) -> Option<u64> {
         let deadlines = self.list.iter().filter_map(|connection| match connection.stage {
-            Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } => Some(deadline_ms),
-            Stage::Bound => None,
+            PeerConnectionStage::Connecting { deadline_ms, .. }
+            | PeerConnectionStage::Waiting { deadline_ms } => Some(deadline_ms),
+            PeerConnectionStage::Bound => None,
         });
         deadlines.min().filter(|deadline_ms| *deadline_ms != OVERDUE)
     }
@@ -120,8 +121,8 @@ impl TcpRelay {
     pub(crate) fn shifted(&self, shift: impl Fn(u64) -> u64) -> Self {
         let mut shifted = self.clone();
         for connection in &mut shifted.list {
-            if let Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } =
-                &mut connection.stage
+            if let PeerConnectionStage::Connecting { deadline_ms, .. }
+            | PeerConnectionStage::Waiting { deadline_ms } = &mut connection.stage
                 && *deadline_ms != OVERDUE
             {
                 *deadline_ms = shift(*deadline_ms);
@@ -169,9 +170,9 @@ impl<P: Policy> Server<P> {
         let Some(found) = tcp.and_then(|tcp| tcp.get(connection)) else {
             return self.stale_connection(allocation, connection, result);
         };
-        let waiting = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
+        let waiting = PeerConnectionStage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
         let envelope = match std::mem::replace(&mut found.stage, waiting) {
-            Stage::Connecting { envelope, .. } => *envelope,
+            PeerConnectionStage::Connecting { envelope, .. } => *envelope,
             other => {
                 found.stage = other;
                 return self.stale_connection(allocation, connection, Err(ConnectError::Failed));
@@ -278,7 +279,7 @@ impl<P: Policy> Server<P> {
         };
         let family = Family::of(peer.ip());
         let Some((id, entry, state)) = self.allocation(index) else { return self.fail(&context, 437) };
-        let (has_family, holder) = (entry.has(family), Holder::of(state));
+        let (has_family, holder) = (entry.has(family), ConnectionHolder::of(state));
         let Some(tcp) = state.tcp.as_deref_mut() else {
             return self.bad(&context, kind::XOR_PEER_ADDRESS, Fault::RelaysUdp);
         };
@@ -291,8 +292,8 @@ impl<P: Policy> Server<P> {
             // RFC 8656 section 5: a retransmission is not a new request.
             let again = same.transaction == Some(context.request.transaction());
             match same.stage {
-                Stage::Connecting { .. } if again => Again::Connecting,
-                Stage::Waiting { .. } if again => Again::Waiting(same.id),
+                PeerConnectionStage::Connecting { .. } if again => Again::Connecting,
+                PeerConnectionStage::Waiting { .. } if again => Again::Waiting(same.id),
                 _ => Again::Another,
             }
         });
@@ -322,7 +323,7 @@ impl<P: Policy> Server<P> {
         };
         let (now, transaction) = (context.now, Some(context.request.transaction()));
         let deadline_ms = now.ms + PATIENCE_MS;
-        let stage = Stage::Connecting { deadline_ms, envelope: Box::new(context.envelope) };
+        let stage = PeerConnectionStage::Connecting { deadline_ms, envelope: Box::new(context.envelope) };
         self.add_connection(now, index, Connection { id: connection, peer, stage, transaction });
         let relay = RelayId { allocation: id, family };
         let peer = self.config.peers.own.internal(peer);
@@ -356,11 +357,12 @@ impl<P: Policy> Server<P> {
             return self.wrong_user(context);
         }
         let found = state.tcp.as_deref_mut().and_then(|tcp| tcp.get(connection));
-        let Some(found) = found.filter(|found| matches!(found.stage, Stage::Waiting { .. })) else {
+        let Some(found) = found.filter(|found| matches!(found.stage, PeerConnectionStage::Waiting { .. }))
+        else {
             self.data.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
-        found.stage = Stage::Bound;
+        found.stage = PeerConnectionStage::Bound;
         self.data.stats.connection(ConnectionEvent::Bound);
         self.arm_connections(context.now, id.index);
         self.data.effects.push_back(Effect::Bind { connection, source: context.source });
@@ -387,11 +389,13 @@ impl<P: Policy> Server<P> {
         let mut overdue = Vec::new();
         for connection in &mut tcp.list {
             match &mut connection.stage {
-                Stage::Connecting { deadline_ms, .. } if *deadline_ms <= now.ms => {
+                PeerConnectionStage::Connecting { deadline_ms, .. } if *deadline_ms <= now.ms => {
                     *deadline_ms = OVERDUE;
                     late.push(connection.id);
                 }
-                Stage::Waiting { deadline_ms } if *deadline_ms <= now.ms => overdue.push(connection.id),
+                PeerConnectionStage::Waiting { deadline_ms } if *deadline_ms <= now.ms => {
+                    overdue.push(connection.id);
+                }
                 _ => {}
             }
         }
@@ -467,7 +471,7 @@ impl<P: Policy> Server<P> {
             return Err(ConnectionRefusal::PeerRefused);
         }
         let Some(state) = self.states.get(index) else { return Err(ConnectionRefusal::Stale) };
-        let holder = Holder::of(state);
+        let holder = ConnectionHolder::of(state);
         let Some(tcp) = state.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
         let place = (index, tcp.list.len());
         let drawn = self.connections.draw(&self.config, &mut self.random, self.worker_id, place, &holder);
@@ -475,7 +479,7 @@ impl<P: Policy> Server<P> {
             self.data.stats.connection_limit[full as usize] += 1;
             ConnectionRefusal::Limit
         })?;
-        let stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
+        let stage = PeerConnectionStage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
         self.add_connection(now, index, Connection { id, peer, stage, transaction: None });
         Ok((source, peer, id))
     }
@@ -504,7 +508,7 @@ impl<P: Policy> Server<P> {
 
     fn drop_connection(&mut self, index: u32, connection: ConnectionId) {
         let Some(state) = self.states.get(index) else { return };
-        self.connections.remove(connection, &Holder::of(state));
+        self.connections.remove(connection, &ConnectionHolder::of(state));
         if let Some(tcp) = state.tcp.as_deref_mut() {
             tcp.remove(connection);
         }

@@ -3,7 +3,7 @@ use std::cell::Cell;
 use crate::{
     server::{
         Client, LookupId, LookupResult, PendingMove, Source, Transport,
-        auth::{claim::Who, lookups::Waiting, nonce::Standing},
+        auth::{claim::Who, lookups::WaitingRequest, nonce::Standing},
         request::{Delivery, Request, response::Envelope},
     },
     time::Now,
@@ -29,7 +29,7 @@ pub(crate) struct Context<'a> {
 
 pub(crate) struct Late<'a> {
     pub(crate) lookup: LookupId,
-    pub(crate) waiting: &'a Waiting,
+    pub(crate) waiting: &'a WaitingRequest,
     pub(crate) result: LookupResult,
 }
 

@@ -15,7 +15,7 @@ use crate::server::{
 };
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Signer {
+pub(crate) struct ResponseSigner {
     #[serde(with = "masked::key")]
     pub(crate) key: Key,
     #[serde(with = "MacName")]
@@ -39,7 +39,7 @@ pub(crate) struct Envelope {
     /// The client's address is verified by a handshake or by a nonce issued to it.
     #[serde(default)]
     pub(crate) is_address_proved: bool,
-    pub(crate) signer: Option<Signer>,
+    pub(crate) signer: Option<ResponseSigner>,
 }
 
 impl Envelope {
@@ -86,7 +86,7 @@ impl Envelope {
     /// and verifies only MESSAGE-INTEGRITY, so the response has both attributes.
     pub(crate) fn sign(&self, mut response: Writer<'_>, software: Option<&str>) {
         self.software(&mut response, software);
-        if let Some(Signer { key, mac }) = &self.signer {
+        if let Some(ResponseSigner { key, mac }) = &self.signer {
             if !self.names_algorithm || *mac == Mac::Sha1 {
                 response.sign(key, Mac::Sha1);
             }

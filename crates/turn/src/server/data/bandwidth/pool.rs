@@ -40,7 +40,7 @@ const PERIOD_BITS: u32 = 8;
 pub(super) const WHOLE: u64 = 1 << 16;
 
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct RatePool {
     rate: AtomicU64,
     burst: AtomicI64,
     ways: [PoolWay; 2],
@@ -56,7 +56,7 @@ struct PoolWay {
     asked: AtomicU64,
 }
 
-impl Pool {
+impl RatePool {
     pub(super) fn new(limit: Limit, now_ms: u64) -> Self {
         let way = || PoolWay {
             tokens: AtomicI64::new(limit.burst),
@@ -157,19 +157,19 @@ impl PoolWay {
 /// Tokens that one worker has leased but not spent. Only that worker changes it; atomic because its
 /// allocations share it.
 #[derive(Debug)]
-pub(super) struct Lease {
-    pool: Arc<Pool>,
-    ways: [Held; 2],
+pub(super) struct PoolLease {
+    pool: Arc<RatePool>,
+    ways: [LeasedTokens; 2],
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct LeasedTokens {
     open: AtomicI64,
     kept: AtomicI64,
 }
 
-impl Lease {
-    pub(super) fn new(pool: Arc<Pool>) -> Self {
+impl PoolLease {
+    pub(super) fn new(pool: Arc<RatePool>) -> Self {
         Self { pool, ways: Default::default() }
     }
 
@@ -180,7 +180,7 @@ impl Lease {
         if open + kept.min(within) >= want { want } else { self.leases(way, want, within, now_ms) }
     }
 
-    /// Slow path of [`Lease::offers`]: leases more from the pool.
+    /// Slow path of [`PoolLease::offers`]: leases more from the pool.
     #[inline(never)]
     fn leases(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
         let (held, pool) = (&self.ways[way as usize], &self.pool);
@@ -218,7 +218,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for PoolLease {
     fn drop(&mut self) {
         for (way, held) in self.pool.ways.iter().zip(&self.ways) {
             way.tokens.fetch_add(held.open.load(Relaxed) + held.kept.load(Relaxed), Relaxed);
@@ -227,7 +227,7 @@ impl Drop for Lease {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Share {
+struct PoolShare {
     tokens: i64,
     /// Maximum number of tokens: this allocation's part of the burst.
     depth: i64,
@@ -237,10 +237,10 @@ struct Share {
     asked: i64,
 }
 
-impl Share {
+impl PoolShare {
     const NEW: Self = Self { tokens: 0, depth: 0, filled_ms: 0, period: u64::MAX, asked: 0 };
 
-    fn refill(&mut self, pool: &Pool, way: Way, now_ms: u64) {
+    fn refill(&mut self, pool: &RatePool, way: Way, now_ms: u64) {
         let period = now_ms >> PERIOD_BITS;
         let is_new = self.period == u64::MAX;
         let elapsed = if is_new { u64::MAX } else { now_ms.saturating_sub(self.filled_ms) };
@@ -256,7 +256,7 @@ impl Share {
     }
 
     /// Registers for a new period, weighted by the demand in the last one.
-    fn join(&mut self, pool: &Pool, way: Way, period: u64) {
+    fn join(&mut self, pool: &RatePool, way: Way, period: u64) {
         let weight = if self.period == u64::MAX {
             WHOLE
         } else {
@@ -275,16 +275,16 @@ impl Share {
 }
 
 #[derive(Debug)]
-pub(super) struct Member {
-    lease: Own<Lease>,
-    shares: [Share; 2],
+pub(super) struct PoolMember {
+    lease: Own<PoolLease>,
+    shares: [PoolShare; 2],
     /// The part of the last request that was within the share.
     within: i64,
 }
 
-impl Member {
-    pub(super) fn new(lease: Own<Lease>) -> Self {
-        Self { lease, shares: [Share::NEW; 2], within: 0 }
+impl PoolMember {
+    pub(super) fn new(lease: Own<PoolLease>) -> Self {
+        Self { lease, shares: [PoolShare::NEW; 2], within: 0 }
     }
 
     pub(super) fn admits(&mut self, way: Way, cost: i64, now_ms: u64) -> bool {
@@ -317,7 +317,7 @@ impl Member {
         now_ms + needed_ms(self.lease.pool.share(way), cost.min(share.depth) - share.tokens)
     }
 
-    fn asks(&mut self, way: Way, cost: i64, now_ms: u64) -> Share {
+    fn asks(&mut self, way: Way, cost: i64, now_ms: u64) -> PoolShare {
         let share = &mut self.shares[way as usize];
         share.refill(&self.lease.pool, way, now_ms);
         share.asked = share.asked.saturating_add(cost);
@@ -331,7 +331,7 @@ pub struct Pools(Arc<Mutex<Registry>>);
 
 #[derive(Default)]
 struct Registry {
-    pools: HashMap<Box<str>, Arc<Pool>, RandomState>,
+    pools: HashMap<Box<str>, Arc<RatePool>, RandomState>,
     /// Table size at which idle pools are removed.
     sweep_at: usize,
 }
@@ -340,17 +340,17 @@ const FEW: usize = 64;
 
 impl Pools {
     /// A pool without members stays until it is full again, so that new allocations get no fresh burst.
-    fn get(&self, name: &str, limit: Limit, now_ms: u64) -> Arc<Pool> {
+    fn get(&self, name: &str, limit: Limit, now_ms: u64) -> Arc<RatePool> {
         let mut registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = registry.pools.get(name) {
             pool.set(limit);
             return Arc::clone(pool);
         }
         if registry.pools.len() >= registry.sweep_at {
-            registry.pools.retain(|_, pool| !Pool::is_idle(pool, now_ms));
+            registry.pools.retain(|_, pool| !RatePool::is_idle(pool, now_ms));
             registry.sweep_at = (registry.pools.len() * 2).max(FEW);
         }
-        let pool = Arc::new(Pool::new(limit, now_ms));
+        let pool = Arc::new(RatePool::new(limit, now_ms));
         registry.pools.insert(name.into(), Arc::clone(&pool));
         pool
     }
@@ -364,12 +364,12 @@ impl fmt::Debug for Pools {
 
 #[derive(Default)]
 pub(crate) struct Leases {
-    leases: HashMap<Box<str>, Weak<Lease>, RandomState>,
+    leases: HashMap<Box<str>, Weak<PoolLease>, RandomState>,
     sweep_at: usize,
 }
 
 impl Leases {
-    pub(super) fn get(&mut self, pools: &Pools, name: &str, limit: Limit, now_ms: u64) -> Own<Lease> {
+    pub(super) fn get(&mut self, pools: &Pools, name: &str, limit: Limit, now_ms: u64) -> Own<PoolLease> {
         let pool = pools.get(name, limit, now_ms);
         // The pool may have been dropped and recreated, leaving a lease of the old one.
         let known = self.leases.get(name).and_then(Weak::upgrade);
@@ -380,7 +380,7 @@ impl Leases {
             self.leases.retain(|_, lease| lease.strong_count() > 0);
             self.sweep_at = (self.leases.len() * 2).max(FEW);
         }
-        let lease = Own::new(Lease::new(pool));
+        let lease = Own::new(PoolLease::new(pool));
         self.leases.insert(name.into(), Own::downgrade(&lease));
         lease
     }

@@ -15,11 +15,11 @@ fn limited(
     now_ms: u64,
 ) -> Limited {
     let mut member = |rate: Option<u64>, name: &str| {
-        Some(Member::new(leases.get(pools, name, Limit::new(rate?, burst_ms, LEAST_POOL), now_ms)))
+        Some(PoolMember::new(leases.get(pools, name, Limit::new(rate?, burst_ms, LEAST_POOL), now_ms)))
     };
     let own = own.map(|rate| {
         let limit = Limit::new(rate, burst_ms, LEAST_BURST);
-        (limit, [Bucket { tokens: limit.burst, filled_ms: now_ms }; 2])
+        (limit, [RateBucket { tokens: limit.burst, filled_ms: now_ms }; 2])
     });
     Limited { own, members: [member(user, "user"), None, member(total, "")] }
 }
@@ -118,7 +118,7 @@ proptest! {
                 match limited.admit(Way::ToPeer, bytes, now_ms) {
                     Ok(()) => passed.push((now_ms, bytes)),
                     Err(held_up) => {
-                        prop_assert_eq!(held_up.level, Level::Allocation);
+                        prop_assert_eq!(held_up.level, RateLevel::Allocation);
                         prop_assert!(held_up.until_ms > now_ms);
                         refused += 1;
                     }
@@ -291,8 +291,8 @@ fn a_flow_that_starts_late_gets_its_share_within_a_second() {
 #[test]
 fn the_lowest_limit_applies_and_limits_checked_later_are_not_charged() {
     for (limits, refused) in [
-        ([Some(1_000_000), Some(10_000_000), Some(10_000_000)], Level::Allocation),
-        ([Some(20_000_000), Some(8_000_000), Some(30_000_000)], Level::User),
+        ([Some(1_000_000), Some(10_000_000), Some(10_000_000)], RateLevel::Allocation),
+        ([Some(20_000_000), Some(8_000_000), Some(30_000_000)], RateLevel::User),
     ] {
         let mut limited = limited(&mut worker(&Pools::default()), limits, 100, 0);
         let mut levels = (0..1000).filter_map(|_| limited.admit(Way::ToPeer, 1000, 0).err());
@@ -302,7 +302,7 @@ fn the_lowest_limit_applies_and_limits_checked_later_are_not_charged() {
     let mut limited = limited(&mut other, [Some(10_000_000), None, Some(8_000_000)], 1000, 0);
     while limited.admit(Way::ToPeer, 1000, 0).is_ok() {}
     let had = limited.own.map(|(_, buckets)| buckets[0].tokens);
-    assert_eq!(limited.admit(Way::ToPeer, 1000, 0).map_err(|held_up| held_up.level), Err(Level::Total));
+    assert_eq!(limited.admit(Way::ToPeer, 1000, 0).map_err(|held_up| held_up.level), Err(RateLevel::Total));
     assert_eq!(limited.own.map(|(_, buckets)| buckets[0].tokens), had, "a refusal takes no tokens");
 }
 
@@ -312,7 +312,7 @@ fn a_pool_is_dropped_only_once_it_is_full() {
     let (mut leases, _) = worker(&pools);
     let limit = Limit::new(8_000_000, 1000, LEAST_POOL);
     let mut use_up = |name: &str, now_ms| {
-        let mut member = Member::new(leases.get(&pools, name, limit, now_ms));
+        let mut member = PoolMember::new(leases.get(&pools, name, limit, now_ms));
         let mut passed = 0;
         while member.admits(Way::ToPeer, 1000 * BYTE, now_ms) {
             member.spend(Way::ToPeer, 1000 * BYTE);

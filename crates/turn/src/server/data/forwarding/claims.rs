@@ -16,20 +16,20 @@ use crate::server::SharedPort;
 /// The limits on permissions and channels bound this table, because each entry has at least one of them.
 #[derive(Default)]
 pub(super) struct Claims {
-    table: HashTable<Claim>,
+    table: HashTable<PeerClaim>,
     hasher: RandomState,
     /// Most recent lookup; the next datagram often has the same peer.
-    last: Option<Claim>,
+    last: Option<PeerClaim>,
 }
 
 #[derive(Clone, Copy)]
-struct Claim {
+struct PeerClaim {
     port: SharedPort,
     peer: IpAddr,
     index: u32,
 }
 
-impl Claim {
+impl PeerClaim {
     #[inline]
     fn is(&self, port: SharedPort, peer: IpAddr) -> bool {
         self.port == port && self.peer == peer
@@ -50,9 +50,9 @@ impl Claims {
 
     pub(super) fn take(&mut self, port: SharedPort, peer: IpAddr, index: u32) {
         let Self { table, hasher, .. } = self;
-        let rehash = |claim: &Claim| hash(hasher, claim.port, claim.peer);
+        let rehash = |claim: &PeerClaim| hash(hasher, claim.port, claim.peer);
         let entry = table.entry(hash(hasher, port, peer), |claim| claim.is(port, peer), rehash);
-        entry.or_insert(Claim { port, peer, index });
+        entry.or_insert(PeerClaim { port, peer, index });
     }
 
     pub(super) fn release(&mut self, port: SharedPort, peer: IpAddr, index: u32) {

@@ -219,7 +219,7 @@ impl Both {
         }
         self.links += 1;
         let link = Link(self.links);
-        let id = table.install(self.now, Entry::new(client, link, padded, false));
+        let id = table.install(self.now, ForwardingEntry::new(client, link, padded, false));
         assert!(!self.names.contains(&id), "an ID was reused");
         self.names.push(id);
         let (relays, away) = ([None; 2], false);
