@@ -59,7 +59,7 @@ fn start() -> io::Result<Pid> {
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// As shells report it: 128 plus the number of the signal that ended the process.
+/// The code that shells report: 128 plus the number of the signal if one ended the process.
 fn exit_code(status: WaitStatus) -> u8 {
     let code = status.exit_status().or_else(|| Some(128 + status.terminating_signal()?));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)

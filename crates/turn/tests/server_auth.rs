@@ -11,7 +11,7 @@ const MESSAGE_INTEGRITY: u16 = 0x0008;
 const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
 const USERHASH: u16 = 0x001E;
 
-/// Asserts that the reply contains what the next attempt needs and reveals no user or key (section 9.2.4).
+/// Asserts that the reply contains the attributes for the next attempt and reveals no user or key (section 9.2.4).
 #[track_caller]
 fn is_challenge(reply: &Reply, code: u16) {
     assert_eq!(reply.code(), Some(code));
