@@ -200,7 +200,7 @@ fn unknown_versions_and_invalid_data_are_refused() {
         (text.replacen("\"1\"", "\"2\"", 1), "unknown variant `2`"),
         (text.replacen("{\"1\":", "", 1).trim_end_matches('}').to_owned() + "}", "unknown variant"),
         (text.replacen("[16384,", "[1,", 1), "channel number"),
-        (text.replacen("203.0.113.1:", "[2001:db8::1]:", 1), "other family"),
+        (text.replacen("203.0.113.1:", "[2001:db8::1]:", 1), "wrong family"),
         (none, "no relayed transport address"),
         (text.replacen("\"username\"", "\"name\"", 1), "missing field"),
     ] {
