@@ -15,6 +15,11 @@ impl ClientRules {
     #[must_use]
     #[inline]
     pub fn admits(&self, client: IpAddr) -> bool {
+        (self.allow.is_empty() && self.deny.is_empty()) || self.admit_by_rules(client)
+    }
+
+    #[cold]
+    fn admit_by_rules(&self, client: IpAddr) -> bool {
         let has = |rules: &[Cidr]| rules.iter().any(|rule| rule.contains(client));
         !has(&self.deny) && (self.allow.is_empty() || has(&self.allow))
     }

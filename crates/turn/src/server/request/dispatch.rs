@@ -247,6 +247,7 @@ impl<P: Policy> Server<P> {
         Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
     }
 
+    #[inline]
     fn write_binding(&mut self, envelope: &Envelope, client: SocketAddr) {
         self.data.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
