@@ -1,4 +1,4 @@
-//! Client addresses that the server serves, checked before a message is parsed.
+//! Client addresses that the server serves, checked for each request.
 
 use std::net::IpAddr;
 

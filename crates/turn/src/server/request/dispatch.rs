@@ -60,10 +60,12 @@ impl<P: Policy> Server<P> {
         delivery: Delivery,
         datagram: &[u8],
     ) -> Verdict<'a> {
-        if !self.config.clients.admits(source.client.address.ip()) {
-            return self.data.dropped(DropReason::ClientRefused);
-        }
         match &Request::parse(datagram) {
+            Ok(_) | Err(DropReason::ClassicStun)
+                if !self.config.clients.admits(source.client.address.ip()) =>
+            {
+                self.data.dropped(DropReason::ClientRefused)
+            }
             Ok(request) => {
                 self.data.stats.requests[request.method as usize] += 1;
                 if request.method == Method::Binding && !self.config.authenticate_binding {
