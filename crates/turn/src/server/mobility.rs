@@ -311,9 +311,6 @@ impl<P: Policy> Server<P> {
         kind: Kind,
         datagram: &'a [u8],
     ) -> Verdict<'a> {
-        if !self.config.clients.admits(source.client.address.ip()) {
-            return self.data.dropped(DropReason::ClientRefused);
-        }
         match self.data.check(kind, datagram) {
             Err(reason) => self.data.dropped(reason),
             Ok(()) if self.pending_moves.is_nobody_expected() => self.data.dropped(DropReason::NoAllocation),
@@ -325,6 +322,9 @@ impl<P: Policy> Server<P> {
     #[cold]
     #[inline(never)]
     fn perhaps_expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        if !self.config.clients.admits(source.client.address.ip()) {
+            return self.data.dropped(DropReason::ClientRefused);
+        }
         let to = self.worker_id.number();
         let Some(expected) = self.pending_moves.get(&source.client) else {
             return self.data.dropped(DropReason::NoAllocation);

@@ -206,10 +206,7 @@ impl<P: Policy> Server<P> {
             Method::ChannelBind => self.channel_bind(&context),
             Method::Connect => self.connect(context),
             Method::ConnectionBind => self.connection_bind(&context),
-            Method::Binding => {
-                self.write_binding(&context.envelope, context.client().address);
-                Disposition::Reply
-            }
+            Method::Binding => self.authenticated_binding(&context),
         }
     }
 
@@ -247,6 +244,13 @@ impl<P: Policy> Server<P> {
         }
         self.write_binding(&envelope, client.address);
         Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
+    }
+
+    /// Rarely used; out of line, so that [`Server::write_binding`] is inlined into [`Server::binding`].
+    #[cold]
+    fn authenticated_binding(&mut self, context: &Context<'_>) -> Disposition {
+        self.write_binding(&context.envelope, context.client().address);
+        Disposition::Reply
     }
 
     #[inline]
