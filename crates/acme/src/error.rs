@@ -91,7 +91,7 @@ pub(crate) fn describe(problem: &Problem) -> String {
             "set acme.eab_key_id and acme.eab_key to the values shown in your account with this authority"
         }
         "accountDoesNotExist" => "the next attempt creates a new account",
-        "badNonce" => "the authority does not accept its own nonces",
+        "badNonce" => "the authority refused nonces that it had issued: turnpike tries again later",
         _ => "",
     };
     let separator = if remedy.is_empty() { "" } else { "; " };

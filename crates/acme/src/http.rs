@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn pause_is_given_in_seconds_or_as_a_date() {
+    fn retry_after_is_in_seconds_or_a_date() {
         assert_eq!(pause(" 120 "), Some(Duration::from_secs(120)));
         let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(3600));
         let found = pause(&date).expect("a date");

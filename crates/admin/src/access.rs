@@ -64,7 +64,7 @@ pub(crate) fn asks_for_credential(uri: &Uri) -> bool {
 /// Requests that need full access: those for secrets, because a fingerprint can reveal a weak secret, and
 /// those for credentials.
 fn private(uri: &Uri) -> Option<&'static str> {
-    // A request through another node is treated the same.
+    // A request to be forwarded is judged by its path at the other node.
     match path_at_node(uri.path()).unwrap_or(uri.path()) {
         "/v1/secrets" => Some("secrets"),
         _ => asks_for_credential(uri).then_some("credentials"),

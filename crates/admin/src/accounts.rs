@@ -507,7 +507,7 @@ impl Accounts {
         realm: String,
     ) -> Result<AccountChange, Problem> {
         let store = self.store()?;
-        // If the store is invalid, reports that before anything is written.
+        // Reports an invalid store before anything is written.
         if store.rules().is_none() {
             store.read().await.map_err(told)?;
         }

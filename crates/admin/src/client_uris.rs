@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_in_names_apply_to_listeners_of_their_family() {
+    fn configured_address_is_used_for_listeners_of_its_family() {
         let mut settings = settings();
         settings.credentials.names =
             ["203.0.113.5", "2001:db8::5", "turn.example.org"].map(str::to_owned).into();

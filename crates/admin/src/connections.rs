@@ -95,15 +95,15 @@ impl ConnectionLimits {
 /// Reasons for refusing a connection, or for closing it without a complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// An idle connection was closed to make room for a new one, or a new one could not even be
-    /// refused.
+    /// An idle connection was closed to make room for a new one, or a new one was closed without a
+    /// response.
     Crowded,
     /// All connections were busy, and the new one got 503.
     Busy,
     /// The request did not arrive in time.
     NoRequest,
     Slow,
-    /// The HTTP is invalid, or the headers are too long.
+    /// The request is not valid HTTP, or its headers are too long.
     Malformed,
     /// The TLS handshake failed, or the client certificate is unknown.
     Tls,
@@ -301,7 +301,7 @@ async fn speak<S>(
             }
         }
         Err(closed) => {
-            // A request without its body is not being processed yet, and has no response.
+            // The body did not arrive in time, so the request was not processed and has no response yet.
             if wire.has_request() && is_waiting {
                 let _ = time::timeout(LAST_WORD, wire.refuse(wire::body_overdue())).await;
                 close_reasons.count(Closed::NoRequest);

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watchers_and_recent_requests_are_considered_watching() {
+    async fn feed_is_watched_during_a_subscription_and_after_a_request() {
         let feed = Feed::start(Arc::new(IdleProgram::default()));
         assert!(!feed.is_watched());
         let watcher = feed.watcher();

@@ -132,7 +132,7 @@ fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
             .map_err(|error| TlsError::new(file, format!("not a CA certificate: {error}")))?;
     }
     if store.is_empty() {
-        return Err(TlsError::new(file, "no certificate in it: expected PEM with BEGIN CERTIFICATE"));
+        return Err(TlsError::new(file, "no certificate found: expected PEM with BEGIN CERTIFICATE"));
     }
     Ok(store)
 }

@@ -148,7 +148,7 @@ fn long_or_non_json_body_is_refused() {
 }
 
 #[test]
-fn unknown_paths_and_methods_are_problem_details() {
+fn unknown_paths_and_methods_get_problem_details() {
     let running = Running::server(1);
     for path in ["/v1", "/v2/allocations", "/v1/allocations/", "/v1/allocations/a/b", "/metrics/x"] {
         assert_eq!(running.get(path).problem(404), "no_such_path", "{path}");

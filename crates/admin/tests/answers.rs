@@ -448,7 +448,7 @@ fn metrics_include_the_interface_counters() {
 }
 
 #[test]
-fn forwarder_has_everything_except_allocations() {
+fn forwarder_answers_every_path_except_those_of_a_turn_server() {
     let running = Running::start(None, |_, _| {});
     for path in [
         "allocations",

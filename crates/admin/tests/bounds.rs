@@ -15,7 +15,7 @@ impl Case<'_> {
         if let Some(example) = self.example {
             let mut body = example.clone();
             body[self.name] = value.clone();
-            // A ban has a user or a client; a token also needs a user.
+            // The example has the other fields that the request needs, such as the user of a token.
             return self.running.ask(&self.method, self.path, Some(&body.to_string()));
         }
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -83,7 +83,7 @@ impl Case<'_> {
         match self.name {
             "sha256" => "a".repeat(length),
             "level" if length > 5 => format!("{}=info", "t".repeat(length - 5)),
-            // There is no level with only one letter.
+            // No level has a name of one letter, but a digit is a valid level.
             "level" if length == 1 => "0".to_owned(),
             _ => "x".repeat(length),
         }
@@ -113,7 +113,7 @@ fn server() -> Running {
     running
 }
 
-/// Returns true for parameters that accept any value: filters without a match, and values with other bounds.
+/// Returns true for parameters without length bounds: most filters, addresses, keys and cursors.
 fn needs_no_bounds(method: &str, path: &str, name: &str) -> bool {
     let is_filter = method == "get" && ["user", "realm", "client", "relayed"].contains(&name);
     let is_address = name == "client";

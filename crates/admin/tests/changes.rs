@@ -82,7 +82,7 @@ fn burst_of_changes_is_answered_and_audited() {
 }
 
 #[test]
-fn audit_log_has_tokens_and_refused_changes() {
+fn audit_log_names_tokens_by_position_and_has_refused_changes() {
     log::keep();
     let running = Running::server(1);
     let change = |token: &str, level: &str| {

@@ -532,7 +532,7 @@ fn rotation_changes_the_signing_secret_immediately() {
 }
 
 #[test]
-fn no_credentials_while_draining_or_stopped() {
+fn credentials_are_not_issued_while_draining_or_stopped() {
     use std::sync::atomic::Ordering::Relaxed;
     let running = running();
     let key = running.key("shop", json!({}));

@@ -203,7 +203,7 @@ fn unusable_files_are_named() {
     settings.client_ca = Some(dir.path("ca.pem"));
     told(&settings, "ca.pem: cannot be read");
     dir.file("ca.pem", "no PEM");
-    told(&settings, "ca.pem: no certificate in it");
+    told(&settings, "ca.pem: no certificate found");
     dir.file("ca.pem", &own.pem);
     assert_eq!(listen(&settings, true).expect("usable files"), 1);
 }

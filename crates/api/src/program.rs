@@ -11,8 +11,8 @@ use crate::{ClientRefusals, FleetAdmin, Later, RefusalFilter, RelayRange, RuleSt
 pub trait Process: Send + Sync {
     fn is_draining(&self) -> bool;
     fn reload(&self) -> Later<'_, Result<Reloaded, NotReloaded>>;
-    /// Stops accepting new clients, and stops the program as `wanted`. Returns `None` if it is already
-    /// stopping.
+    /// Stops accepting new clients, and stops the program within the limits in `wanted`. Returns `None` if
+    /// it is already stopping.
     fn drain(&self, wanted: Drain) -> Later<'_, Option<Draining>>;
     fn log_level(&self) -> String;
     /// Replaces the filter for log lines.

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_are_kept() {
+    fn words_that_are_not_renamed_commands_are_kept() {
         for line in ["turnpike", "turnpike user add sessions", "turnpike fleet status", "turnpike fleet"] {
             assert_eq!(renamed(line, RENAMED), (line.to_owned(), 0));
         }

@@ -62,7 +62,7 @@ const UNSAFE: &[(&str, usize)] = &[
     ("offload/src/mapped_array.rs", 5),
 ];
 
-/// Crates for sockets, runtimes, threads or clocks: `turn` gets bytes and time as arguments.
+/// Crates for sockets, runtimes, threads or clocks, forbidden in `turn`, which gets bytes and time as arguments.
 const IO_CRATES: &[&str] = &[
     "async-io",
     "async-std",
@@ -208,7 +208,7 @@ fn lab_links_no_server() {
 }
 
 #[test]
-fn process_uses_neither_turn_nor_rules() {
+fn process_imports_no_turn_and_no_forwarder_crate() {
     assert_eq!(forbidden_imports(&house(), "turnpike-process", WORK), NONE);
 }
 

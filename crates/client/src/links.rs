@@ -143,7 +143,7 @@ impl ServerLinks {
             queued: 0,
             dropped: 0,
             abortive: settings.abortive,
-            // Shorter than any response timeout, so that the error from here, which is more specific, is the one reported.
+            // Shorter than any response timeout, because the error of a link is more specific than that of a timed-out request.
             patience: settings.patience.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,

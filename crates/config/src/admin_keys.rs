@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused() {
+    fn contradictory_settings_are_refused() {
         for (change, told) in [
             (
                 (|settings| settings.tls_cert = Some("a".into())) as fn(&mut AdminSettings),

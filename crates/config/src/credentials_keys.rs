@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused() {
+    fn contradictory_settings_are_refused() {
         for (change, told) in [
             (
                 (|settings| settings.credentials.tls_cert = Some("a".into())) as fn(&mut Settings),

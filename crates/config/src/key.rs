@@ -20,7 +20,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) show: fn(&S) -> String,
     /// Compares values, including secrets, whose displayed form is always the same.
     pub(crate) differs: fn(&S, &S) -> bool,
-    /// Copies the value from the first to the second, if the key is a field.
+    /// Copies the value from the first settings to the second, if the key is a field.
     pub(crate) keep: fn(&S, &mut S),
 }
 

@@ -18,7 +18,8 @@ settings! {
         name: String = String::new(), reload "realm.name" keys::REALM;
         users: Vec<ConfiguredUser> = Vec::new(), reload "realm.users" keys::USERS;
         secrets: Vec<Secret> = Vec::new(), reload "realm.secrets" keys::SECRETS;
-        /// Listeners that serve only the realms that name them. If empty, all listeners that no realm names.
+        /// Listeners of this realm; they serve no realm that does not name them. If empty, all listeners that
+        /// no realm names.
         listen: Vec<SocketAddr> = Vec::new(), reload "realm.listen" keys::ADDRESSES
             => "a list of addresses that the server listens on, such as [\"0.0.0.0:3478\"]";
         /// Server names (SNI) of TLS and DTLS clients that select this realm, in lower case.

@@ -95,7 +95,7 @@ pub(crate) fn environment_tables(
 }
 
 struct Variable {
-    /// Ends in `_FILE` if the text is a file's.
+    /// Ends in `_FILE` if the text was read from a file.
     name: String,
     file: Option<PathBuf>,
     text: Zeroizing<String>,
@@ -137,7 +137,7 @@ impl Variable {
         Origin::Environment(self.name.clone())
     }
 
-    /// No other value of a list begins like this; an IPv6 address begins with `[` alone.
+    /// Returns true for a list of tables: no other value begins with `[{`. An IPv6 address has no `{` after its `[`.
     fn has_tables(&self) -> bool {
         let text = self.text.trim_start().strip_prefix('[');
         text.is_some_and(|rest| rest.trim_start().starts_with('{'))

@@ -58,7 +58,8 @@ pub enum StateDir {
 }
 
 impl StateDir {
-    /// Directory of the server's own files, if any. systemd may pass several, separated by colons.
+    /// Directory of the server's own files, if any. systemd may pass several, separated by colons;
+    /// the first one is used.
     #[must_use]
     pub fn directory(&self) -> Option<PathBuf> {
         let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -1,5 +1,5 @@
-//! Tables that can appear several times in the file (`[[realm]]`) or in one environment variable, as TOML
-//! (`TURNPIKE_REALM`). They have no flags.
+//! Tables that can appear several times in the file (`[[realm]]`), or as TOML in one environment variable
+//! (`TURNPIKE_REALM`). Command line flags cannot set them.
 
 use std::collections::BTreeSet;
 
@@ -89,7 +89,7 @@ fn read_one<S: Default>(
             good = false;
             continue;
         };
-        // Recorded even if the value is wrong, so that the error is not reported again as a missing key.
+        // Record a key with a wrong value too; otherwise, it would also be reported as missing.
         said.insert(spec.path);
         good &= spec.read(&member.node, &mut settings, Checks::NONE, problems).is_some();
     }
@@ -106,5 +106,5 @@ fn read_one<S: Default>(
 }
 
 fn no_array(name: &str, entry: &TableEntry) -> Mistake {
-    Mistake::new(&entry.origin, name, "it is not a list of tables", format!("[[{name}]], once for each"))
+    Mistake::new(&entry.origin, name, "it is not a list of tables", format!("one [[{name}]] for each {name}"))
 }

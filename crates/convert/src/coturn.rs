@@ -84,8 +84,8 @@ pub fn import(
     Ok(translate(&name, all, notes, &here))
 }
 
-/// Returns true if packets to this address would also have it as their source. A successful bind would prove
-/// nothing if `ip_nonlocal_bind` is set.
+/// Returns true if this machine has the address: the kernel then also uses it as the source of packets to it. A
+/// successful bind would prove nothing if `ip_nonlocal_bind` is set.
 fn is_own(ip: IpAddr) -> bool {
     let any = if ip.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let from = || {

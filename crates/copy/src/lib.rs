@@ -6,20 +6,20 @@
 //! splice   socket ─▶ pooled pipe ─▶ socket            bytes stay in the kernel; an empty pipe returns to the pool
 //! ```
 //!
-//! Each worker has one [`Mover`]; each connection has two [`CopyDirection`]s, one per direction. A flow reads only
-//! after its sink has accepted all held bytes, so it holds at most one buffer or one full pipe.
+//! Each worker has one [`Mover`]; each connection has two flows ([`CopyDirection`]), one per direction. A flow
+//! reads only after its sink has accepted all held bytes, so it holds at most one buffer or one full pipe.
 //!
 //! Sockets are watched edge-triggered ([`turnpike_net::Interest::Edge`]). The owner maps events to calls:
 //!
 //! ```text
 //! source readable        flow.readable = true, Mover::pump         source sent FIN (Event::closed)     flow.fin = true, pump
-//! sink writable          Mover::pump, if Flow::is_blocked          urgent byte (Event::priority)       Flow::on_urgent
-//! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)                Flow::on_error, pump
+//! sink writable          Mover::pump, if flow.is_blocked()         urgent byte (Event::priority)       flow.on_urgent()
+//! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)                flow.on_error(), pump
 //! ```
 //!
 //! A short read means that the socket is empty, so each message costs one read and one write; data that
-//! arrives later raises another event. (Only an urgent byte also ends a read early, see [`CopyDirection::on_urgent`].)
-//! A spliced flow gets one call per turn, so that data can accumulate.
+//! arrives later raises another event. The exception is an urgent byte, which ends a read early; see
+//! [`CopyDirection::on_urgent`]. A spliced flow gets one call per turn, so that data can accumulate.
 #![forbid(unsafe_code)]
 
 mod splice;
@@ -75,7 +75,7 @@ pub struct CopyDirection {
     /// True if splice(2) must not be used, because of an urgent byte, a kernel refusal, or data that
     /// splice(2) cannot see.
     pub plain: bool,
-    /// Read until the source would block, because a short read does not mean that the queue is empty. This is
+    /// True if only a read that would block shows that the source is empty, and a short read does not. This is
     /// the case after an urgent byte or an error, and on Unix sockets, where passed descriptors and urgent
     /// bytes cut reads short (unix(7)).
     pub thorough: bool,

@@ -37,7 +37,7 @@ use service::{Service, UNIT};
 /// First port that needs no privilege.
 const UNPRIVILEGED: u16 = 1024;
 
-/// Parts of other crates and the caller's outputs.
+/// Inputs and outputs that the caller provides.
 pub struct SetupContext<'a> {
     /// Asks the cloud's metadata service for the public address of this machine.
     pub cloud_address: fn() -> Option<IpAddr>,
@@ -46,7 +46,7 @@ pub struct SetupContext<'a> {
     pub warn: &'a dyn Fn(&str),
 }
 
-/// Returns false if a probe found the server unusable or bad. A server that was not started is not probed.
+/// Returns false if a probe found the server unusable, or a finding of level bad. A server that was not started is not probed.
 pub fn set_up(args: &SetupArgs, context: &SetupContext<'_>, out: &mut dyn Write) -> Result<bool, SetupError> {
     let (input, mut output) = (io::stdin(), io::stderr());
     let is_terminal = input.is_terminal() && output.is_terminal();
@@ -111,7 +111,7 @@ pub fn set_up(args: &SetupArgs, context: &SetupContext<'_>, out: &mut dyn Write)
 fn check_flags(args: &SetupArgs, config: &Path, service: Option<Service>) -> Result<(), SetupError> {
     if args.start && service.is_none() {
         return SetupError::answer(format!(
-            "--start needs root, {} and {UNIT} of the package: omit it, or install the package",
+            "--start needs root, the file {} and the package's {UNIT}: omit --start, or install the package and use sudo",
             args::SERVICE_CONFIG
         ));
     }

@@ -387,11 +387,11 @@ mod tests {
         let (mut here, mut away) = (Bans::default(), Bans::default());
         let alice: Subject = "user alice@here".parse().unwrap();
         [&mut here, &mut away].into_iter().for_each(|bans| bans.put(ban("user alice@here", 1000)));
-        assert_eq!(away.read(500, &[]).len(), 1, "an empty store gets it back");
+        assert_eq!(away.read(500, &[]).len(), 1, "the ban is missing from an empty store");
         let kept = here.lift(500, &alice).unwrap();
         assert!(away.read(600, std::slice::from_ref(&kept)).is_empty());
         assert!(!has(&away, 600, "alice", "198.51.100.1"));
-        assert_eq!(away.read(700, &[]), [kept], "an empty store gets the unban too");
+        assert_eq!(away.read(700, &[]), [kept], "the unban is missing from an empty store");
         away.put(ban("user alice@here", 2000));
         assert!(has(&away, 800, "alice", "198.51.100.1"));
     }

@@ -83,7 +83,7 @@ pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u3
     (held, sum, QuotaLevel::of(sum, limit))
 }
 
-/// State of the store's records of what all nodes hold.
+/// State of the store's records of the quotas that all nodes hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Books {
     /// Complete; the store can grant.
@@ -194,7 +194,8 @@ impl NodeShare {
         self.held == 0 && self.used <= untold(self.limit, nodes)
     }
 
-    /// Amount to request: the use plus twice the recent growth and a small part of the amount left.
+    /// Amount to request: the use, plus twice the recent growth or a small part of the amount left, whichever is larger.
+    /// While the records are incomplete, the node requests only the quota that it already has.
     fn want(&self, level: QuotaLevel, LeaseTerms { nodes, books, .. }: LeaseTerms) -> u32 {
         match books {
             Books::Whole => {
@@ -617,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn outage_counts_allocations_without_refusals() {
+    fn allocations_during_an_outage_are_counted_and_not_refused() {
         let mut world = World::new(3);
         world.terms.enforced = false;
         assert!((0..50).all(|_| world.acquire(0, 10)));
@@ -807,7 +808,7 @@ mod tests {
     }
 
     #[test]
-    fn quota_ended_before_its_new_report_is_not_reported() {
+    fn quota_released_before_the_new_report_is_not_reported() {
         let mut world = World::new(2);
         let all = LeaseTerms { enforced: false, ..world.terms };
         (0..20).for_each(|_| assert!(world.nodes[0].acquire(B, 100, QuotaLevel::Calm, all).is_ok()));
@@ -818,7 +819,7 @@ mod tests {
     }
 
     #[test]
-    fn quota_ended_during_its_report_is_returned() {
+    fn quota_released_during_its_report_is_returned() {
         for is_heard in [true, false] {
             let mut world = World::new(2);
             assert!(world.acquire(0, 1));

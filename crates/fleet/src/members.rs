@@ -35,7 +35,7 @@ pub struct FleetMember {
     /// Age of the last record by the store's clock, limited to the time for which the store has been
     /// responding to us.
     age_ms: u64,
-    /// Another node has reported its record as overdue.
+    /// Another node has reported this member's record as overdue.
     is_doubted: bool,
     /// A new card is available, and replaces the old one once it has been read.
     has_new_card: bool,
@@ -45,9 +45,9 @@ pub struct FleetMember {
 pub enum MemberChange {
     /// A new node, or a new process of a known node, whose card has been read.
     Joined(NodeName),
-    /// Its record is overdue: no clients are redirected to it.
+    /// The node's record is overdue: no clients are redirected to the node.
     Silent { name: NodeName, incarnation: u64 },
-    /// It sent no heartbeat for too long, or has left; its quotas are to be returned.
+    /// The node has sent no heartbeat for too long, or has left; its quotas are to be returned.
     Gone { name: NodeName, number: u16 },
 }
 
@@ -340,7 +340,7 @@ mod tests {
         }
     }
 
-    /// A fleet of a thousand nodes reads every five seconds.
+    /// In a fleet of a thousand nodes, each reads only every five seconds, so a record can be old when first seen.
     #[test]
     fn record_that_is_old_when_first_seen_is_distrusted_by_all() {
         let (mut one, mut other) = (FleetMembers::default(), FleetMembers::default());

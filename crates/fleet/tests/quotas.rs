@@ -142,7 +142,7 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
 
 /// All requests for an unused bucket arrive within one exchange, so no node knows of the others' use.
 #[test]
-fn burst_gets_the_nodes_share_within_the_limit() {
+fn each_node_grants_its_share_of_a_burst_within_the_limit() {
     for (nodes, limit) in [(3, 300), (1, 300), (3, 1024), (10, 1000), (7, 100)] {
         let (mut fleet, user) = (Fleet::new(nodes), (Sealer::new("secret").user("realm", "alice"), limit));
         let share = limit / u32::try_from(nodes).unwrap();

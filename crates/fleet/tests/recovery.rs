@@ -191,7 +191,7 @@ impl World {
             return false;
         }
         for (at, (bucket, limit)) in quotas.iter().enumerate() {
-            // A node's own use is within the limit, whatever the others have.
+            // A node never exceeds the limit by itself, whatever quotas the other nodes hold.
             if ledger.used(bucket) >= *limit
                 || ledger.acquire(*bucket, *limit, levels.get(bucket), terms).is_err()
             {

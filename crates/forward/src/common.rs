@@ -19,9 +19,9 @@ impl ForwardCommon {
         self.access.admits(client) && rule.access.admits(client)
     }
 
-    /// Like [`ForwardCommon::admits`], but for any client. A client of a Unix socket has no address and is
-    /// controlled by file permissions; only a rule with an `allow` list for clients behind proxies refuses
-    /// it.
+    /// Like [`ForwardCommon::admits`], but for any client. A client of a Unix socket has no address, so file
+    /// permissions decide. The exception is a rule with an `allow` list, which is meant for clients behind
+    /// proxies: it refuses clients without an address.
     pub(crate) fn admits_from(&self, rule: &Rule, client: &Address) -> bool {
         client.ip().map_or(rule.access.allow.is_empty(), |client| self.admits(rule, client))
     }

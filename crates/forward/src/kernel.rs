@@ -63,7 +63,7 @@ impl Loaded {
                 leases: settings.kernel_leases,
             };
             let result = match before {
-                // The previous process may have given up the privileges.
+                // The previous process may have given up the privileges to load programs.
                 Some(None) if settings.kernel_leases => Err(OffloadError::Kept),
                 before => offload(&kernel, before, &mut parts),
             };

@@ -17,7 +17,7 @@ use crate::{
     udp::{UdpListeners, listeners::tcp_options},
 };
 
-/// Names the setting in errors about an address.
+/// Place of the address in the configuration, for error messages.
 const IN_RULE: &str = "in this rule";
 
 /// Sockets of a rule for one worker.
@@ -277,7 +277,7 @@ fn probe(
     }
 }
 
-/// If the service manager passed sockets for this address, the remedy is about them.
+/// If the service manager passed sockets for this address, the error explains how to use those.
 fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: io::Error) -> StartError {
     let error = ip_error(rule, address, source);
     listen_error(rule, passed.explain(ListenerKind::of(rule.protocol).speaks(), address, error))

@@ -25,8 +25,7 @@ pub(crate) fn check(rule: &Rule) -> Result<(), StartError> {
         source,
         remedy,
     };
-    // UDP regardless of the rule's protocol, because the options are the same and no packet is
-    // sent.
+    // UDP suffices for every protocol, because the options are the same and no packet is sent.
     let socket = Socket::new(if v6 { Domain::IPV6 } else { Domain::IPV4 }, Type::DGRAM, None)
         .map_err(|error| refuse("at all".to_owned(), error, "raise the limit on open files (ulimit -n)"))?;
     if let Some(device) = device {

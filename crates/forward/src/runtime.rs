@@ -80,7 +80,7 @@ pub enum StartError {
     #[error("--copy kernel: {0}")]
     Copy(#[source] OffloadError),
     #[error(
-        "cannot start a worker: {0}; raise the limit on open files (ulimit -n) or of threads (ulimit -u)"
+        "cannot start a worker: {0}; raise the limit on open files (ulimit -n) or on threads (ulimit -u)"
     )]
     Worker(#[from] io::Error),
 }

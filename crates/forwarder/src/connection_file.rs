@@ -28,7 +28,7 @@ pub(crate) struct ConnectionFile {
     file: File,
     format: LineFormat,
     rules: HashMap<String, Rule>,
-    /// True once an error has been logged, which happens only once.
+    /// True if the last write failed; further errors are not logged until a write succeeds.
     failed: bool,
     /// True if the last line in the file is incomplete.
     is_cut: bool,
@@ -57,7 +57,7 @@ impl ConnectionFile {
         if let Some(error) = &error
             && !self.failed
         {
-            tracing::warn!("cannot write to the connection log file: {error}");
+            tracing::warn!("cannot write to the connection log file, so lines are lost: {error}");
         }
         self.failed = error.is_some();
         unwritten

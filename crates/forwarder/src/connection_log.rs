@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_above_a_clients_rate_are_summarized_and_others_logged_singly() {
+    fn ended_connections_beyond_a_clients_rate_are_summarized() {
         let mut limits = ConnectionLogLimits::new(&Arc::default());
         let mut told = |client: &str, reason, count: usize| {
             let report = report(client, reason);

@@ -64,7 +64,9 @@ impl PreviousForwarder {
         let (ForwardOffer { forwarder, names }, mut descriptors) = previous.offer::<ForwardOffer>()?;
         let (page, passed) = names.import(&mut descriptors)?;
         let datapath = forwarder.datapath().ok_or_else(|| {
-            ProcessError::Upgrade("the new version does not support the data path of the old one".to_owned())
+            ProcessError::Upgrade(
+                "the new version does not support the data path of the old one: restart instead".to_owned(),
+            )
         })?;
         let workers = forwarder.workers;
         let forwarder = ForwarderHandover::new(forwarder, descriptors);

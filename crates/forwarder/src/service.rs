@@ -306,7 +306,9 @@ fn take_over(
         let Some(forwarder) = weak.upgrade() else { return };
         match forwarder.attach_kernel() {
             Ok(()) => _ = log_kernel(&settings, &forwarder, &settings.rules, datapath),
-            Err(error) => tracing::error!("the kernel no longer forwards: {error}"),
+            Err(error) => tracing::error!(
+                "cannot attach the eBPF program after the upgrade; user space forwards the datagrams: {error}"
+            ),
         }
     };
     upgrade::take_over(previous, control.status().carried(), false, receive, || forwarder.serve(), released)

@@ -139,8 +139,7 @@ pub fn user_at_the_limit_does_not_block_other_users() {
     loom::model(|| {
         let quotas = quotas_of(2, 1);
         assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
-        // A second allocation by alice is refused in every interleaving, while one by the other user never
-        // is.
+        // Every interleaving refuses a second allocation by alice, and none refuses one by the other user.
         let greedy = with(&quotas, |quotas| quotas.acquire(UserRef::new("realm", "alice"), HOME));
         assert_eq!(
             quotas.acquire(UserRef::new("elsewhere", "alice"), HOME),

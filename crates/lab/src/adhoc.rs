@@ -38,16 +38,16 @@ pub(crate) struct AdhocOptions {
     /// load`]
     #[arg(long, value_name = "ADDR:PORT", group = "ready")]
     pub(crate) ready_stun: Option<String>,
-    /// ... when ADDR:PORT accepts a TCP connection
+    /// A subject is ready when ADDR:PORT accepts a TCP connection
     #[arg(long, value_name = "ADDR:PORT", group = "ready")]
     pub(crate) ready_tcp: Option<String>,
-    /// ... when its output contains this text
+    /// A subject is ready when its output contains this text
     #[arg(long, value_name = "TEXT", group = "ready")]
     pub(crate) ready_log: Option<String>,
-    /// ... when a UDP socket is bound to this port
+    /// A subject is ready when a UDP socket is bound to this port
     #[arg(long, value_name = "PORT", group = "ready")]
     pub(crate) ready_udp_port: Option<String>,
-    /// ... when a TCP socket listens on this port
+    /// A subject is ready when a TCP socket listens on this port
     #[arg(long, value_name = "PORT", group = "ready")]
     pub(crate) ready_tcp_port: Option<String>,
     /// Additional program that the workload needs; may be repeated [default: `turnpike reflect` at the --peer

@@ -238,10 +238,10 @@ pub(crate) struct Log {
     /// Add a row to a performance log (docs/dev/performance-log.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
-    /// Description of the change, for that row [default: the experiment's name]
+    /// Description of the change, for the row of --log [default: the experiment's name]
     #[arg(long, value_name = "TEXT", requires = "log")]
     pub(crate) change: Option<String>,
-    /// Gain predicted before measuring, for that row
+    /// Gain predicted before measuring, for the row of --log
     #[arg(long, value_name = "RATIO", requires = "log")]
     pub(crate) predicted: Option<String>,
 }

@@ -4,7 +4,7 @@
 //! through [`run`] or [`main`], starts programs and reads counters:
 //!
 //! ```text
-//! topology    namespaces joined by veth pairs, removed under all circumstances
+//! topology    namespaces joined by veth pairs, removed even if the lab is killed
 //! experiment  files: subjects, helpers, workload, sweep
 //! probe       counters of namespaces, CPUs and processes, read from the kernel
 //! run         fresh processes per round, readiness, measurement window, failures
@@ -28,9 +28,10 @@
 //! ```
 //!
 //! **Ratios.** A paired ratio is always candidate over baseline in the same round, kept as a logarithm until it is shown. The baseline is
-//! the experiment's first subject. The `metric` decides whether a ratio above 1 is good. **A/A.** `order::plan` plans one run more per
-//! round than there are subjects; the additional one is the baseline again. Its results go into `RunRecord::aa` under the baseline's name.
-//! With two subjects, six rounds form complete blocks.
+//! the experiment's first subject. The `metric` decides whether a ratio above 1 is good.
+//!
+//! **A/A.** `order::plan` plans one run more per round than there are subjects; the additional one is the baseline again. Its results go
+//! into `RunRecord::aa` under the baseline's name. With two subjects, six rounds form complete blocks.
 //!
 //! **Reliability.** In simulations with 8 % noise per run and a drift of 20 % (`truth.rs`), of 1,000 experiments with 96 rounds and equal
 //! subjects, 974 show no difference and 23 claim one. A 5 % slowdown is found in 88 % of the cases with 96 rounds and in 97 % with 128.

@@ -32,7 +32,7 @@ pub struct RunRecord {
     pub seed: u64,
     pub environment: Environment,
     pub experiment: RecordedExperiment,
-    /// One entry per run and subject, in order of execution.
+    /// One entry for each run of a subject, in order of execution. Second runs of the baseline are in `aa`.
     pub rounds: Vec<Round>,
     /// Second runs of the baseline: entry `index` is paired with the baseline's run in round `index`.
     #[serde(default)]

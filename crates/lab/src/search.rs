@@ -2,10 +2,10 @@
 //! despite noise.
 //!
 //! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for every goal. A rate becomes a
-//! *lower bound* for a goal once it is certain that at most half of the trial time exceeds the goal, however the remaining trials turn
-//! out, and an *upper bound* once it is certain that more than half does. Until then, the rate is tried again. A hiccup therefore does not
-//! end the search, and a lucky trial does not decide it. Coarse phases of short trials find the region, and a last phase of long trials
-//! decides.
+//! *lower bound* for a goal once it is certain that the goal is missed for at most half of the trial time, however the remaining trials
+//! turn out, and an *upper bound* once it is certain that the goal is missed for more than half. Until then, the rate is tried again. A
+//! hiccup therefore does not end the search, and a lucky trial does not decide it. Coarse phases of short trials find the region, and a
+//! last phase of long trials decides.
 //!
 //! ```text
 //! while let Some(trial) = search.next() {            the caller runs it: rate, seconds
@@ -80,7 +80,7 @@ pub struct FoundRate {
     pub max_loss: f64,
     /// `None` if not even the lowest rate meets the goal.
     pub lower_pps: Option<u64>,
-    /// `None` if none of the rates that were tried fails.
+    /// `None` if every rate that was tried meets the goal.
     pub upper_pps: Option<u64>,
     /// Median rate delivered in the trials at `lower_pps` that met the goal.
     pub delivered_pps: Option<f64>,
@@ -493,7 +493,7 @@ impl Search {
         let bad = seconds(true, false) + excess;
         let good = seconds(true, true);
         let whole = (bad + good).max(phase.sum_s);
-        // Up to half of the time may exceed the goal. This makes the result a median, which a hiccup does not change.
+        // The goal may be missed for up to half of the time. This makes the result a median, which a hiccup does not change.
         let allowed = whole / 2.0;
         if whole - good <= allowed {
             Some(RateBound::Lower)

@@ -160,8 +160,8 @@ fn the_requested_rounds_are_enough_for_a_verdict() {
             asked += 1;
             assert!((11..400).contains(&rounds), "{rounds} rounds");
             let then = verdict(seed, 1.0, rounds);
-            // Ten rounds give only a rough estimate of the noise, so more rounds than suggested may be needed, but fewer than twice as
-            // many.
+            // Ten rounds give only a rough estimate of the noise, so more rounds than suggested may be needed, but fewer than four times
+            // as many.
             match then.outcome {
                 Conclusion::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
                 Conclusion::NoDifference => {}

@@ -1,4 +1,4 @@
-//! Use of records: graphs of sweeps, reruns, comparisons and the performance log.
+//! Commands that use records: graphs of sweeps, reruns, comparisons and the performance log.
 #![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 mod support;

@@ -16,8 +16,8 @@ fn as_lab() {
     support::as_lab();
 }
 
-/// Suite with two rows: an echo at two rates, the second with a threshold that cannot be met and a trivial
-/// one.
+/// Suite with two rows: an echo at two rates. The second row has two thresholds: one that cannot be met and one
+/// that is always met.
 fn suite(directory: &Path) -> PathBuf {
     let (echo, load) = (script("echo.py"), script("load.py"));
     let experiment = format!(

@@ -197,7 +197,7 @@ fn topologies_work_in_a_user_namespace_without_root() {
         "{}",
         said(&inside)
     );
-    assert!(namespaces(&format!("tplab-{id}-")).is_empty(), "there is no name outside the user namespace");
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty(), "no names exist outside the user namespace");
     assert!(marked(&id) >= 3);
     let down = lab(&["down", "--id", &id]);
     assert!(said(&down).contains("1 topology removed"), "{}", said(&down));

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_port_is_the_reflectors() {
+    fn the_default_port_is_that_of_the_reflector() {
         for (text, expected) in [
             ("127.0.0.1", "127.0.0.1:3480"),
             ("127.0.0.1:9000", "127.0.0.1:9000"),

@@ -110,7 +110,7 @@ fn the_seed_determines_the_packets() {
     assert_ne!(first, sent(8, 1, &relay));
 }
 
-/// Actions of a [`MiddleBox`] on packets sent in one direction during the measured time.
+/// Counters of a [`MiddleBox`] for one direction; probes are not counted.
 #[derive(Default)]
 struct Way {
     seen: AtomicU64,
@@ -252,7 +252,7 @@ fn an_unusable_peer_address_is_reported() {
 }
 
 #[test]
-fn a_stopped_run_reports_the_time_until_then() {
+fn a_stopped_run_reports_the_time_before_the_stop() {
     let stop = StopHandle::default();
     let mut config = straight("call");
     (config.run.duration, config.run.warmup) = (Duration::from_secs(3_600), Duration::ZERO);

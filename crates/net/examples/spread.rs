@@ -30,7 +30,7 @@ const UPSTREAM: u64 = 1;
 struct Flow {
     listener: UdpSocket,
     upstream: UdpSocket,
-    /// Most recent client (address and port, 0 if none), because each generator run uses a different port.
+    /// Most recent client: address and port, 0 if none. Each generator run uses a different port.
     client: AtomicU64,
     relayed: AtomicU64,
 }

@@ -7,7 +7,7 @@ use crate::is_exhaustion;
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {place}: {source}; {remedy}")]
 pub struct BindError {
-    /// Address, after its protocol if the address alone is ambiguous.
+    /// Address, preceded by the protocol if the address alone is ambiguous.
     pub place: String,
     pub source: io::Error,
     pub remedy: String,

@@ -38,7 +38,7 @@ pub enum Interest {
         read: bool,
         write: bool,
     },
-    /// Readable, for a socket shared by several pollers: each event wakes one or some of them
+    /// Readable, for a socket shared by several pollers: each event wakes at least one of them
     /// (EPOLLEXCLUSIVE, epoll_ctl(2)). Only for [`Poller::add_with`].
     Exclusive,
     /// All events of a stream, edge-triggered: read until a read is short, write until a write is short. A

@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_arena_keeps_the_batch_size() {
+    fn call_at_the_end_of_the_arena_keeps_the_batch_size() {
         let socket = socket_with(1);
         for full in [1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8] {
             socket.digest(full, full, 16);
@@ -501,7 +501,7 @@ mod tests {
     fn short_batch_means_an_empty_socket() {
         let socket = socket_with(3);
         let mut rx = Rx::new(Datapath::Gso);
-        // Asks for only one datagram, so more may be queued.
+        // This call asks for only one datagram, so more may be queued.
         let received = rx.recv(&socket).unwrap();
         assert_eq!((received.count, received.emptied), (1, false));
         for full in [1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8] {

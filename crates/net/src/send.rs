@@ -436,8 +436,8 @@ impl<K: SendCalls> SocketSender<'_, K> {
         }
     }
 
-    /// Handles a refused super-packet: sends its segments one by one. If the kernel accepts any, the socket
-    /// stops forming such super-packets for a while; otherwise the kernel refused the destination.
+    /// Handles a refused super-packet: sends its segments one by one. If the kernel accepts any of them,
+    /// the socket stops forming such super-packets for a while. If it accepts none, it refused the destination.
     #[cold]
     fn step_down(&mut self, at: usize) {
         if self.send_apart(at) == 0 {

@@ -46,8 +46,8 @@ pub struct UdpOptions {
 /// GSO for the whole listener.
 const MAY_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_OMIT;
 
-/// DF regardless of the path MTU. With the usual IP_PMTUDISC_DO the kernel drops larger datagrams itself, so
-/// a client that probes for the MTU (RFC 8656 section 11.5) would see one ICMP error and then nothing.
+/// DF regardless of the path MTU. With the usual IP_PMTUDISC_DO the kernel itself drops datagrams above the
+/// path MTU, so a client that probes for the MTU (RFC 8656 section 11.5) would see one ICMP error and then nothing.
 const DONT_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_PROBE;
 const DONT_FRAGMENT_V6: i32 = libc::IPV6_PMTUDISC_PROBE;
 
@@ -68,7 +68,7 @@ pub struct UdpSocket {
 
 /// Segment size limit for super-packets. A refusal may come from a path that has a small MTU for only a
 /// minute, so larger segments are retried after a pause. The pause is counted in flushes, because no clock is
-/// read here, and doubles with each additional refusal.
+/// read here. It doubles with each additional refusal.
 #[derive(Clone, Copy, Debug)]
 struct GsoHabit {
     /// Maximum segment size; 0 after a refusal of a short segment.
@@ -240,8 +240,8 @@ impl UdpSocket {
     }
 
     /// Handles a refused super-packet. A segment above 1,232 bytes (the IPv6 minimum MTU without headers) may
-    /// exceed the path MTU, so only such sizes step down. A refused small segment means that the socket or
-    /// its device cannot segment.
+    /// exceed the path MTU, so the limit falls just below its size. If a smaller segment is refused, the socket
+    /// or its device cannot segment.
     pub(crate) fn step_down(&self, segment: u16) {
         const ALWAYS_FITS: u16 = 1232;
         let limit = if segment > ALWAYS_FITS { segment - 1 } else { 0 };
@@ -281,8 +281,7 @@ impl UdpSocket {
                 }
                 self.singles.set(0);
             }
-            // The number is not lowered here, because the call may have been short only because the arena
-            // ended.
+            // If `ask` was small only because the arena was almost full, the number must not fall.
             self.appetite.set(ask.saturating_mul(2).min(most).max(appetite));
         } else if got < 2 || got.saturating_mul(4) <= ask {
             self.appetite.set((ask / 2).max(1));

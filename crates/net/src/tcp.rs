@@ -38,7 +38,7 @@ pub struct ListenOptions {
     /// SO_KEEPALIVE of accepted sockets.
     pub keepalive: bool,
     /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: a write fails while this much is unsent. Otherwise the
-    /// send buffer grows to megabytes, so that a slow link delivers datagrams that are seconds old.
+    /// send buffer grows to megabytes, and a slow link delivers datagrams that are seconds old.
     pub unsent_limit: Option<u32>,
     /// TCP_DEFER_ACCEPT in seconds: connections become acceptable with their first bytes, or after about this
     /// time. Until then they occupy the SYN queue. When it is full, SYN cookies take over and connections are
@@ -259,8 +259,8 @@ fn begin(socket: Socket, address: SocketAddr) -> io::Result<TcpSocket> {
 /// Options of outgoing sockets; all off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Source address, with port 0: the kernel chooses one at connect time (IP_BIND_ADDRESS_NO_PORT), so ports
-    /// are limited per destination and not per source address.
+    /// Source address with port 0. The kernel chooses the port at connect time (IP_BIND_ADDRESS_NO_PORT), so
+    /// ports are limited per destination and not per source address.
     pub source: Option<SocketAddr>,
     /// SO_BINDTODEVICE.
     pub device: Option<String>,

@@ -157,8 +157,8 @@ impl Tx {
             let bytes = Bytes { own: &self.own, rx };
             let one_by_one = self.datapath == Datapath::Basic;
             let mut sender = self.batch.open(kernel, socket, bytes, one_by_one, &mut self.stats);
-            // DF is a socket option. So datagrams with DF are sent last, which takes two changes of the
-            // option per flush instead of one per route.
+            // DF is a socket option, and sending datagrams with DF last takes two changes of the option per
+            // flush instead of one per route.
             let mut also_df = false;
             for df in [false, true] {
                 if df && !also_df {

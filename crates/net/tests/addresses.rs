@@ -6,9 +6,9 @@ use std::net::Ipv6Addr;
 const WILDCARD4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const WILDCARD6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
-/// `client` sends to a wildcard server at each of `asked`; every reply must come from the address that the
-/// request was sent to.
-fn answers_leave_from_the_asked_address(wildcard: IpAddr, client: IpAddr, asked: &[IpAddr]) {
+/// Sends from `client` to a wildcard server at each address in `asked`. Every reply must come from the address
+/// that the request was sent to.
+fn replies_leave_from_the_requested_address(wildcard: IpAddr, client: IpAddr, asked: &[IpAddr]) {
     for datapath in DATAPATHS {
         let gro = datapath == Datapath::Gso;
         let options = UdpOptions { packet_info: true, gro, ..UdpOptions::default() };
@@ -44,24 +44,24 @@ fn answers_leave_from_the_asked_address(wildcard: IpAddr, client: IpAddr, asked:
 }
 
 #[test]
-fn ipv4_replies_leave_from_the_address_that_was_used() {
+fn ipv4_replies_leave_from_the_requested_address() {
     let asked = [1, 2, 77].map(|n| IpAddr::from([127, 0, 0, n]));
-    answers_leave_from_the_asked_address(WILDCARD4, IpAddr::from([127, 0, 0, 9]), &asked);
+    replies_leave_from_the_requested_address(WILDCARD4, IpAddr::from([127, 0, 0, 9]), &asked);
 }
 
 #[test]
-fn dual_stack_replies_leave_from_the_ipv4_address_that_was_used() {
+fn dual_stack_replies_leave_from_the_requested_ipv4_address() {
     let asked = [1, 2, 77].map(|n| IpAddr::from([127, 0, 0, n]));
-    answers_leave_from_the_asked_address(WILDCARD6, IpAddr::from([127, 0, 0, 9]), &asked);
+    replies_leave_from_the_requested_address(WILDCARD6, IpAddr::from([127, 0, 0, 9]), &asked);
 }
 
 #[test]
-fn ipv6_replies_leave_from_the_address_that_was_used() {
+fn ipv6_replies_leave_from_the_requested_address() {
     let setup = ["link set lo up", "addr add fd00::1/64 dev lo nodad", "addr add fd00::2/64 dev lo nodad"];
     in_namespace(turnpike_testkit::this_test!(), &setup, || {
         let asked = ["::1", "fd00::1", "fd00::2"].map(|ip| ip.parse().unwrap());
         asked.iter().for_each(|ip| common::wait_until_reachable(*ip));
-        answers_leave_from_the_asked_address(WILDCARD6, asked[1], &asked);
+        replies_leave_from_the_requested_address(WILDCARD6, asked[1], &asked);
     });
 }
 

@@ -4,7 +4,7 @@ use crate::prelude::*;
 
 /// Datagrams to a neighbour that never answers ARP stay in the send buffer.
 #[test]
-fn full_send_buffer_drops_and_counts() {
+fn drops_of_a_full_send_buffer_are_counted() {
     let setup = [
         "link set lo up",
         "link add name near type veth peer name far",

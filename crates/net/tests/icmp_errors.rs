@@ -113,7 +113,7 @@ fn icmp_errors_within_a_batch_cost_no_datagram() {
         let to = bind(V4, &UdpOptions { recv_buffer: Some(1 << 20), ..UdpOptions::default() });
         let (good, bad) = (sender.route(to.local_addr()), sender.route(nobody(V4)));
         for n in 0..50_u8 {
-            // A different TOS makes each a separate route, so that good and bad destinations alternate in
+            // Each pair has its own TOS and therefore its own routes, so good and bad destinations alternate in
             // the batch.
             let tos = (n + 1) << 2;
             sender.tx.push_bytes(&turnpike_net::Route { tos, ..bad }, &[n; 20]);

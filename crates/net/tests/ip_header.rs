@@ -31,7 +31,7 @@ fn tos_and_ttl_arrive_as_sent() {
 }
 
 #[test]
-fn zero_keeps_the_default_of_the_socket() {
+fn zero_tos_and_ttl_select_the_defaults_of_the_socket() {
     for ip in [V4, V6] {
         let to = bind(ip, &UdpOptions { ip_header: true, ..UdpOptions::default() });
         let mut sender = Sender::new(Datapath::Gso, ip, &UdpOptions::default());

@@ -60,7 +60,7 @@ fn accepted_and_connected_sockets_have_the_configured_timers() {
         }
     };
     assert_eq!(accepted(&timers).map(|socket| timers_of(&socket)), [timers; 2]);
-    // A rule without timers takes over the listener.
+    // After a reload, a forwarding rule without timers may use the listener.
     let [accepted, _] = accepted(&TcpTimers::default());
     let defaults = TcpTimers {
         keepalive_idle: Some(Duration::from_secs(7200)),

@@ -47,7 +47,7 @@ impl Echo {
             .map_max_entries("listeners", room)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
-        // Must come before the maps are taken, whose descriptors the program needs.
+        // The program needs the descriptors of the maps, so load it before taking the maps.
         load_classifier(&mut object, PROGRAM)?;
         let mut map: HashMap<_, Listener, u32> =
             HashMap::try_from(take(&mut object, "listeners")?).map_err(map_error)?;

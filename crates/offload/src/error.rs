@@ -93,11 +93,11 @@ impl OffloadError {
                 match said {
                     _ if is_passing(&io_error) => Self::Unfinished { source: io_error },
                     Some(said) if !is_forbidden(&io_error) => Self::Verifier { said: said.to_owned() },
-                    _ => Self::kernel("programs of this type", io_error),
+                    _ => Self::kernel("support for BPF programs of this type", io_error),
                 }
             }
             other => match errno_of(&other) {
-                Some(source) => Self::kernel("programs of this type", source),
+                Some(source) => Self::kernel("support for BPF programs of this type", source),
                 None => Self::Object(chain(&other)),
             },
         }

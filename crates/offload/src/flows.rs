@@ -292,7 +292,8 @@ impl Flows {
         self.let_go(&flow);
     }
 
-    /// Keys of all flows, including those of other workers. For tests: the kernel walks the whole map.
+    /// Keys of all flows, including those of other workers. Only for tests, because the kernel walks the
+    /// whole map.
     pub fn keys(&self) -> Vec<FlowKey> {
         self.map.keys().filter_map(Result::ok).collect()
     }

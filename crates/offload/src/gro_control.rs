@@ -28,7 +28,7 @@ pub(crate) struct GroControl {
     waiting: Vec<u32>,
     stopping: Vec<u32>,
     now_ms: u64,
-    /// Numbers of super-packets since the last judgement and in this tick, and of ticks with super-packets.
+    /// Super-packets since the last judgement, super-packets in this tick, and ticks with super-packets.
     super_packets: u64,
     of_tick: u64,
     ticks: u64,
@@ -201,7 +201,7 @@ impl SocketGro {
     }
 
     /// Re-enables GRO when the time is up, or if disabling it did not help: if datagrams still arrive in user
-    /// space at half the previous rate or more, this machine's GRO was not what sent them there.
+    /// space at half the previous rate or more, they do not arrive there because of GRO.
     fn wait(&mut self, now_ms: u64) {
         self.state = match self.state {
             GroState::DoesWithout { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {

@@ -73,8 +73,8 @@ impl Kernel {
         Self::prepare(settings, ReceivedKernel::default())
     }
 
-    /// Loads the program to replace another process's, with the result of its [`Kernel::export_fds`]. The
-    /// other process keeps everything until [`Kernel::attach`].
+    /// Loads the program that will replace another process's program. `passed` and `descriptors` are the result
+    /// of [`Kernel::export_fds`] in that process, which keeps everything until [`Kernel::attach`].
     pub fn from_handover(
         settings: &KernelSettings,
         passed: PassedKernel,

@@ -118,7 +118,8 @@ impl SharedMaps {
     pub(crate) fn detach_all(&self) {
         let is_handed_on = self.is_handed_on.load(Ordering::Relaxed);
         for attached in std::mem::take(&mut *self.links()).into_values() {
-            // A link stays attached through the other process's descriptors, and a filter stays by itself.
+            // A passed link stays attached through the other process's descriptors. A passed filter has none, so it
+            // must not be detached.
             let stays = |link: &Link| is_handed_on && attached.is_passed && matches!(link, Link::Filter(_));
             let links = [attached.leaves, Some(attached.link)].into_iter().flatten();
             links.filter(|link| !stays(link)).for_each(Link::detach);

@@ -89,7 +89,7 @@ impl Sockmap {
             return Err(OffloadError::Unsound);
         }
         let btf = Btf::from_sys_fs().map_err(|error| OffloadError::Kernel {
-            what: "description of its own types (/sys/kernel/btf/vmlinux)",
+            what: "a description of its own types (/sys/kernel/btf/vmlinux)",
             source: io::Error::other(chain(&error)),
         })?;
         (0..workers).map(|_| Self::new(&btf, pairs)).collect()
@@ -104,10 +104,10 @@ impl Sockmap {
             .map_max_entries("sides", places)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
-        // Must come before the maps are taken, whose descriptors the program needs.
+        // The program needs the descriptors of the maps, so load it before taking the maps.
         let program = program(&mut object)?;
         load_program(|| program.load())?;
-        // A kernel that does not report the size is not refused.
+        // If the kernel does not report the size, assume that it compiles the program.
         if program.info().is_ok_and(|info| info.size_jitted() == 0) {
             return Err(OffloadError::Interpreted);
         }

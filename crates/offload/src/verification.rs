@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) fn load_classifier(object: &mut Ebpf, name: &str) -> Result<(), OffloadError> {
     let program = classifier(object, name)?;
     load_program(|| program.load())?;
-    // A kernel that does not report the size is not refused.
+    // If the kernel does not report the size, assume that it compiles the program.
     if program.info().is_ok_and(|info| info.size_jitted() == 0) {
         return Err(OffloadError::Interpreted);
     }

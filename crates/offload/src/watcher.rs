@@ -240,7 +240,7 @@ impl Watcher {
                 let told = attached.told.clone();
                 attached.detach();
                 if let Some(Attachment { interface, .. }) = told.filter(|_| !starting) {
-                    tracing::info!("kernel data path: {interface} is down or has lost its address");
+                    tracing::info!("data path kernel: {interface} is down or has lost its address");
                 }
             }
         }
@@ -272,7 +272,7 @@ impl Watcher {
                 Ok(attached) => {
                     if let Some(told) = attached.told.as_ref().filter(|_| !starting) {
                         let Attachment { interface, hook, .. } = told;
-                        tracing::info!("kernel data path: attached to {interface} ({})", hook.name());
+                        tracing::info!("data path kernel: attached to {interface} ({})", hook.name());
                     }
                     shared.links().insert(interface.number, attached);
                 }

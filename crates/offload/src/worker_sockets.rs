@@ -13,7 +13,7 @@ const SWEEPS: usize = 10;
 
 pub struct WorkerSockets {
     drained: DrainedSockets,
-    /// `None` if super-packets make no difference to the program.
+    /// `None` for XDP, which sees packets before GRO.
     gro: Option<GroControl>,
     swept_ms: u64,
     sweep: usize,
@@ -30,7 +30,7 @@ impl WorkerSockets {
         }
     }
 
-    /// Number by which the program knows a socket. `None` if no number is left.
+    /// Number of a socket in the maps of the program. `None` if no number is left.
     pub fn slot(&mut self, socket: SocketId, flows: &Flows) -> Option<u32> {
         self.drained.slot(socket.0, || flows.socket())
     }

@@ -96,7 +96,7 @@ fn of_family(address: SocketAddr, among: &[&str], other: SocketAddr) -> SocketAd
     let alike = |address: &SocketAddr| address.is_ipv4() == other.is_ipv4();
     let mut candidates =
         std::iter::once(address).chain(among.iter().map(|text| text.parse().expect("an address")));
-    candidates.find(alike).expect("there is one of each family")
+    candidates.find(alike).expect("the list has an address of each family")
 }
 
 fn flow() -> impl Strategy<Value = FlowRecipe> {
@@ -406,8 +406,8 @@ struct Surroundings {
     hops: [[u64; HOP_WORDS]; 5],
 }
 
-/// Time of the last packet to user space; whether the flow is calm; whether XDP is counting; its count;
-/// whether it relayed a packet just now.
+/// Time of the last packet to user space; whether the flow is calm; whether XDP is counting; the count of XDP;
+/// whether XDP relayed a packet just now.
 type StateRecipe = (u64, bool, bool, u64, bool);
 
 fn time() -> impl Strategy<Value = u64> {

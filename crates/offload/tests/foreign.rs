@@ -89,7 +89,8 @@ const MARKS: [[u8; 8]; 4] = [
 const SHOT: u8 = 2;
 const OK: u8 = 0;
 
-/// Attaches to TC egress of the link; detached when dropped. `None` after a skip notice before Linux 6.6.
+/// Attaches a program to TC egress of the link until the result is dropped. Before Linux 6.6, prints a skip
+/// notice and returns `None`.
 fn at_egress(instructions: &[[u8; 8]], order: u32) -> Option<OwnedFd> {
     let program = load(SCHED_CLS, instructions).expect("the verifier accepts the program");
     // SAFETY: the string is static.

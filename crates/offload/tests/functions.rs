@@ -9,7 +9,7 @@ use object::{
 
 /// bpf_redirect_peer, the last function of Linux 5.10.
 const LAST_OF_5_10: i32 = 155;
-/// bpf_check_mtu of Linux 5.12, called in a branch that older kernels do not see.
+/// bpf_check_mtu of Linux 5.12, called in a branch that is dead code on older kernels.
 const CHECK_MTU: i32 = 163;
 /// bpf_xdp_load_bytes of Linux 5.18.
 const LAST_OF_5_18: i32 = 189;

@@ -21,8 +21,8 @@ const PEER: &str = "10.78.0.2:6000";
 
 /// More datagrams than a flow needs to settle and be granted its lease.
 pub(crate) const SOME: u32 = 40;
-/// Long enough even if the process that changes rules and the thread that reads them have to wait for the
-/// CPU.
+/// Time after which new rules have been read, even if the process that changes them and the thread that reads
+/// them have to wait for the CPU.
 const READ_AFTER: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(3);
 
@@ -31,7 +31,7 @@ pub(crate) fn run(line: &str) {
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Returns false, after a skip notice, if this kernel does not support the rules.
+/// Applies the rules. If this kernel does not support them, prints a skip notice and returns false.
 fn has_made(rules: &str) -> bool {
     let output = Command::new("sh").args(["-c", rules]).output().expect("sh(1) runs");
     if !output.status.success() {
@@ -83,13 +83,13 @@ impl Bench {
             // SAFETY: as above.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
             // SAFETY: no arguments.
-            send.send(Err(unsafe { libc::gettid() })).expect("someone listens");
+            send.send(Err(unsafe { libc::gettid() })).expect("the receiver is open");
             wait.recv().expect("the link is made");
             run("ip addr add 10.78.0.2/24 dev other && ip link set other up && ip link set lo up");
             // A route over the link for rules that change addresses.
             run("ip route add 10.79.0.0/24 dev other");
             let [client, peer] = [CLIENT, PEER].map(|at| UdpSocket::bind(at).expect("an address of ours"));
-            send.send(Ok(Far { client, peer })).expect("someone listens");
+            send.send(Ok(Far { client, peer })).expect("the receiver is open");
             // The sockets keep the namespace alive.
         });
         let Ok(Err(thread)) = far.recv() else { panic!("the thread must send its ID first") };

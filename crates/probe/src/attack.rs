@@ -81,7 +81,7 @@ pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
         "- send {} messages without a credential, and count the bytes that come back per byte sent",
         strangers::COUNT
     ));
-    lines.push("Allocations are deleted afterwards. Use it only on your own servers, or with the owner's consent: add --i-own-this-server to run it.".to_owned());
+    lines.push("Allocations are deleted afterwards. Run this attack only on your own servers, or with the owner's consent: add --i-own-this-server.".to_owned());
     lines
 }
 

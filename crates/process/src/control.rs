@@ -272,7 +272,7 @@ async fn until_ended<S: Service>(
                     service.tick();
                 }
                 stage.follow_machine(service);
-                // A worker that gets stuck during a handover makes the upgrade fail first.
+                // If a worker fails during an upgrade, let the upgrade fail first.
                 if !matches!(stage, ControlStage::Upgrading(_)) && service.has_failed() {
                     return true;
                 }
@@ -388,7 +388,7 @@ fn drain(
     Until { most: wanted.until.unwrap_or(0), ..Until::new(patience) }
 }
 
-/// Drains on behalf of an administrator. A drain in progress continues with the new limits that are
+/// Drains on behalf of an administrator. A drain in progress continues with the limits set in
 /// `wanted`; an upgrade is cancelled first.
 fn drain_within(
     service: &mut impl Service,

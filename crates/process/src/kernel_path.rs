@@ -18,7 +18,7 @@ pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
         format!("to {}", named_by_hook(&attached))
     };
     tracing::info!(
-        "data path kernel: attached {where_to}; room for {flows} flows; everything else by {datapath}"
+        "data path kernel: attached {where_to}; room for {flows} flows; {datapath} handles everything else"
     );
     if kernel.has_leases() {
         tracing::info!(
@@ -30,7 +30,7 @@ pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     for Attachment { interface, hook, why } in &attached {
         if let Some(why) = why {
             tracing::warn!(
-                "data path kernel: on {interface} at {} instead of in the driver: {why}",
+                "data path kernel: attached to {interface} at {} instead of in the driver: {why}",
                 hook.name()
             );
         }

@@ -159,7 +159,7 @@ mod tests {
                 .collect::<Vec<u64>>()
         };
         assert_eq!(admitted(5, "192.0.2.1", 100), vec![1; 20]);
-        // 80 lines with one suppressed refusal each are 160, plus the one suppressed before this line.
+        // Each of 80 unlogged lines stands for two refusals, and this line follows one more.
         assert_eq!(admitted(5, "198.51.100.1", 1), [161]);
         assert_eq!(admitted(6, "192.0.2.1", 100), [1]);
         assert_eq!(admitted(8, "192.0.2.1", 3), [99 * 2 + 1, 1]);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_above_a_users_rate_are_summarized_and_others_logged_individually() {
+    fn session_ends_above_a_users_rate_are_summarized_and_others_logged_individually() {
         let counts = Arc::new(LogCounts::default());
         let rates = Rates::new(Rate::new(10, 1000), Rate::new(1000, 1), 64);
         let mut limit = EndLimit::new(rates, Arc::clone(&counts));

@@ -40,7 +40,8 @@ fn open(path: &Path) -> io::Result<File> {
     if !found.is_file() || found.nlink() != 1 {
         return Err(refused("not a regular file with a single name"));
     }
-    // Overwrites the old text, which also ends with a newline, so that readers never see an empty file.
+    // Overwrites the old text in place, so that readers never see an empty file. The newline ends the number
+    // even before the rest of a longer old text is removed.
     let text = format!("{}\n", std::process::id());
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)?;

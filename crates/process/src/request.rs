@@ -19,8 +19,8 @@ const BACKLOG: usize = 16;
 #[derive(Debug)]
 pub(crate) enum Request {
     Reload(Option<oneshot::Sender<Result<Reloaded, NotReloaded>>>),
-    /// Stop accepting clients, and exit when enough sessions have ended or after a time. A second request
-    /// stops the process immediately.
+    /// Stops accepting clients, and exits once enough sessions have ended or a time limit has passed. A second
+    /// request stops the process immediately.
     Drain(Drain),
     /// Like [`Request::Drain`], but a second request only changes the limits that it contains.
     DrainWithin(Drain, oneshot::Sender<Draining>),

@@ -1,8 +1,8 @@
-//! Sandbox: after reading its configuration, and before its second thread and first packet, a process drops
-//! every privilege, file and system call it does not need. An attacker who takes over the process can use
-//! only the rest.
+//! Sandbox: after reading its configuration, and before its second thread and first packet, a process gives
+//! up every privilege, file and system call that it does not need. An attacker who takes over the process can
+//! use only the rest.
 //!
-//! All three restrictions survive execve(2) and can only become stricter, so the new process of an upgrade
+//! The restrictions of all three kinds survive execve(2) and can only become stricter, so the new process of an upgrade
 //! starts in the same sandbox and adds its own restrictions.
 
 mod files;

@@ -27,7 +27,7 @@ pub trait Service: Send + 'static {
     /// Configured time limit of a drain.
     fn drain_deadline(&self) -> Duration;
     fn drain(&mut self, deadline: Duration);
-    /// True if all workers have taken commands since the last call.
+    /// True if all workers have taken commands since the last call that returned true.
     fn makes_progress(&self) -> bool;
     /// Number of current sessions or connections.
     fn open(&self) -> u64;

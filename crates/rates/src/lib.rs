@@ -22,7 +22,7 @@ impl Rate {
     /// Allows `burst` tokens at once, then one every `interval_ms` milliseconds.
     #[must_use]
     pub const fn new(burst: u32, interval_ms: u64) -> Self {
-        // This is a widening cast, because `From` cannot be used in a const fn.
+        // A widening cast: `From` cannot be used in a const fn.
         Self { interval_us: interval_ms * 1000, window_us: interval_ms * 1000 * burst as u64 }
     }
 
@@ -84,7 +84,7 @@ impl Rates {
         self.spend(now_us, &[(source, self.each)])
     }
 
-    /// True if this address is within its rate, its site's and the total. An IPv6 /64 counts as one
+    /// True if this address is within its own rate, the rate of its site and the total. An IPv6 /64 counts as one
     /// address. A site, an IPv4 /24 or IPv6 /48, has four times the rate of an address, however many
     /// addresses it uses.
     pub fn admit_address(&mut self, now_us: u64, ip: IpAddr) -> bool {

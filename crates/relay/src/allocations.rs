@@ -20,7 +20,8 @@ use crate::{
 };
 
 pub const SLICE: u32 = 1024;
-/// Maximum allocations returned per query, because copying one costs as much as checking several slots.
+/// Maximum number of allocations returned per query; lower than [`SLICE`], because copying an allocation costs as
+/// much as checking several slots.
 pub const SLICE_ALLOCATIONS: usize = 128;
 
 /// Criteria that allocations must meet; `None` matches everything.

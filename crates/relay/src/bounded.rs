@@ -20,7 +20,7 @@ pub(crate) struct Bounded {
     most: usize,
     most_per_network: usize,
     members: BTreeMap<u64, QueueMember>,
-    /// Member numbers by network, to find the oldest member of a network at its limit for every new client.
+    /// Member numbers by network: a new client of a network at its limit evicts the oldest of them.
     networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }
@@ -94,8 +94,8 @@ impl Bounded {
         self.oldest().map(|member| member.slot)
     }
 
-    /// Returns true if a new client must wait, because the set is full and its oldest member is still
-    /// protected.
+    /// Returns true if a new client must wait, because its network or the set is full and the oldest member there
+    /// is still protected.
     pub(crate) fn is_crowded(&self, network: IpAddr, now_ms: u64) -> bool {
         let oldest = self.oldest_of(network).or_else(|| self.oldest());
         oldest.is_some_and(|member| member.is_young(now_ms))
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn oldest_member_of_all_or_of_its_network_is_evicted() {
+    fn oldest_member_of_the_full_set_or_network_is_evicted() {
         let mut bounded = Bounded::new([4, 2]);
         let [a, neighbour, b, c] = ["192.0.2.1", "192.0.2.200", "2001:db8::1", "2001:db8:0:100::1"].map(of);
         bounded.enter(10, Some(b), 0);

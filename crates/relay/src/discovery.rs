@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exact_listener_precedes_wildcard_and_missing_one_is_an_error() {
+    fn exact_listener_precedes_wildcard_and_missing_listener_is_an_error() {
         let wanted = NatDiscovery {
             addresses: ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap()),
             external: [None; 2],

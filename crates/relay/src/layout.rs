@@ -142,7 +142,7 @@ impl Layout {
     }
 
     /// For each number in the order of [`Layout::entries`]: the place of its listener among listeners of its
-    /// kind, and true if it is open.
+    /// kind, and true if that listener is open.
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, bool)> + '_ {
         self.0.iter().map(|entry| (entry.place, entry.open))
     }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn reload_keeps_numbers_and_restores_them() {
+    fn listeners_keep_their_numbers_when_removed_and_added_again() {
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let mut now = layout();
         let before = now.clone();

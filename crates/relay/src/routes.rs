@@ -31,8 +31,8 @@ pub fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     usable.then_some(source)
 }
 
-/// Name of the default route's outgoing interface for one of our addresses. `None` if there is no such route
-/// or the lookup fails.
+/// Name of the interface through which the default route sends packets from `from`, one of our addresses.
+/// `None` if there is no such route or the lookup fails.
 #[must_use]
 pub fn interface_of_route(from: IpAddr) -> Option<String> {
     let to = DESTINATIONS.into_iter().find(|to| to.is_ipv4() == from.is_ipv4())?;

@@ -301,9 +301,9 @@ impl Relay {
         let workers = workers.map(|(number, sockets)| Worker::new(number, common, sockets));
         let workers = workers.collect::<Result<Vec<_>, _>>()?;
         let mailboxes: Arc<[Mailbox]> = workers.iter().map(Mailbox::of).collect();
-        // Workers start only after all sockets are bound, because each socket that joins an SO_REUSEPORT
-        // group changes the worker of some 5-tuples, so the clients of earlier allocations would reach a
-        // different worker.
+        // Workers start only after all sockets are bound. Each socket that joins an SO_REUSEPORT group moves
+        // some 5-tuples to another worker, so clients that already had an allocation would reach the wrong
+        // worker.
         for mut worker in workers {
             worker.set_mailboxes(Arc::clone(&mailboxes));
             let takes_over = first.is_some();

@@ -27,7 +27,7 @@ pub enum StartError {
     #[error("--datapath kernel (or xdp): {0}")]
     Kernel(#[from] OffloadError),
     #[error(
-        "cannot start a worker: {0}; raise the limit on open files (ulimit -n) or of threads (ulimit -u)"
+        "cannot start a worker: {0}; raise the limit on open files (ulimit -n) or on threads (ulimit -u)"
     )]
     Worker(#[from] io::Error),
 }

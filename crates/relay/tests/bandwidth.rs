@@ -42,8 +42,8 @@ impl Datagrams {
     }
 }
 
-/// Calls `send` at twice the limit for 1.5 s. If this falls behind, it catches up gradually, so that socket
-/// buffers do not overflow.
+/// Calls `send` at twice the limit for 1.5 s. Overdue calls are made a few at a time, so that socket buffers
+/// do not overflow.
 fn offer(mut send: impl FnMut()) {
     let started = Instant::now();
     let per_second = 2 * RATE / 8 / PAYLOAD as u64;

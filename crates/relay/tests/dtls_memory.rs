@@ -74,7 +74,7 @@ fn half_open() {
         stats.half_open <= 150 && stats.ended(DtlsEnd::Handshake) >= begun - 150
     });
     let evicted = world.dtls_stats().failed(DtlsFailure::Evicted);
-    assert!(evicted > 0, "none of {begun} evicted");
+    assert!(evicted > 0, "none of {begun} handshakes was evicted");
     honest.ask(&refresh(1));
     witness.lost_nothing();
 }

@@ -152,7 +152,7 @@ fn p384_works_and_unsupported_keys_are_reported() {
 }
 
 #[test]
-fn stop_sends_close_notify() {
+fn stopping_the_relay_sends_close_notify() {
     let world = world();
     let mut clients = [Kind::V12, Kind::V13].map(|kind| DtlsClient::connect(world.dtls(), kind));
     world.relay.stop();

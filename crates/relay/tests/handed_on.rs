@@ -185,7 +185,7 @@ fn hand_on_rules_apply_to_names_of_a_wildcard_certificate() {
 }
 
 #[test]
-fn server_without_a_certificate_shares_its_port_too() {
+fn server_without_a_certificate_shares_its_port() {
     let web = Web::start();
     let rules = vec![web.by_name(&["www.example.org"])];
     let world = start(|config| config.hand_on = rules);
@@ -210,7 +210,7 @@ fn plain_text_goes_to_the_web_server_and_stun_does_not() {
         client.send(&[byte]);
     }
     assert_eq!(client.receive().unwrap().kind(), 0x0101);
-    // The first byte of GET could begin ChannelData; the others could begin STUN.
+    // G could begin ChannelData; a carriage return or a zero byte could begin STUN.
     for text in
         [&b"GET / HTTP/1.1\r\n\r\n"[..], b"\r\n\r\nGET /", b"\0\0\0\0\0\0\0\0", b"PRI * HTTP/2.0\r\n\r\n"]
     {
@@ -393,7 +393,7 @@ fn bulk_data_arrives_unchanged_and_half_close_is_passed_on() {
     server.read_to_end(&mut received).unwrap();
     assert!(received == upload, "{} bytes", received.len());
     sender.join().unwrap();
-    // The client has closed its direction, but the other one still works.
+    // The client has closed its direction, but the opposite direction still works.
     let answer = {
         let down = down.clone();
         thread::spawn(move || server.write_all(&down).unwrap())

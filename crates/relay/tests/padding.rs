@@ -35,12 +35,12 @@ impl Peers {
             self.permitted.send_to(&payload, self.relayed).unwrap();
             let message = receive();
             assert_eq!(Message(message.clone()).attribute(0x0013), payload);
-            assert_padded_by_zeros(&message);
+            assert_padded_with_zeros(&message);
         }
     }
 }
 
-fn assert_padded_by_zeros(message: &[u8]) {
+fn assert_padded_with_zeros(message: &[u8]) {
     let mut rest = &message[20..];
     assert_eq!(usize::from(u16::from_be_bytes([message[2], message[3]])), rest.len());
     while let [_, _, l0, l1, behind @ ..] = rest {

@@ -188,7 +188,7 @@ fn invalid_records_after_the_handshake_close_the_connection() {
         }
         world.wait_for_closed(CloseReason::Tls, 2 * count);
     }
-    eventually("their allocations have ended", || world.allocations() == 2);
+    eventually("the attackers' allocations have ended", || world.allocations() == 2);
     // A partial record followed by the end of the stream counts as a normal end.
     let mut client = Client::new(tls_connect(world.tls(), NAME, &config).unwrap());
     client.ask(&allocate());

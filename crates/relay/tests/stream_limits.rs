@@ -231,8 +231,8 @@ fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     stream
 }
 
-/// New clients beyond the limit of their address have to wait. The same limit applies to waiting clients;
-/// others are refused.
+/// New clients beyond the limit of their address have to wait. The number of waiting clients has the same
+/// limit, beyond which clients are refused.
 #[test]
 fn waiting_clients_are_bounded_and_eventually_served() {
     let world =
@@ -307,7 +307,7 @@ fn unauthenticated_clients_are_read_in_small_portions() {
 }
 
 #[test]
-fn stop_closes_every_connection() {
+fn stopping_the_relay_closes_every_connection() {
     let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
     let mut plain = world.client();
     plain.ask(&allocate());

@@ -9,7 +9,7 @@ use turnpike_testkit::process::memory;
 const NAME: &str = "turn.example.org";
 /// Number of clients. Both ends are in this process, which may have at most 1024 descriptors.
 const CROWD: u64 = 400;
-/// Clients of a web server.
+/// Number of clients of a web server.
 const READERS: usize = 24;
 
 fn world() -> World {

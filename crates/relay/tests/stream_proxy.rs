@@ -84,7 +84,7 @@ fn trusted_proxy_without_a_complete_header_is_disconnected() {
 }
 
 #[test]
-fn header_from_an_untrusted_address_is_counted_separately() {
+fn header_from_an_untrusted_address_has_its_own_counter() {
     let world = start(|config| config.proxies = vec!["10.0.0.0/8".parse().unwrap()]);
     for version in [ProxyVersion::V1, ProxyVersion::V2] {
         let mut client = world.client();

@@ -26,7 +26,7 @@ fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
 }
 
 #[test]
-fn server_name_selects_exact_then_wildcard_then_default() {
+fn server_name_selects_the_exact_then_wildcard_then_default_certificate() {
     let world = world(&[&["default.example"], &["*.example.org"], &["turn.example.org", "turn.example.net"]]);
     for (name, expected) in [
         ("turn.example.org", "turn.example.org"),

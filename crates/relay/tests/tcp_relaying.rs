@@ -222,7 +222,7 @@ fn bytes_after_a_connection_bind_are_data() {
 }
 
 #[test]
-fn refused_connection_is_447_and_duplicate_peer_is_446() {
+fn refused_connection_gets_447_and_duplicate_peer_gets_446() {
     let world = support::start_workers(1);
     let (mut client, _) = control(&world);
     let gone = listener().local_addr().unwrap();

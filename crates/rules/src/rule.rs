@@ -166,7 +166,7 @@ pub enum Proxy {
     Unix,
 }
 
-/// Limits per client, and bandwidth limits. By default there are none.
+/// Limits per client, and bandwidth limits. Unlimited by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum concurrent connections or sessions per client. A client is an IPv4 address or an IPv6 /64; clients of a Unix

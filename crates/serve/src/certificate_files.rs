@@ -151,7 +151,7 @@ mod tests {
         std::fs::write(&cert, "no PEM").unwrap();
         assert!(problem(&settings).contains("key.pem: cannot be read"));
         std::fs::write(&key, "no PEM").unwrap();
-        assert!(problem(&settings).contains("key.pem: no private key in it"));
+        assert!(problem(&settings).contains("key.pem: no private key found"));
     }
 
     #[test]

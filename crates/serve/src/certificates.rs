@@ -27,7 +27,7 @@ pub(crate) struct Certificates {
     pub(crate) tls: Option<Arc<TlsContext>>,
     pub(crate) dtls: Option<Arc<DtlsContext>>,
     watch: CertificateWatch,
-    /// Time of the last failed attempt. A file can become valid or readable later without changing.
+    /// Time of the last failed attempt to read the files. A file can become valid or readable later without changing.
     refused: Option<Instant>,
     told: Arc<CertificateState>,
 }

@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_expire_with_their_rotated_secret_and_at_once_if_it_leaked() {
+    fn credentials_of_a_rotated_secret_expire_with_it_or_at_once_if_it_leaked() {
         let stored = |value: &str, since, until| StoredSecret {
             since,
             until,

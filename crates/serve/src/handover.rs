@@ -128,7 +128,9 @@ impl PreviousServer {
         let (mut offer, mut descriptors) = previous.offer::<ServeOffer>()?;
         let (page, passed) = std::mem::take(&mut offer.names).import(&mut descriptors)?;
         let datapath = offer.relay.datapath().ok_or_else(|| {
-            ProcessError::Upgrade("the new version does not support the data path of the old one".to_owned())
+            ProcessError::Upgrade(
+                "the new version does not support the data path of the old one: restart instead".to_owned(),
+            )
         })?;
         Ok((Self { offer, descriptors, page, datapath }, passed))
     }

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn since_is_the_time_of_the_last_state_change() {
+    fn each_address_has_the_time_of_its_last_state_change() {
         let mut machine = machine(Some(vec![own(HERE)]));
         let config = |absent: &[IpAddr]| Config {
             relay: vec![relay(HERE, None), relay(GONE, None)],

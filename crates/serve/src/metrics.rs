@@ -109,15 +109,15 @@ impl Collector for Scrape {
     }
 }
 
-/// Counters of each worker: name, help, and field of its snapshot.
+/// Counters of each worker. A row has the name, the help text, and the field of the worker's snapshot.
 macro_rules! each {
     ($page:expr; $($name:literal $help:literal $($field:ident).+;)+) => {
         $($page.0.each($name, $help, |snapshot| snapshot.$($field).+)?;)+
     };
 }
 
-/// Counters of each worker by the variants of an enumeration: name, help, label, enumeration, and method of a part of its
-/// snapshot.
+/// Counters of each worker by the variants of an enumeration. A row has the name, the help text, the label, the
+/// enumeration, and the method of a part of the worker's snapshot that returns the count.
 macro_rules! by_variant {
     ($page:expr; $($name:literal $help:literal $label:literal $kind:ident $part:ident.$count:ident;)+) => {
         $($page.0.by($name, $help, $label, |snapshot| {
@@ -712,7 +712,7 @@ mod tests {
         let text = encode(scrape()).expect("encodes");
         let mut helps = HashMap::new();
         for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
-            let (family, help) = line.split_once(' ').expect("a name and a text");
+            let (family, help) = line.split_once(' ').expect("a name and a help text");
             assert!(help.len() > 10 && help.ends_with('.'), "{family}: {help:?}");
             assert_eq!(helps.insert(help, family), None, "{family} has the same help text as another family");
         }

@@ -104,7 +104,7 @@ impl OwnAddress {
 /// same interface is preferred to a temporary one and, among stable addresses, one with the same prefix.
 pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAddr> {
     let source = source?;
-    // The list was read before the address was added.
+    // An address that the list lacks was added after the list was read.
     let Some(of_route) = own.iter().find(|address| address.ip == source) else { return Some(source) };
     let suits = |address: &&OwnAddress| {
         let is_same = address.interface == of_route.interface && address.ip.is_ipv4() == source.is_ipv4();

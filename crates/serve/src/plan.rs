@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn families_are_those_of_the_relay_addresses() {
+    fn relayed_families_are_those_of_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
         let config = server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, alone());
         assert!(!config.relay_v4 && config.relay_v6);

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn different_attributes_and_requests_of_one_client_are_one_reason() {
+    fn refusals_for_different_attributes_and_requests_of_one_client_are_grouped() {
         let refusals = Refusals::default();
         for (attribute, method) in [(0x7001, Method::Allocate), (0x7002, Method::Refresh)] {
             let why = RequestRefusal::UnknownAttribute(attribute);

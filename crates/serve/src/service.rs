@@ -128,7 +128,7 @@ impl TurnServer {
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
         let mut machine = Machine::find(before.as_ref().map_or(&[], PreviousServer::relay_addresses));
         let news = AddressNotifications::subscribe();
-        // An address change before the subscription would otherwise be missed.
+        // Catches address changes from before the subscription.
         machine.may_have_changed();
         let as_before = (before.as_ref(), &machine);
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;
@@ -739,7 +739,7 @@ fn log_started(plan: &RelayPlan, relay: &Relay) {
     }
     if config.shared_ports > 0 {
         tracing::info!(
-            "UDP clients of a worker share {0} ports on each of these addresses, and its other clients share {0} more; on a shared port, each peer address belongs to one client",
+            "UDP clients of a worker share {0} ports on each of these addresses, and the worker's other clients share {0} more; on a shared port, each peer address belongs to one client",
             config.shared_ports
         );
     }
@@ -779,7 +779,7 @@ impl Generated {
                 "No user configured; created one".to_owned(),
                 user,
                 format!(
-                    ", kept in {}. The password is not shown again; `turnpike user` creates more",
+                    ", kept in {}. The password is not shown again; `turnpike user` creates more users",
                     dir.display()
                 ),
             ),

@@ -87,8 +87,8 @@ pub(crate) fn note_realm(settings: &Settings) {
     }
 }
 
-/// Realm of the server that last used the embedded store, and the file that contains the realm, if it differs
-/// from the realm in these settings.
+/// Realm of the server that last used the embedded store, and the file that contains this realm. `None` if
+/// these settings have the same realm, or if no realm is known.
 #[must_use]
 pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     let file = realm_file(settings)?;
@@ -116,8 +116,8 @@ pub(crate) struct OpenStore {
 }
 
 impl OpenStore {
-    /// Opens the configured store. If it is unreachable, or if its answers cannot be parsed and the settings
-    /// have users, retries in the background, unless it `must_answer`.
+    /// Opens the configured store. Unless the store `must_answer`, retries in the background if it is
+    /// unreachable, or if its answers cannot be parsed and the settings have users.
     pub(crate) async fn open(settings: &Settings, must_answer: bool) -> Result<Option<Self>, OpenError> {
         let Some((address, file)) = checked_address(settings)? else { return Ok(None) };
         let limits = limits(&settings.store);

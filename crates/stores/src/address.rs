@@ -328,7 +328,7 @@ fn finish(kind: Kind, mut server: ServerAddress) -> Result<StoreAddress, String>
             _ => {}
         },
         Kind::Postgres | Kind::Mysql if server.database.is_none() => {
-            return Err("it names no database: expected dbname=... or a URL with /DATABASE".to_owned());
+            return Err("no database name: expected dbname=... or a URL with /DATABASE".to_owned());
         }
         Kind::Postgres | Kind::Mysql => {}
     }
@@ -419,7 +419,7 @@ mod tests {
             ("", "expected postgres://"),
             ("turndb", "expected postgres://"),
             ("mongodb://u:hunter2@h/d", "mongodb is not a supported store"),
-            ("postgres://u:hunter2@h", "names no database"),
+            ("postgres://u:hunter2@h", "no database name"),
             ("sqlite://turndb", "three slashes"),
             ("sqlite:///", "three slashes"),
             ("redis://:hunter2@h/two", "not a Redis database number"),

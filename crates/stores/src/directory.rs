@@ -28,8 +28,8 @@ use crate::{
 /// Maximum time to wait for the store if an older entry for the user is cached. It is shorter than the 500
 /// ms after which clients retransmit.
 const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
-/// Time for which a user from an older cache entry is accepted after the store was too slow, before the
-/// store is queried again.
+/// Time for which an older cache entry for a user is accepted without another query, after the store was too
+/// slow.
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
 /// Minimum interval between queries for a realm's secrets after a key did not match.
 const SECRETS_PAUSE: Duration = Duration::from_millis(100);
@@ -328,7 +328,7 @@ impl<B: Backend> Directory<B> {
         let existed = match edited {
             Ok(existed) => existed,
             Err(error) => {
-                // Also reads the rules, but without waiting for a store that has just been slow.
+                // Reads the rules here too, but without waiting for the result, because the store has just been slow.
                 if !is_user {
                     let inner = Arc::clone(&self.0);
                     self.0.runtime.spawn(async move { inner.read_rules().await });
@@ -336,8 +336,8 @@ impl<B: Backend> Directory<B> {
                 return Err(error);
             }
         };
-        // SQLite must be read again after each change to a user: only it reports which realms have users
-        // without a SHA-256 key, and its version does not change with our own writes.
+        // SQLite must be read again after each change to a user. Only SQLite reports which realms have users
+        // without a SHA-256 key, and our own writes do not change its version.
         if (!is_user || inner.version.load(Ordering::Relaxed) != u64::MAX)
             && let Err(error) = inner.read_rules().await
         {

@@ -473,13 +473,13 @@ fn dead_node_returns_its_quotas_with_an_event() {
             times += 1;
         }
         assert_eq!(times, 3, "1201 buckets, 500 at a time");
-        assert_eq!(exchange(&store, 1, 2, &ask(4, 9)).await[0].sum, 5, "plus a share of what is left");
+        assert_eq!(exchange(&store, 1, 2, &ask(4, 9)).await[0].sum, 5, "used part and share of the rest");
         let look = store.look().await.unwrap();
         assert_eq!(look.records.iter().map(|record| record.name.as_str()).collect::<Vec<_>>(), ["a"]);
         assert_eq!(
             hear(&mut news).await.levels,
             [(bucket(1), QuotaLevel::Heavy)],
-            "no longer full, but other nodes hold some"
+            "the bucket is no longer full, but another node holds a part"
         );
         assert_eq!(beat(&store, "c", 3, 2, None).await, written(2, false));
         assert_eq!(beat(&store, "b", 2, 2, None).await, written(3, false));

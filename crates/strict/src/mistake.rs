@@ -8,7 +8,7 @@ use std::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Default,
-    /// Position in a file; line and column start at 1, the column in characters; line 0 means the whole file.
+    /// Position in a file. Line and column start at 1; the column counts characters. Line 0 means the whole file.
     File {
         path: PathBuf,
         line: usize,

@@ -90,7 +90,7 @@ impl Server {
             ),
         );
         server.start();
-        // The statements in the file must be run only when the server starts for the first time.
+        // Empties the file, because its statements must be run only at the first start.
         server.file("init.sql", "");
         Ok(server)
     }

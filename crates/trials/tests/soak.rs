@@ -120,7 +120,7 @@ impl<'l> Soak<'l> {
         for slice in 0.. {
             let share =
                 begin.elapsed().as_secs_f64() / (Duration::from_secs(piece.seconds.max(1))).as_secs_f64();
-            // An upgrade starts with fresh memory, so only the last fifth has upgrades.
+            // An upgrade starts with fresh memory, so the server is upgraded only in the last fifth of the time.
             let upgrade = slice > 0 && share > 0.8;
             let line = self.slice(&mut all, upgrade);
             let (seconds, kept) = (begin.elapsed().as_secs(), self.server.kept());

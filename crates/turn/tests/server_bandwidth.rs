@@ -190,7 +190,7 @@ fn a_users_new_allocation_gets_no_extra_burst() {
 }
 
 #[test]
-fn rates_do_not_replace_other_rules() {
+fn a_bandwidth_limit_does_not_replace_peer_rules_or_channel_checks() {
     let mut config = per_allocation(8_000_000);
     config.peers = PeerRules { deny: vec!["198.41.0.5".parse().unwrap()], ..PeerRules::default() };
     let mut world = World::with(config);

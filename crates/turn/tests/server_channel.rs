@@ -44,7 +44,7 @@ fn unrelayable_channel_data_is_dropped_with_a_reason() {
 }
 
 #[test]
-fn rfc_5766_channel_numbers_relay_if_configured() {
+fn rfc_5766_channel_numbers_are_accepted_if_configured() {
     let mut world = World::with(ServerConfig { channels: ChannelRange::Rfc5766, ..config() });
     let (alice, _) = world.allocated();
     world.ask(&Ask::bind(0x7FFF, PEER).signed(&alice)).success();

@@ -41,7 +41,7 @@ fn stun_only_server_forbids_all_requests_but_binding() {
     for ask in [Ask::allocate(), Ask::refresh(1), Ask::permit(peer), Ask::bind(0x4000, peer)] {
         let reply = world.ask(&ask);
         assert_eq!(reply.code(), Some(403));
-        assert!(reply.0.len() <= 28, "a forged source is not sent more: {}", reply.0.len());
+        assert!(reply.0.len() <= 28, "too long for an address that may be forged: {} bytes", reply.0.len());
     }
     assert_eq!(world.server.allocations(), 0);
 }

@@ -314,8 +314,8 @@ fn connection_bind_without_a_pending_connection_is_400() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
     let request = world.connecting(&Ask::connect(PEER).signed(&alice));
-    // The connection is still being established, unknown, or already bound; the attribute is missing or too
-    // short.
+    // Cases: the connection is still being established, unknown or already bound, or the attribute is missing
+    // or has the wrong length.
     assert_eq!(code(bind(&mut world, &alice, 42_000, request.connection)), Some(400));
     assert_eq!(code(bind(&mut world, &alice, 42_001, ConnectionId(request.connection.0 ^ 1))), Some(400));
     world.connect_result(&request, Ok(())).success();

@@ -61,7 +61,7 @@ fn the_draft_attribute_number_has_the_same_meaning() {
 }
 
 #[test]
-fn if_only_the_second_fails_the_reply_has_an_address_error() {
+fn if_only_the_second_address_fails_the_reply_has_an_address_error() {
     for (result, code) in [(OpenResult::NoCapacity, 508), (OpenResult::UnsupportedFamily, 440)] {
         let mut world = World::new();
         let alice = world.credentials("alice", Scheme::Md5);
@@ -93,7 +93,7 @@ fn a_family_that_is_not_configured_is_an_address_error() {
 }
 
 #[test]
-fn if_only_the_first_fails_the_second_is_enough() {
+fn if_only_the_first_address_fails_the_second_is_enough() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let request = world.feed(&ask(&alice).bytes()).opens();
@@ -111,7 +111,7 @@ fn if_only_the_first_fails_the_second_is_enough() {
 }
 
 #[test]
-fn if_both_fail_the_error_is_that_of_the_first() {
+fn if_both_addresses_fail_the_error_is_that_of_the_first() {
     for second in [Some(OpenResult::UnsupportedFamily), None] {
         let mut world = World::new();
         let alice = world.credentials("alice", Scheme::Md5);
@@ -189,7 +189,7 @@ fn each_family_expires_separately() {
 }
 
 #[test]
-fn a_refresh_without_family_applies_to_both() {
+fn a_refresh_without_a_family_applies_to_both_families() {
     let mut world = World::new();
     let (alice, ..) = dual(&mut world);
     world.ask(&Ask::refresh(1000).signed(&alice)).success();

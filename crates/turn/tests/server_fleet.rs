@@ -50,7 +50,7 @@ fn the_fleets_redirect_precedes_configured_alternates() {
 }
 
 #[test]
-fn the_fleets_policy_sees_the_occasion_and_may_keep_the_client() {
+fn the_fleets_policy_gets_the_occasion_and_may_decline_to_redirect() {
     let mut world = World::with_policy(node(1), TestPolicy { total: 1, ..policy() });
     allocate(&mut world, "alice").success();
     world.client = client(2);

@@ -144,7 +144,7 @@ fn an_allowed_local_service_is_reached_without_the_nat() {
 }
 
 #[test]
-fn a_permitted_bound_address_is_reported_as_such() {
+fn data_from_a_permitted_bound_address_shows_the_bound_address() {
     let mut world = World::with(behind_nat(&["10.0.0.5"]));
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(BOUND).signed(&alice)).success();
@@ -233,7 +233,7 @@ fn all_addresses_of_a_peer_on_a_shared_port_have_one_owner() {
 
 /// Before the NAT was known, the two addresses were different peers.
 #[test]
-fn learning_of_a_nat_leaves_a_shared_peer_to_one_client() {
+fn a_new_nat_mapping_leaves_a_shared_peer_to_one_client() {
     const PORT: SharedPort = SharedPort(0);
     for bobs_name in [BOUND, "10.0.0.5:1"] {
         let mut config = streams();

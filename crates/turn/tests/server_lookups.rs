@@ -61,7 +61,7 @@ fn a_request_is_answered_after_the_stores_result() {
         answered(&mut world, &Ask::permit(PEER).signed(&alice)).success();
         answered(&mut world, &Ask::bind(0x4000, PEER).signed(&alice)).success();
         assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
-        assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 300_000), "no lookup waits any more");
+        assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 300_000), "no lookup is pending");
     }
 }
 

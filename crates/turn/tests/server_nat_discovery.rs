@@ -187,7 +187,7 @@ fn discovery_attributes_are_unknown_in_other_requests() {
 }
 
 #[test]
-fn padding_is_at_most_the_requests_and_at_most_an_mtu() {
+fn padding_is_no_longer_than_the_requests_or_an_mtu() {
     let mut world = World::with(discovery());
     for (asked, answered) in [(0, 0), (1, 1), (100, 100), (MAX_PADDING, MAX_PADDING), (4000, MAX_PADDING)] {
         let ask = binding().raw(PADDING, &vec![7; asked]);

@@ -145,7 +145,7 @@ fn a_copy_of_a_refresh_from_a_third_address_is_438() {
 }
 
 #[test]
-fn a_nonce_of_another_address_is_otherwise_invalid() {
+fn a_nonce_of_another_address_is_invalid_for_other_requests() {
     let mut world = World::new();
     let (alice, ticket) = mobile(&mut world);
     world.client = elsewhere(1);

@@ -235,7 +235,7 @@ fn an_ipv4_mapped_peer_is_not_an_ipv4_peer() {
 }
 
 #[test]
-fn an_address_that_becomes_the_servers_keeps_only_relay_ports() {
+fn an_address_that_becomes_the_servers_own_allows_only_relay_ports() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     for (number, peer) in [(0x4000, "198.41.0.4:22"), (0x4001, "198.41.0.4:50000"), (0x4002, "198.41.0.5:22")]

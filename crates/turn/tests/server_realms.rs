@@ -192,7 +192,7 @@ fn a_renamed_realm_is_a_different_realm() {
 }
 
 #[test]
-fn an_origin_selects_the_challenges_realm_if_served() {
+fn an_origin_selects_the_challenges_realm_if_the_listener_serves_it() {
     const ORIGIN: u16 = 0x802F;
     let origins = [("https://tenant.example:443", 1), ("http://other.example:8080", 2)];
     let origins = origins.map(|(origin, realm)| (origin.into(), RealmId(realm)));

@@ -231,7 +231,7 @@ fn challenges_are_not_reported_and_other_refusals_only_once() {
     let effects = world.all_effects();
     assert!(
         matches!(effects[..], [Effect::PeerRefused { .. }, Effect::Refused { .. }]),
-        "one effect of the right kind each: {effects:?}"
+        "expected one effect per refusal, except the challenge: {effects:?}"
     );
 }
 

@@ -10,8 +10,9 @@ use crate::{
     stun::{COOKIE, HEADER_LEN},
 };
 
-/// Length of a STUN message whose length field is the largest multiple of 4; also includes the padding of
-/// ChannelData. An indication that carries the longest UDP datagram (65,507 bytes) needs this much.
+/// Maximum length of a STUN message: a header, and the largest multiple of 4 that fits into the length field.
+/// ChannelData is shorter, even with padding. An indication with the longest UDP datagram (65,507 bytes)
+/// needs nearly this much.
 pub const MAX_MESSAGE_LEN: usize = HEADER_LEN + 65_532;
 
 const CHANNEL_DATA_HEADER_LEN: usize = 4;
@@ -58,8 +59,8 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
                 return Err(FrameError::Length);
             }
             match bytes.get(4..8) {
-                // Otherwise, any stream that starts with a small byte would wait for the length that it seems
-                // to announce.
+                // Check the cookie first: a stream of another protocol that starts with a small byte would
+                // otherwise wait for the length that it seems to announce.
                 None => return Ok(Frame::Unfinished { wanted: 8 }),
                 Some(cookie) if *cookie != COOKIE => return Err(FrameError::NotStun),
                 Some(_) => {}

@@ -44,8 +44,8 @@ pub struct View<'a> {
     pub dont_fragment: bool,
 }
 
-/// Maximum payload that fits the 16-bit length field with either address family; the whole message is then
-/// too long for a UDP datagram.
+/// Maximum payload that fits the 16-bit length field with either address family. A message with this payload
+/// is too long for a UDP datagram.
 pub const MAX_PAYLOAD_LEN: u16 = 0xFFFC - 28;
 const _: () = assert!(MAX_HEADER_LEN - HEADER_LEN == 28, "header bytes that the length field includes");
 

@@ -65,7 +65,7 @@ fn wanted(stream: &[u8]) -> Option<usize> {
 
 proptest! {
     #[test]
-    fn name_and_protocols_are_found_in_any_shape(
+    fn name_and_protocols_are_found_in_a_hello_of_any_shape(
         session in prop::collection::vec(any::<u8>(), 0..=32),
         name in prop::option::of("[a-zA-Z0-9.-]{1,60}"),
         offered in prop::collection::vec("[ -~]{1,20}", 0..5),

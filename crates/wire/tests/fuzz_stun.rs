@@ -39,7 +39,7 @@ fn check(bytes: &[u8], key: &Key) {
         assert!(text.chars().all(|character| character == '…' || escape::is_plain(character)), "{text}");
         addresses_are_written_as_read(&view, attribute.value);
     }
-    means_the_same_written_anew(&view);
+    means_the_same_when_rewritten(&view);
 }
 
 fn values_are_read(view: &View<'_>, value: &[u8]) {
@@ -67,7 +67,7 @@ fn addresses_are_written_as_read(view: &View<'_>, value: &[u8]) {
     assert_eq!(again.get(kind::XOR_PEER_ADDRESS).map(|again| &again[1..]), Some(&value[1..]));
 }
 
-fn means_the_same_written_anew(view: &View<'_>) {
+fn means_the_same_when_rewritten(view: &View<'_>) {
     let mut buffer = Vec::new();
     let mut writer = Writer::begin(&mut buffer, view.header());
     view.attributes().for_each(|attribute| _ = writer.attribute(attribute.kind, attribute.value));

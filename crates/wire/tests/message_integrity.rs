@@ -51,7 +51,7 @@ fn sign_truncated(message: &mut Vec<u8>, length: usize) {
 }
 
 #[test]
-fn both_macs_and_a_fingerprint_in_one_message() {
+fn one_message_may_have_both_macs_and_a_fingerprint() {
     let mut message = signed(&request(5), &key(), Mac::Sha1);
     assert_eq!(mac_of(&message), Some(Mac::Sha1));
     message = signed(&message, &key(), Mac::Sha256);

@@ -70,7 +70,7 @@ fn indications_are_written_without_allocation() {
     assert_eq!(counted, 0);
 }
 
-/// An unauthenticated flood of signed requests costs two hashes each and no memory.
+/// Each signed request of an unauthenticated flood costs two hashes and no memory.
 #[test]
 fn messages_are_verified_without_allocation() {
     let key = Key::long_term(KeyAlgorithm::Sha256, "user", "realm", b"password");

@@ -475,8 +475,8 @@ proptest! {
         let strongest = if macs.contains(&Mac::Sha256) { Mac::Sha256 } else { Mac::Sha1 };
         prop_assert_eq!(view.mac(), Some(strongest));
         prop_assert_eq!(view.verify(&key(), strongest), Ok(()));
-        // MESSAGE-INTEGRITY is used only if it comes first; the oracle handles both only if they are
-        // adjacent.
+        // The oracle finds SHA-256 only as the first MAC or directly after the first. MESSAGE-INTEGRITY
+        // counts only as the first MAC.
         if macs[0] == strongest || macs[1] == strongest {
             let theirs = oracle.validate_integrity(&oracle_credentials()).unwrap();
             prop_assert_eq!(theirs == IntegrityAlgorithm::Sha256, strongest == Mac::Sha256);

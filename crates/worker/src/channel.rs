@@ -61,8 +61,8 @@ impl Channel {
         Ok((Self { fd: one.into() }, Self { fd: other.into() }))
     }
 
-    /// Takes the channel from standard input, which it replaces with /dev/null. `InvalidInput` if it is
-    /// another kind of socket, `PermissionDenied` if another user created it.
+    /// Takes the channel from standard input, and replaces standard input with /dev/null. `InvalidInput` if
+    /// standard input is not a channel, `PermissionDenied` if another user created the socket.
     pub fn from_stdin() -> io::Result<Self> {
         let this = Self::try_from(io::stdin().as_fd().try_clone_to_owned()?)?;
         if socket_peercred(&this.fd)?.uid != geteuid() {
@@ -110,7 +110,7 @@ impl Channel {
 
     /// Sends a value as JSON, because the other process may run a different version.
     pub fn send_value(&self, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        // The capacity is large enough to avoid a reallocation, whose old copy would not be zeroized.
+        // Large enough to avoid a reallocation, which would leave a copy behind that is not zeroized.
         let mut text = Zeroizing::new(Vec::with_capacity(ROOM));
         serde_json::to_writer(&mut *text, value)?;
         self.send(&text, descriptors)

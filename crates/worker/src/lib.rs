@@ -275,8 +275,8 @@ impl<C, S> Workers<C, S> {
         self.running.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
-    /// True if every worker has read its commands since the last call that returned true. In that
-    /// case, it also wakes all workers for the next call, which costs each of them one loop iteration.
+    /// True if every worker has read its commands since the last call that returned true. If so, wakes
+    /// all workers for the next call, which costs each of them one loop iteration.
     #[must_use]
     pub fn make_progress(&self) -> bool {
         let has_woken = |worker: &Running<C, S>| worker.shared.has_woken.load(Ordering::Relaxed);

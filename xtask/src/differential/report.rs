@@ -78,7 +78,7 @@ impl Report {
             println!("  {count:6}  {who}: {} ({})", row.what, row.why);
         }
         if self.fleeting > 0 {
-            println!("  {:6}  did not recur, at least not when run alone", self.fleeting);
+            println!("  {:6}  did not recur when run alone", self.fleeting);
         }
         self.faults.iter().for_each(|fault| println!("\n  UNKNOWN {fault}"));
     }
@@ -102,7 +102,7 @@ impl Report {
     }
 }
 
-/// Equal for equivalent differences.
+/// Description that is the same for equivalent differences.
 pub(super) fn signature(sequence: &Sequence, difference: &Difference) -> String {
     format!("{}: {}: {}", difference.who, sequence.steps[difference.at].label(), difference.what)
 }

@@ -1,8 +1,8 @@
 //! Runs one sequence against one server and records the observations of clients and peers in each step.
 //!
 //! After each step the clients send Binding requests: once two of them are answered, everything that the server sends immediately has
-//! arrived. Application data takes a different path, and coturn handles a client's first signed request in a separate thread, so for these
-//! two there is also a timeout.
+//! arrived. Application data takes a different path, and coturn handles a client's first signed request in a separate thread, so there is
+//! also a timeout for data and for first signed responses.
 
 use std::{
     io,

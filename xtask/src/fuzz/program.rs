@@ -149,7 +149,7 @@ pub(super) fn command(target: &Target, program: &Path, directory: &Path) -> Comm
         .arg(program)
         .args([target.test, "--exact", "--nocapture", "--quiet", "--test-threads", "1"])
         .current_dir(directory)
-        // libFuzzer starts itself again with these variables.
+        // libFuzzer sometimes restarts the program. These variables select the target in the new process.
         .envs([("BOLERO_LIBTEST_HARNESS", "1"), ("BOLERO_TEST_NAME", target.test)]);
     command
 }

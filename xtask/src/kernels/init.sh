@@ -100,9 +100,9 @@ run_tests() { # NAME
   # Property tests would take half an hour on an emulated processor with the default number of cases.
   PROPTEST_CASES=1000 RUST_BACKTRACE=0 timeout 1500 "/trial/tests/$name" --color never --show-output --test-threads 4 2>&1 | tee /run/tests
   say exit "$name" "${PIPESTATUS[0]}"
-  # The machine may have been busy, so a test counts as failed only if it also fails when run alone. They run on one
-  # processor, because loopback reorders the datagrams of a thread that moves to another processor while an emulated one
-  # stalls.
+  # The machine may have been busy, so a test counts as failed only if it also fails when run alone. The second run uses
+  # one processor: if a thread moves to another processor while an emulated processor stalls, loopback reorders its
+  # datagrams.
   sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' /run/tests | while read -r test; do
     if RUST_BACKTRACE=0 timeout 300 taskset 1 "/trial/tests/$name" --color never --exact "$test" >/run/alone 2>&1; then
       say alone "$name" "$test"

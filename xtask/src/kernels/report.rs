@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_contain_hook_best_runs_and_datagrams_in_both_directions() {
+    fn a_cell_has_the_hook_the_best_runs_and_datagrams_in_both_directions() {
         let load = |kind, lost| format!(r#"@@ load kernel {kind} {{"sent": 3000, "lost": {lost}}}"#);
         let [first, second] = [load("steady", 2), load("steady", 0)];
         let report = report(&[

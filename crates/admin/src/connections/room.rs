@@ -50,8 +50,8 @@ impl ConnectionRoom {
         self.open.push_back(OpenConnection { task, progress, since: Instant::now() });
     }
 
-    /// Slot for a new connection, taken from an idle one if necessary. `None` if the new connection cannot
-    /// even be refused.
+    /// Slot for a new connection, taken from an idle one if necessary. `None` if the new connection must
+    /// be closed without a response.
     pub(super) async fn place(&mut self) -> Option<ConnectionAdmission> {
         let deadline = Instant::now() + PATIENCE;
         self.open.retain(|open| !open.task.is_finished());

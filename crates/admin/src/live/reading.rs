@@ -468,7 +468,7 @@ mod tests {
         assert!(refused(&[]).is_sign_positive());
     }
 
-    /// Also rejects descriptions of reasons that do not exist.
+    /// Fails, too, if the page describes a reason that does not exist.
     #[test]
     fn page_describes_each_reason() {
         let words = include_str!("../web/words.js");

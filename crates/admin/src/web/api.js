@@ -41,8 +41,8 @@ async function request(path, options = {}) {
 export const ask = async (path, options) => (await request(path, options)).json();
 export const text = async (path) => (await request(path)).text();
 
-// `on` has `history(columns)`, `live(reading)` and `state(word, why)` for as long as the page is open: "live", "polling", "lost", "token",
-// "hidden".
+// Calls `on.history(columns)`, `on.live(reading)` and `on.state(word, why)` for as long as the page is open. `word` is "live", "polling",
+// "lost", "token" or "hidden".
 export async function watch(on) {
   let pause = 1000;
   for (;;) {

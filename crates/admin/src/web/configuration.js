@@ -24,7 +24,7 @@ export function parse(toml) {
   return rows;
 }
 
-// `words` may contain an initial key.
+// `words` is the query string of the page's address; it may contain a key to search for.
 export function configuration(words) {
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false" });
   wanted.value = words.get("key") ?? "";

@@ -40,7 +40,7 @@ function unbroken(text) {
   return [...nodes, ...grouped(text.slice(end))];
 }
 
-// The groups of an IPv6 address at the end of the text.
+// Allows a line break after each group of an IPv6 address with which the text ends.
 function grouped(text) {
   const groups = text.match(/\[[0-9a-f:.]*$/i)?.[0].split(/(?<=:)/) ?? [];
   const before = text.slice(0, text.length - groups.join("").length);

@@ -73,7 +73,7 @@ function add(reading) {
     to_peer_pps: total(rules, (rule) => rule.to_target.datagrams),
     to_client_pps: total(rules, (rule) => rule.to_client.datagrams),
   };
-  // The last point of the history may be repeated.
+  // The first reading may repeat the last point of the history.
   if (columns.ends_at !== null && new Date(reading.at) <= new Date(columns.ends_at)) return;
   const missed = columns.ends_at === null ? 0 : Math.round((new Date(reading.at) - new Date(columns.ends_at)) / 1000) - 1;
   for (const [name, column] of Object.entries(columns)) {

@@ -58,7 +58,7 @@ const DROPS = {
   "dtls plain_alert": "An unencrypted alert, which may be forged.",
   "dtls no_room": "No buffer space left after decryption.",
   "dtls record_too_long": "Too long for a DTLS record.",
-  "dtls old_process": "For a client of the previous process, which read too slowly.",
+  "dtls old_process": "For a client of the previous process, because that process reads too slowly.",
   "kernel failed": "The kernel could not rewrite the datagram.",
   "kernel behind": "The worker was overloaded: the kernel dropped datagrams instead of adding to its queue.",
 };

@@ -227,7 +227,7 @@ fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
 }
 
 #[test]
-fn servers_with_one_store_immediately_accept_each_others_credentials() {
+fn servers_with_a_shared_store_immediately_accept_each_others_credentials() {
     let store = Store::new();
     let full = "[admin]\nloopback = \"full\"\n";
     let [one, other] = [(), ()].map(|()| store.serve(None, full));

@@ -188,7 +188,7 @@ fn relay_address_follows_the_default_route() {
 }
 
 #[test]
-fn ipv6_relays_on_stable_addresses_and_never_on_loopback() {
+fn server_relays_on_stable_ipv6_addresses_and_never_on_loopback() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);

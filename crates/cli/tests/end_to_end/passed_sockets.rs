@@ -136,7 +136,7 @@ fn unused_passed_socket_aborts_startup_and_is_named() {
 }
 
 #[test]
-fn two_passed_sockets_with_one_address_serve_two_workers() {
+fn two_passed_sockets_with_the_same_address_serve_two_workers() {
     let at = SocketAddr::new(V4, free_port(V4));
     let bound = || {
         let socket =

@@ -116,7 +116,7 @@ fn server_accepts_output_of_the_credentials_command() {
 /// The issuer of a time-limited credential chooses its id, which must not use up the quota of a configured user
 /// with that name.
 #[test]
-fn user_and_time_limited_id_with_one_name_have_separate_quotas() {
+fn user_and_time_limited_id_with_the_same_name_have_separate_quotas() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 1\n");
     let path = file.to_str().expect("the test's path is UTF-8");

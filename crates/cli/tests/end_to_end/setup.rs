@@ -131,7 +131,7 @@ fn impossible_answers_are_refused_with_one_sentence() {
         (2, &["--certificate", "automatic"][..], "--certificate needs --name"),
         (2, &["--name", NAME, "--certificate", "cert.pem"], "--key is missing: the private key of cert.pem"),
         (2, &["--port-443", "127.0.0.1:8443"], "--port-443 with a web server needs --certificate"),
-        (2, &["--listen", &taken], "is in use: stop that program (ss -lntup"),
+        (2, &["--listen", &taken], "is in use: stop the program that uses it (ss -lntup"),
         (2, &["-c", "edited.toml"], "edited.toml exists and has been edited: --force"),
         (2, &["-c", "edited.toml", "--start"], "--start needs root"),
         (2, &["--public-address", "10.0.0.5", "--helper", "outside"], "--helper needs --name"),
@@ -171,7 +171,7 @@ fn taken_web_ports_are_refused_with_the_alternatives() {
         let automatic =
             ["--name", "turn.example.org", "--certificate", "automatic", "--public-address", "none"];
         for (port_443, words) in [
-            (&[][..], "port 80 is in use: the certificate authority checks the name there"),
+            (&[][..], "port 80 is in use: the certificate authority checks the name on this port"),
             (&["--port-443", "no"], "or answer yes for port 443"),
             (&["--port-443", "yes"], "port 443 is in use: move the web server to another address"),
             (&["--port-443", "127.0.0.1:8443"], "port 443 is in use: move the web server"),

@@ -356,7 +356,7 @@ fn unusable_database_aborts_startup() {
     for (url, code, told) in [
         (url.as_str(), 1, "has none of coturn's tables"),
         (&wrong, 1, "refuses the user or password"),
-        ("postgres://u:hunter2@h", 2, "flag --store: store.url: it names no database"),
+        ("postgres://u:hunter2@h", 2, "flag --store: store.url: no database name"),
         ("mongodb://u:hunter2@h/d", 2, "mongodb is not a supported store"),
     ] {
         let ended = start(url);

@@ -24,8 +24,8 @@ fn unusable_certificates_are_named_before_anything_starts() {
         (empty.clone(), good.key(), ["empty.pem", "the file is empty"]),
         (good.cert(), empty, ["empty.pem", "the file is empty"]),
         (good.cert(), other.key(), ["key.pem", "does not belong to the certificate"]),
-        (good.key(), good.key(), ["key.pem", "no certificate in it"]),
-        (good.cert(), good.cert(), ["cert.pem", "no private key in it"]),
+        (good.key(), good.key(), ["key.pem", "no certificate found"]),
+        (good.cert(), good.cert(), ["cert.pem", "no private key found"]),
     ] {
         for command in ["serve", "check-config"] {
             let ended = run(command, &["--tls-cert", &text(&cert), "--tls-key", &text(&key)]);

@@ -4,8 +4,8 @@ use crate::prelude::*;
 
 use turnpike_trials::{delete, run_directory, upgradable};
 
-/// Datagrams per second: few enough that the smallest receive buffer of any kernel can hold those that
-/// arrive while a busy machine briefly suspends a program, and enough that some arrive in every pause.
+/// Datagrams per second: few enough that the smallest receive buffer of any kernel holds the datagrams that
+/// arrive while a busy machine suspends a program, and enough that some arrive during each upgrade's pause.
 const RATE: &str = "1000";
 
 fn relayed(serve: &Serve) -> u64 {

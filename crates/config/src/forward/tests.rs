@@ -830,7 +830,7 @@ fn keys_that_need_a_restart_are_named() {
 }
 
 #[test]
-fn forward_changes_list_keys_including_secrets() {
+fn list_of_forward_changes_has_keys_including_secrets() {
     let with = |token: &str| {
         let rule = "[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n";
         from_file(&format!("[admin]\nread_tokens = [\"{token}\"]\n{rule}")).expect("valid").settings

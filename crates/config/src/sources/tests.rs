@@ -594,7 +594,7 @@ fn shown_settings_are_a_valid_configuration() {
 }
 
 #[test]
-fn realms_are_read_shown_and_kept_secret() {
+fn realms_are_read_and_shown_without_their_secrets() {
     let text = "[server]\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\n\
                 [[realm]]\nname = \"a\"\nusers = [\"ann:hunter2\"]\nallocations = 7\n\
                 [[realm]]\nname = \"b\"\nsecrets = [\"hunter2\"]\nlisten = [\"127.0.0.1:2\"]\n\
@@ -765,7 +765,7 @@ fn unreadable_file_is_reported_once() {
 }
 
 #[test]
-fn changes_list_reloadable_keys_including_secrets() {
+fn list_of_changes_has_reloadable_keys_including_secrets() {
     let changed = |old: &str, new: &str| {
         let changes = settings(old).changed(&settings(new));
         changes.iter().map(|change| change.key).collect::<Vec<_>>()

@@ -8,10 +8,10 @@ use turnpike_wire::{address::is_swapped, names::is_username};
 use super::draft::{AlternateClients, CoturnDraft};
 use crate::toml_text::{quoted, strings};
 
-/// Handling of an option. An error becomes a note for the operator, even if it left a value in the
+/// Handling of an option. An error becomes a note for the operator, even if the function has set a value in the
 /// draft.
 pub(super) enum Handling {
-    /// A number. coturn reads leading digits (atoi(3)).
+    /// A number. coturn ignores everything after the leading digits (atoi(3)).
     Number(fn(&mut CoturnDraft, &str) -> Result<(), String>),
     /// A word, an address or a path, without a trailing comment.
     Value(fn(&mut CoturnDraft, &str) -> Result<(), String>),

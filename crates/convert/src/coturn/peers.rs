@@ -19,7 +19,7 @@ pub(super) struct PeerLists {
 
 /// Addresses of the server that the file configures.
 pub(super) struct OwnAddresses<'a> {
-    /// Returns true for an address that the file mentions, and for one of this machine.
+    /// Returns true for an address that the file mentions or that this machine has.
     pub(super) includes: &'a dyn Fn(IpAddr) -> bool,
     pub(super) are_local_named: bool,
     /// Relay ports.

@@ -31,7 +31,7 @@ fn translated(text: &str) -> (Settings, Vec<String>) {
     (read(&imported.toml), notes.collect())
 }
 
-/// A machine that has none of the addresses and certificates in the file, but all its databases.
+/// A machine that has all databases in the file, but none of the addresses and certificates.
 pub(super) const ELSEWHERE: CoturnHost =
     CoturnHost { is_own: |_| false, is_file: |_| true, can_dtls: |_, _| None, mistakes };
 
@@ -60,7 +60,7 @@ fn every_coturn_option_is_known_tested_and_documented() {
 
 /// If a change is intended, copy the output of the failing test into the files.
 #[test]
-fn each_option_is_translated_as_in_the_files() {
+fn each_option_has_the_expected_translation() {
     let imported = translate("all.conf", settings(CONF), Vec::new(), &ELSEWHERE);
     let notes: String = imported
         .notes
@@ -168,7 +168,7 @@ fn lines_are_parsed_as_in_coturn() {
 }
 
 #[test]
-fn nat_addresses_are_translated_with_their_public_ones() {
+fn public_addresses_are_assigned_to_their_local_addresses() {
     let relays = |text: &str| {
         let (settings, notes) = translated(text);
         let shown = settings
@@ -508,7 +508,7 @@ fn synapse_example_needs_no_peer_rules() {
     assert_eq!(settings.allow.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.0.0.1:49152-65535"]);
     assert_eq!(notes.len(), 1, "{notes:?}");
     let (_, notes) = translated(&format!("{head}{lines}"));
-    assert_eq!(notes, [""; 0], "private peers are denied there too");
+    assert_eq!(notes, [""; 0], "turnpike denies private peers by default");
 }
 
 #[test]

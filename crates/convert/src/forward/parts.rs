@@ -1,5 +1,5 @@
-//! Parsers for the parts of forwarding rules: hosts, ports, targets and client patterns. All formats share
-//! them and accept the same text. They return only the reason; the caller adds the position to form a
+//! Parsers for the parts of forwarding rules: hosts, ports, targets and client patterns. All file formats share
+//! them, so all accept the same text. An error contains only the reason; the caller adds the position to form a
 //! [`Mistake`](turnpike_strict::Mistake).
 
 use std::{

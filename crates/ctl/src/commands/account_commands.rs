@@ -32,7 +32,7 @@ pub struct GeneratedSecret<'a> {
 pub struct Output<'a> {
     pub format: OutputFormat,
     pub out: &'a mut dyn Write,
-    /// Shown only this once.
+    /// Shown with the output, and never again.
     pub generated: Option<GeneratedSecret<'a>>,
 }
 

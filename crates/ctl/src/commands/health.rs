@@ -22,14 +22,14 @@ pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> R
     if well { Ok(()) } else { Err(CommandError::Unwell(words)) }
 }
 
-/// Waits until the running program has exited. Its deadline is set by `drain`.
+/// Waits until the running program has exited, which happens by the deadline of `drain` at the latest.
 pub fn wait_for_end(client: &Client) -> Result<(), CommandError> {
     let mut waited_for = None;
     loop {
         match client.get::<Status>("/v1/status") {
             Ok(Status { pid, started_at, .. }) => {
                 let process = (pid, started_at);
-                // Another process may have taken its place, for example started by a service manager.
+                // A service manager, for example, may already have started another process.
                 if *waited_for.get_or_insert_with(|| process.clone()) != process {
                     return Ok(());
                 }

@@ -58,7 +58,7 @@ pub(crate) enum CertificateSource {
     /// Ordered by the server (`tls.acme`).
     Automatic,
     None,
-    /// Certificate chain of another program.
+    /// Certificate chain that another program renews.
     File(PathBuf),
 }
 
@@ -154,7 +154,7 @@ impl fmt::Display for HttpsPort {
     }
 }
 
-/// First and last relay port, as `relay.ports` accepts it.
+/// First and last relay port, as `relay.ports` accepts them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RelayPorts(pub(crate) String);
 

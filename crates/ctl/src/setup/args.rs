@@ -1,4 +1,4 @@
-//! Flags of `turnpike setup`. Each flag of a question is its answer.
+//! Flags of `turnpike setup`. Each question has a flag that answers it in advance.
 
 use std::{
     io,

@@ -23,7 +23,7 @@ impl<'a> Dialogue<'a> {
         self.input.is_some()
     }
 
-    /// Returns the flag's value, else the answer, which is asked for until it can be read.
+    /// Returns the flag's value, or else asks the question until the answer is valid.
     pub(crate) fn answer<T: FromStr<Err: Display> + Display>(
         &mut self,
         flag: Option<T>,
@@ -55,7 +55,7 @@ impl<'a> Dialogue<'a> {
         }
     }
 
-    /// Asks for a yes; without a terminal the answer is no.
+    /// Asks for confirmation; without a terminal, the answer is no.
     pub(crate) fn confirm(&mut self, question: &str) -> Result<bool, SetupError> {
         Ok(self.is_interactive() && self.answer(None, question, YesNo::Yes)? == YesNo::Yes)
     }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_answer_is_asked_for_again() {
+    fn the_question_is_repeated_after_an_invalid_answer() {
         let (found, shown) = asked("x\n 80 \n");
         assert_eq!(found.ok(), Some(80));
         assert_eq!(shown.matches("Port [443]: ").count(), 2, "{shown}");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_and_missing_terminals_ask_nothing() {
+    fn nothing_is_asked_with_a_flag_or_without_a_terminal() {
         let mut output = Vec::new();
         let mut dialogue = Dialogue::new(None, &mut output);
         assert_eq!(dialogue.answer(None, "Port", 443).ok(), Some(443));

@@ -47,9 +47,11 @@ fn remedy(kind: ErrorKind) -> &'static str {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             "free some space, or choose another file with --config"
         }
-        ErrorKind::PermissionDenied => "run it with sudo, or choose another file with --config",
+        ErrorKind::PermissionDenied => "run turnpike setup with sudo, or choose another file with --config",
         ErrorKind::NotFound => "create the directory, or choose another file with --config",
-        ErrorKind::ReadOnlyFilesystem => "remount it writable, or choose another file with --config",
+        ErrorKind::ReadOnlyFilesystem => {
+            "remount the file system writable, or choose another file with --config"
+        }
         _ => "choose another file with --config",
     }
 }

@@ -76,13 +76,15 @@ fn certificate(answers: &Answers) -> String {
     match (&answers.certificate, &answers.name) {
         (Certificate::Files { cert, key }, _) => {
             let [cert, key] = [cert, key].map(|path| quoted(&path.display().to_string()));
-            format!("\n[tls]\n# Read again when they change.\ncert = {cert}\nkey = {key}\n")
+            format!(
+                "\n[tls]\n# The server reloads these files when they change.\ncert = {cert}\nkey = {key}\n"
+            )
         }
         (Certificate::Automatic { contact }, Some(name)) => {
             let contact =
                 contact.as_ref().map(|contact| format!("\n[acme]\ncontact = {}\n", quoted(contact)));
             format!(
-                "\n[tls]\n# Ordered from Let's Encrypt, and renewed.\nacme = [{}]\n{}",
+                "\n[tls]\n# The server orders a certificate for this name from Let's Encrypt, and renews it.\nacme = [{}]\n{}",
                 quoted(&name.to_string()),
                 contact.unwrap_or_default()
             )
@@ -91,7 +93,7 @@ fn certificate(answers: &Answers) -> String {
     }
 }
 
-/// HTTPS with the certificate's files; without them, plain HTTP on loopback for applications here or a proxy.
+/// HTTPS if there are certificate files, otherwise plain HTTP on loopback, for local applications or a proxy.
 fn api(answers: &Answers) -> String {
     let is_taken = matches!(answers.https, HttpsPort::Shared(web) if web.port() == API);
     let port = if is_taken { API + 1 } else { API };
@@ -122,8 +124,8 @@ pub(crate) fn check_replaceable(path: &Path) -> Result<(), SetupError> {
     }
 }
 
-/// Writes the file and replaces an existing one, of which a copy stays. `check` sees the new file first; if it fails,
-/// nothing changes.
+/// Writes the file. An existing one is replaced and kept as a `.bak` copy. `check` validates the new file first; if the check
+/// fails, nothing changes.
 pub(crate) fn write(
     path: &Path,
     text: &str,

@@ -65,7 +65,7 @@ impl Machine {
                 }
                 Some(ErrorKind::PermissionDenied) => {
                     return SetupError::answer(format!(
-                        "port {port} needs root: run it with sudo, or choose other answers"
+                        "port {port} needs root: run turnpike setup with sudo, or choose other answers"
                     ));
                 }
                 _ => {}
@@ -77,10 +77,11 @@ impl Machine {
 
 fn remedy(port: u16) -> String {
     match port {
-        HTTP => "the certificate authority checks the name there, so stop that program, or answer yes for port 443".to_owned(),
+        HTTP => "the certificate authority checks the name on this port, so stop the program that uses it, or answer yes for port 443"
+            .to_owned(),
         HTTPS => "move the web server to another address, such as 127.0.0.1:8443, and answer with that address, or answer no"
             .to_owned(),
-        _ => format!("stop that program (ss -lntup 'sport = {port}' shows it), or choose another port with --listen"),
+        _ => format!("stop the program that uses it (ss -lntup 'sport = {port}'), or choose another port with --listen"),
     }
 }
 
@@ -107,15 +108,15 @@ pub(crate) fn resolve(name: Option<&HostName>) -> Vec<IpAddr> {
     found
 }
 
-/// Warning about a DNS name that does not lead to this machine.
+/// Warning about a DNS name that does not resolve to this machine.
 pub(crate) fn name_warning(name: &HostName, named: &[IpAddr], here: IpAddr) -> Option<String> {
     let Some(other) = named.iter().find(|ip| **ip != here && !is_own(**ip)) else {
         return named.is_empty().then(|| {
-            format!("{name} has no address: add a DNS record with {here}, without which no client finds this server")
+            format!("{name} has no address: add a DNS record with {here}, so that clients find this server")
         });
     };
     Some(format!(
-        "{name} leads to {other}, which is neither an address of this machine nor its public address: correct the DNS record, or \
+        "{name} resolves to {other}, which is neither an address of this machine nor its public address: correct the DNS record, or \
          give --public-address {other} if a NAT has it"
     ))
 }
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_must_lead_here() {
+    fn a_name_that_does_not_resolve_to_this_machine_gets_a_warning() {
         let name: HostName = "turn.example.org".parse().expect("a name");
         let here = ip("203.0.113.5");
         let warning = |named: &[&str]| {
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(warning(&["203.0.113.5", "127.0.0.1"]), None);
         for (named, words) in [
             (&[][..], "has no address: add a DNS record with 203.0.113.5"),
-            (&["198.51.100.7"], "leads to 198.51.100.7"),
+            (&["198.51.100.7"], "resolves to 198.51.100.7"),
             (&["203.0.113.5", "198.51.100.7"], "give --public-address 198.51.100.7"),
         ] {
             assert!(warning(named).is_some_and(|warning| warning.contains(words)), "{named:?}");

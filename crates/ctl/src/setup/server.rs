@@ -31,7 +31,7 @@ const ORDER: Duration = Duration::from_secs(45);
 const PAUSE: Duration = Duration::from_secs(1);
 /// State directory of the service.
 pub(crate) const STATE: &str = "/var/lib/turnpike";
-/// Exit codes of a shell without the program, and of a failed ssh.
+/// Exit code of a shell that does not find the program, and of an ssh that cannot connect.
 const NO_PROGRAM: i32 = 127;
 const NO_CONNECTION: i32 = 255;
 
@@ -42,8 +42,8 @@ fn this_program() -> Result<Command, SetupError> {
     Ok(command)
 }
 
-/// Runs `turnpike check-config` on the new file, as the service's user if there is one. Returns its warnings; messages name the
-/// file as `shown`.
+/// Runs `turnpike check-config` on the new file, as the service's user if there is one. Returns the warnings; they and the
+/// errors contain the path `shown`.
 pub(crate) fn check_config(
     file: &Path,
     shown: &Path,
@@ -96,7 +96,7 @@ impl Drop for Trial {
     }
 }
 
-/// URIs of the server at this host: TLS first, because an ordered certificate may still be missing, then UDP and TCP.
+/// URIs of the server at this host: TLS first, because the probe may have to wait for an ordered certificate, then UDP and TCP.
 pub(crate) fn uris(answers: &Answers, host: &str) -> Vec<ServerUri> {
     let uri = |scheme, port| ServerUri { scheme, host: host.to_owned(), port: Some(port), tcp: None };
     let tls = answers.tls_port().map(|port| uri(Scheme::Turns, port));
@@ -114,8 +114,8 @@ pub(crate) fn login(answers: &Answers) -> Login {
     Login { name, password }
 }
 
-/// Probes the server at its local address until it is green, at most while a listener or a certificate may still be
-/// missing. Returns true if every report is green.
+/// Probes the server at its local address. Repeats a failed probe for as long as the server may still be opening listeners or
+/// waiting for a certificate. Returns true if every report is green.
 pub(crate) fn probe_here(
     answers: &Answers,
     host: &str,
@@ -188,7 +188,7 @@ pub(crate) fn probe_from(helper: &str, answers: &Answers, host: &str) -> Result<
     Ok(all_green)
 }
 
-/// Host for probes from this machine: the name if it leads here, else an address of a listener.
+/// Host for probes from this machine: a listener's specific address, else the name if it resolves to this machine, else `address`.
 pub(crate) fn local_host(answers: &Answers, leads_here: bool, address: IpAddr) -> String {
     let listener = answers.listen.first().map(|listener| listener.ip()).filter(|ip| !ip.is_unspecified());
     match (&answers.name, listener) {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_cover_each_port_of_clients() {
+    fn each_client_port_is_probed() {
         let automatic = || Certificate::Automatic { contact: None };
         for (certificate, https, expected) in [
             (Certificate::None, HttpsPort::No, &["turn:h:3478"][..]),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_probed_only_if_it_leads_here() {
+    fn a_name_is_probed_only_if_it_resolves_to_this_machine() {
         let mut answers = answers(Certificate::None, HttpsPort::No);
         let host = |answers: &Answers, leads_here| local_host(answers, leads_here, [10, 0, 0, 5].into());
         assert_eq!(host(&answers, true), "turn.example.org");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_credential_belongs_to_the_answers() {
+    fn the_probe_uses_the_credential_from_the_answers() {
         let mut answers = answers(Certificate::None, HttpsPort::No);
         let Login { name, password } = login(&answers);
         assert_eq!(restapi_credentials::parse(&name).map(|(_, id)| id), Some("setup"));

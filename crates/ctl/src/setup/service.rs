@@ -26,7 +26,7 @@ const CERTBOT: &str = "/etc/letsencrypt/live";
 const CERTBOT_HOOK: &str = "/etc/letsencrypt/renewal-hooks/deploy/turnpike";
 const COPIES: &str = "/etc/turnpike/tls";
 
-/// Name, user ID and group ID of the service's user.
+/// Name of the service's user.
 const USER: &str = "turnpike";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -268,7 +268,7 @@ fn colors_can_be_disabled() {
 }
 
 #[test]
-fn whole_output_has_all_tables() {
+fn non_interactive_output_has_all_tables() {
     let mut screen = Screen::new(false, "unix:/run/a.sock".to_owned());
     screen.hear(live());
     screen.certify(vec![certificate(-90_000)]);
@@ -352,7 +352,7 @@ fn keys_switch_tables_and_quit() {
 }
 
 #[test]
-fn pause_freezes_the_screen_and_lost_program_is_shown() {
+fn pause_freezes_the_screen_but_an_error_is_still_shown() {
     let mut other = live();
     other.status.open = 4321;
     let seen = pressed(&[Key::Pause], vec![TopUpdate::Problem("connection refused".to_owned())]);

@@ -94,7 +94,7 @@ impl LocalRule {
         self.state.targets.suspect(seat.member());
     }
 
-    /// Like [`LocalRule::connect_failed`], for a full Unix socket queue, when there is no seat.
+    /// Like [`LocalRule::connect_failed`], for a connection that waits for a full Unix socket queue and has no seat.
     pub(super) fn queue_full(&mut self, slot: TargetSlot) {
         self.tallies.of(slot).failed(TargetFailure::Timeout);
         if let Some(member) = self.state.targets.member(slot) {
@@ -341,7 +341,7 @@ impl Engine {
         }
         let pressing = self.scan || !self.openings.is_empty() || self.any_paused;
         let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
-        // Checks run on ticks, which are at least this far apart.
+        // Checks run on ticks, at most every `TICK_MS`.
         let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
         due.into_iter().chain(health).chain(self.pacing.due()).chain(self.joined_due()).min()
     }

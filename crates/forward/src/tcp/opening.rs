@@ -319,8 +319,8 @@ impl Engine {
     }
 }
 
-/// Logs the first connection that finds no target; later ones are not logged until a connection succeeds
-/// again. The connection log does not include the cause.
+/// Logs the cause if a connection finds no target, because the connection log does not include it. Later
+/// connections are not logged until one succeeds again.
 fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     if !state.is_now_unreachable() {
         return;
@@ -340,7 +340,10 @@ fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
             );
         }
         None => {
-            tracing::warn!(rule, "no target has an address; resetting clients");
+            tracing::warn!(
+                rule,
+                "no target has an address; resetting clients; check the host names of the targets"
+            );
         }
     }
 }

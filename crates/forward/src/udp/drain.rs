@@ -127,7 +127,7 @@ impl Engine {
     }
 }
 
-/// Address used by the client. A link-local address needs an interface, which is that of the client.
+/// Address used by the client. A link-local address needs an interface; the client's is used.
 fn asked(listening: SocketAddr, key: &Key) -> SocketAddr {
     match (key.local, key.client) {
         (None, _) => listening,

@@ -157,7 +157,7 @@ impl Engine {
                 match self.sessions.get(at).map(|session| session.stage) {
                     Some(SessionStage::Connecting) => self.try_next_target(at, TargetFailure::Timeout, tick),
                     Some(SessionStage::Closing) => self.end(at, EndReason::Finished, tick),
-                    // During a drain, the timeout may be the drain's.
+                    // During a drain, the session may have reached the drain's shorter timeout.
                     _ if self.draining => self.end(at, EndReason::Shutdown, tick),
                     _ => self.end(at, EndReason::Idle, tick),
                 }
@@ -542,7 +542,7 @@ impl Engine {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
         let Some(mut session) = self.sessions.remove(at, &mut state.lists) else { return };
-        // Dropped before its socket is closed, because another session may then get the same port.
+        // Remove the record before the socket is closed, because another session may then get the same port.
         session.link = None;
         if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
             state.forwarded_across(&mut session, offload.release(*across));

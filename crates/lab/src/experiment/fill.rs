@@ -66,7 +66,8 @@ impl Variables {
         Self(names)
     }
 
-    /// Sets the variables for the workload's times, which add one second to the measured time. `whole_*` are rounded up to whole seconds.
+    /// Sets the variables for the workload's times. The workload runs one second longer than the measurement. `whole_*` are rounded up to
+    /// whole seconds.
     pub(crate) fn set_window(&mut self, warmup: f64, duration: f64) {
         let told = duration + 1.0;
         for (name, value) in [

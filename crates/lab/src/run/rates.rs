@@ -20,7 +20,7 @@ use crate::{
 const CLIENTS: &str = "clients";
 
 fn metric_of(goal: f64, variable: &str) -> String {
-    // Rounded to four digits, which suffice for any goal, because 0.001 * 100 is not exactly 0.1 in floating point.
+    // Rounded, because 0.001 * 100 is not exactly 0.1 in floating point. Four decimal places suffice for any goal.
     let percent = (goal * 1e6).round() / 1e4;
     let unit = if variable == CLIENTS { CLIENTS } else { "pps" };
     format!("find_max_{percent}_{unit}")
@@ -158,7 +158,7 @@ impl RunStage {
             // Datagrams that arrive too late are useless in a call and count as lost.
             let received = if settings.max_p99_us.is_some_and(|most| p99 > most) { 0 } else { received };
             let late = matches!(void, Some(VoidReason::GeneratorLate { .. }));
-            // If the generator fell behind but nothing was lost, the result is valid.
+            // If the generator fell behind but the loss meets the loosest goal, the result is valid.
             let lost = sent.saturating_sub(received) as f64 > settings.loosest() * sent as f64;
             voids = if void.is_some() && (lost || !late) { voids + 1 } else { 0 };
             if late && voids < HOPELESS {
@@ -318,7 +318,7 @@ pub(crate) fn describe(sweep: &Sweep) -> String {
             found.because
         );
     }
-    // Only trials at percentages of the highest rate are listed. Trials at 100 % and above are reported as metrics.
+    // Lists only the trials below the highest rate; those at 100 % and above are reported as metrics.
     let shares = sweep.points.len().saturating_sub(SHARES.iter().filter(|percent| **percent < WHOLE).count());
     let highest = sweep.found.iter().find_map(|found| found.lower_pps);
     let is_share = |highest: u64| sweep.points[shares].rate_pps == share_of(highest, SHARES[0]);

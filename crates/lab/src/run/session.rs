@@ -118,7 +118,7 @@ impl SubjectSession<'_> {
             return Ok(());
         }
         let mut variables = self.variables.clone();
-        // The workload would run one second longer than the window, so the window is one second shorter here.
+        // Subtract the second that `set_window` adds.
         variables.set_window(0.0, (seconds - 1.0).max(0.0));
         self.has_worked = true;
         let (mut workload, _) = self.start_workload(&variables)?;

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_with_thresholds_get_lines_and_other_rows_verdicts() {
+    fn figures_with_thresholds_get_lines_and_other_rows_get_verdicts() {
         let text = table().markdown();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(

@@ -40,7 +40,7 @@ impl Guardian {
             .args(["-c", SCRIPT, "turnpike-lab-guardian", &format!("{MARK}={id}")])
             .arg(state)
             .args(namespaces)
-            // Otherwise the guardian would kill itself if the lab runs inside another lab.
+            // A guardian that inherited the mark of an outer lab would kill itself.
             .env_remove(MARK)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

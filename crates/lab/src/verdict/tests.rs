@@ -56,7 +56,7 @@ fn noise_above_the_resolution_requires_more_rounds() {
 }
 
 #[test]
-fn five_rounds_are_too_few_even_if_clear() {
+fn five_rounds_are_too_few_even_for_a_clear_difference() {
     let verdict = judge(&steady(PACKETS_PER_CPU_S, 5, 2.0, 0.001), "new", PACKETS_PER_CPU_S);
     assert_eq!(reasons(&verdict), [VerdictReason::TooFewRounds { have: 5, need: 6 }]);
     assert_eq!(rounds_needed(&verdict), Some(6));

@@ -37,8 +37,8 @@ while (due := start + sent / rate) < start + seconds:
 at = lambda values, share: int(sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1e6) if values else 0
 print(json.dumps({
     "sent": sent, "received": received, "lost": sent - received, "duplicated": 0, "reordered": 0,
-    # The rate is relative to the time in which the datagrams were due, as in our generators: a busy machine sends as
-    # many of them, only later.
+    # The rate is relative to the time in which the datagrams were due, as in our generators: a busy machine sends the
+    # same number, only later.
     "send_pps": sent / seconds, "recv_pps": received / seconds, "recv_bps": received * 800 / seconds,
     "rtt_us": {"min": at(rtt, 0), "p50": at(rtt, .5), "p90": at(rtt, .9), "p99": at(rtt, .99), "p999": at(rtt, .999),
                "max": at(rtt, 1)},

@@ -1,5 +1,5 @@
 //! Runs the lab as a separate process, to test signals, exit codes and leftovers.
-#![allow(dead_code, unused_imports, reason = "each test file uses only a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test file uses only a part of this module")]
 #![allow(clippy::unwrap_used, reason = "a failed step must fail the test")]
 
 use std::{
@@ -83,8 +83,8 @@ pub(crate) fn said(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Checks that namespaces and these programs are available; prints the reason if not. For an ordinary user, it reruns the whole test as
-/// root of a user namespace and returns false.
+/// Checks that namespaces and these programs are available; if not, prints the reason and returns false. For an
+/// ordinary user, reruns the whole test as root of a user namespace and returns false.
 pub(crate) fn can_run(programs: &[&str]) -> bool {
     for program in ["ip", "nsenter", "unshare"].iter().chain(programs) {
         let found = std::env::split_paths(&std::env::var_os("PATH").unwrap())
@@ -119,7 +119,7 @@ fn run_in_user_namespace() {
         );
         return;
     }
-    let test = thread::current().name().expect("libtest names a test's thread after it").to_owned();
+    let test = thread::current().name().expect("libtest names each thread after its test").to_owned();
     // ip(8) keeps the names of namespaces below /run, which belongs to root. Without loopback there is no
     // routing table.
     let output = Command::new("unshare")

@@ -56,7 +56,7 @@ enum Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     range: Range,
-    /// Cumulative weight. This entry is selected by random numbers from the previous entry's value up to this one.
+    /// Cumulative weight. A random number selects the first entry whose value is above the number.
     weights: u32,
 }
 

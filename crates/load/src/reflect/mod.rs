@@ -36,8 +36,8 @@ pub struct ReflectConfig {
     #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     pub listen: Vec<SocketAddr>,
 
-    /// TCP address for load tcp, rr and connect, and an echo for all other clients; may be repeated [default without
-    /// --listen: as for UDP]
+    /// TCP address for load tcp, rr and connect; echoes the data of all other clients; may be repeated [default
+    /// without --listen: as for UDP]
     #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     pub tcp: Vec<SocketAddr>,
 

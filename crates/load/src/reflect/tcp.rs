@@ -26,7 +26,7 @@ const BACKLOG: i32 = 4096;
 const LISTENERS: u64 = 1 << 32;
 /// Interval between the records of a sink.
 const RECORDS: Duration = Duration::from_millis(50);
-/// Time for which a connection whose peer sends without reading is not polled; also the pause of the listeners when descriptors run out.
+/// Time for which a connection is not polled if its peer sends without reading. Listeners pause for as long if descriptors run out.
 const PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) struct ReflectListener {

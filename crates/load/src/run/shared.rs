@@ -58,7 +58,7 @@ impl<'a, C> RunShared<'a, C> {
     }
 
     pub(crate) fn thread_is_ready(&self) {
-        /// Time between setting the start time and reaching it; long enough for every thread to see it first.
+        /// Time from setting the start time until the start; long enough for every thread to see the start time first.
         const NOTICE_NS: u64 = 20_000_000;
         if self.ready_threads.fetch_add(1, SeqCst) + 1 == self.frame.threads {
             self.start_ns.store(self.clock.ns() + NOTICE_NS, SeqCst);

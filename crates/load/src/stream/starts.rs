@@ -51,7 +51,8 @@ impl Starts {
         self.free.push_back((index, from));
     }
 
-    /// Marks a client as idle, or, if no other client has been idle longer, returns the due time of its next request.
+    /// Returns the due time of this client's next request, if one is due and no other client has been idle longer. Otherwise marks the
+    /// client as idle.
     pub(super) fn go_on(&mut self, index: usize, now: u64, tallies: &mut RunTallies) -> Option<u64> {
         let due = if self.free.is_empty() { self.take(now, now, tallies) } else { None };
         if due.is_none() {

@@ -32,7 +32,7 @@ impl TurnEngine {
         self.moves.clients[index] = MoveState::Moving(self.now_ns());
         self.moves.under_way += 1;
         if let Err(error) = self.reopen(index, 0) {
-            return self.moves.failed(index, || format!("no new socket: {error}"));
+            return self.moves.failed(index, || format!("cannot open a new socket: {error}"));
         }
         let now = self.now_ms();
         if let Err(error) = self.endpoints[index].client.migrate(now) {

@@ -140,7 +140,7 @@ impl ClientMoves {
 
     pub(super) fn refused(&mut self, index: usize, failure: &Failure) {
         match failure {
-            // The allocation may still exist (RFC 8016 section 3.2.1), so the client stays and tries again at its next move.
+            // The allocation may still exist (RFC 8016 section 3.2.1), so the client tries again at its next move.
             Failure::Timeout { .. } => self.failed(index, || failure.to_string()),
             _ => self.stranded(index, || failure.to_string()),
         }

@@ -26,7 +26,7 @@ impl TurnEngine {
             self.reconnects.leave(index, now_ns);
             self.return_home(index);
             if let Err(error) = self.reopen(index, 0) {
-                self.reconnects.failed(|| format!("no new socket: {error}"));
+                self.reconnects.failed(|| format!("cannot open a new socket: {error}"));
                 continue;
             }
             self.allocate_again(index, Arc::clone(&self.endpoints[index].settings));

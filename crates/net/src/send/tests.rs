@@ -126,7 +126,7 @@ struct Bench {
 
 fn bench(datapath: Datapath) -> Bench {
     let mut rx = Rx::new(datapath);
-    // The pattern's length is prime. (A loop over all bytes would take Miri seconds.)
+    // The pattern's length is prime. Under Miri, a loop over all bytes would take seconds.
     let known = (0..251).collect::<Vec<u8>>().repeat(239);
     let arena = rx.fill(0, |room| {
         room[..known.len()].copy_from_slice(&known);

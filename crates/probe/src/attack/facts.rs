@@ -55,7 +55,8 @@ pub enum AttackOutcome {
     Refused,
     /// The data was sent and got no reply. It may have reached a peer that does not respond.
     Silent,
-    /// Granted for an address some of whose ports may be legitimate peers; only the test that sends data can tell.
+    /// Granted for an address on which some ports may be legitimate peers. Only the test that sends data shows whether a forbidden port
+    /// is reachable.
     AddressOnly,
     Unknown,
     Open,

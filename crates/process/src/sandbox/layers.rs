@@ -1,6 +1,6 @@
 //! Restrictions already in effect. The new process of an upgrade inherits Landlock rules and seccomp
-//! filters, and the kernel allows 16 rulesets and 32,768 instructions, so an upgrade adds only those that
-//! are missing.
+//! filters. The kernel allows only 16 rulesets and 32,768 instructions, so an upgrade adds only the missing
+//! restrictions.
 
 use std::{
     env,

@@ -1,4 +1,4 @@
-//! Capabilities: drops the unneeded ones, and sets no_new_privs so that no started program gains others.
+//! Capabilities: drops the unneeded ones, and sets no_new_privs so that started programs cannot gain others.
 
 use std::{io, sync::OnceLock};
 

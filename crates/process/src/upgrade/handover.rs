@@ -14,10 +14,10 @@ pub type NamedSocket = (String, OwnedFd);
 
 /// State that a service can hand over to a new process; used from a thread that may block.
 pub trait HandoverState: Send + Sync {
-    /// Exports everything that the new process needs in advance.
+    /// Exports everything that the new process needs before the workers pause.
     fn offer(&self) -> io::Result<HandoverOffer>;
-    /// Pauses the workers. [`HandoverState::forget`] or [`HandoverState::resume`] follows, even after an
-    /// error.
+    /// Pauses the workers. Afterwards, even after an error, the caller calls [`HandoverState::forget`] or
+    /// [`HandoverState::resume`].
     fn pause(&self, successor_keeps_flows: bool) -> io::Result<()>;
     /// Sends the sessions to the workers at the other ends of `channels`; returns their number.
     fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize>;

@@ -13,7 +13,7 @@ pub struct DtlsConfig {
     /// and the first byte of a datagram selects the protocol.
     pub listen: Vec<SocketAddr>,
     pub context: Option<Arc<DtlsContext>>,
-    /// Clients whose ClientHello gets no answer.
+    /// Clients that these rules refuse get no answer to a ClientHello.
     pub clients: ClientRules,
     pub limits: ConnectionLimits,
 }

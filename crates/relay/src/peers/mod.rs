@@ -46,7 +46,7 @@ pub(crate) enum PeerSide {
 /// Meaning of a poller token. Streams and UDP sockets use lower tokens.
 ///
 /// ```text
-/// │ 01 │ kind (2 bits of 62, 61, 60) │ generation (28) │ slot (32) │
+/// │ 01 │ kind (2) │ generation (28) │ slot (32) │
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerToken {
@@ -85,7 +85,7 @@ impl PeerToken {
     }
 }
 
-/// Limits that grant bandwidth, with the current time.
+/// The state machine, whose limits grant bandwidth, and the current time.
 pub(crate) struct Purse<'a> {
     pub(crate) now: Now,
     pub(crate) server: &'a mut Server<WorkerPolicy>,
@@ -94,8 +94,8 @@ pub(crate) struct Purse<'a> {
 #[derive(Debug)]
 pub(crate) enum PeerEvent {
     Connected(AllocationSlot, ConnectionId, Result<(), ConnectError>),
-    /// Arguments for `Server::connection_ended`, with the bytes to the peer and to the client not reported
-    /// yet.
+    /// Arguments for `Server::connection_ended`: the connection, and the unreported bytes to the peer and to the
+    /// client.
     Ended(ConnectionId, u64, u64),
 }
 

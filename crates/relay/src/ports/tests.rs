@@ -269,7 +269,7 @@ fn quarantine_continues_in_another_process() {
 }
 
 #[test]
-fn even_port_reserves_its_neighbour_under_the_token() {
+fn request_for_an_even_port_reserves_the_next_one_for_the_token() {
     let ports = ports(22_200..=22_299);
     let first = ports.get(PortRequest::EvenAndReserveNext([7; 8]), 1000).unwrap();
     assert_eq!(first.relayed.port() % 2, 0);

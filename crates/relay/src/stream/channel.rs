@@ -3,9 +3,10 @@
 //! Each message is a TLS record of its own, because some clients, such as coturn's, treat a record as a
 //! message. The records of a tick are still sent together.
 //!
-//! This uses the buffered interface of rustls. It gathers a message from its parts and writes each record
-//! from the buffer it was encrypted into. The unbuffered interface requires contiguous plaintext and copies
-//! each record once more (rustls 0.23, `WriteTraffic::encrypt`). Both allocate a vector per record.
+//! The channel uses the buffered interface of rustls, which gathers a message from its parts and writes each
+//! record from the buffer it was encrypted into. The unbuffered interface requires contiguous plaintext and
+//! copies each record once more (rustls 0.23, `WriteTraffic::encrypt`). Both interfaces allocate a vector per
+//! record.
 
 use std::io::{self, IoSlice, Read, Write as _};
 
@@ -104,8 +105,9 @@ impl RecordBatch {
     }
 }
 
-/// Longest possible record (RFC 5246 section 6.2.3). rustls would buffer a handshake message of up to 64 KiB
-/// per client; clients without certificates need one or two records.
+/// Maximum TLS input that yields no plaintext: the longest possible record (RFC 5246 section 6.2.3). rustls
+/// alone would buffer a handshake message of up to 64 KiB per client, although clients without certificates
+/// need only one or two records.
 pub(crate) const BARREN_LIMIT: usize = 5 + (16 << 10) + 2048;
 
 /// Decrypts into `room`, which must be large enough for `input` plus one record.

@@ -51,7 +51,7 @@ pub(super) struct Connection {
     pub(super) allocated: bool,
     /// True if the client has had an allocation; only such clients may send long messages.
     pub(super) trusted: bool,
-    /// Number among the connections without an allocation, or among the waiting ones.
+    /// Entry number in the list of connections without an allocation, or in the list of waiting connections.
     pub(super) place: Option<u64>,
     /// True if the connection is not polled, because its address has too many recent connections without an
     /// allocation.

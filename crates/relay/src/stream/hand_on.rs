@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_byte_that_differs_from_stun_decides() {
+    fn one_byte_that_differs_from_stun_is_enough() {
         let stun = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42];
         for end in 0..=stun.len() {
             assert!(may_be_stun(&stun[..end]));

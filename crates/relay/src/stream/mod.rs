@@ -66,7 +66,7 @@ pub(crate) const END_OF_TOKENS: u64 = 1 << 62;
 /// Maximum handshake steps per tick. Each takes up to a millisecond, during which datagrams wait.
 const HANDSHAKES: u32 = 4;
 /// Messages per tick before datagrams get their turn. A higher value would let a TCP flood delay UDP clients;
-/// with a lower value, less would be sent per write.
+/// a lower value would send less data per write.
 const SHARE: usize = 2048;
 /// Bytes of TLS overhead that cost as much as a message. A KeyUpdate is 27 bytes, all of them overhead.
 const OVERHEAD: usize = 32;

@@ -109,7 +109,7 @@ impl Streams {
         rx: &mut Rx,
     ) -> Result<Option<ArenaSpan>, CloseReason> {
         let connection = &mut self.connections[slot];
-        // A ClientHello may follow, perhaps behind a PROXY header.
+        // The next bytes may be a ClientHello, perhaps after a PROXY header, so reading has to wait.
         if self.handshakes_left == 0 {
             self.first_put_off.get_or_insert(slot);
             return Ok(None);
@@ -438,7 +438,7 @@ mod tests {
     fn next_tick_continues_with_the_remaining_connections() {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(40, &BINDING.repeat(2000));
-        // Relay sockets are always ready as well, and come first.
+        // Relay sockets are always ready too, and their events come first.
         let relays = (0..200).map(ready);
         let streams = slots.iter().map(|slot| ready(StreamToken::Connection(*slot).get()));
         let events: Vec<Event> = relays.chain(streams).collect();
@@ -450,7 +450,7 @@ mod tests {
             let mut taken = 0;
             for event in events {
                 let Some(StreamToken::Connection(slot)) = StreamToken::of(event.token) else { continue };
-                // The flush at the end of a tick allows more handshakes.
+                // Allows more handshakes, as the flush at the end of a tick does.
                 bench.streams.handshakes_left = 4;
                 let messages = bench.read(slot);
                 *total.entry(slot).or_insert(0) += messages;
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn link_never_reaches_a_later_connection() {
+    fn link_of_a_closed_connection_never_reaches_a_later_one() {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(1, &BINDING);
         bench.read(slots[0]);

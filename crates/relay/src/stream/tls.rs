@@ -34,7 +34,7 @@ const CHALLENGES: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateError {
-    #[error("no certificate in it: expected PEM with BEGIN CERTIFICATE, the server's certificate first")]
+    #[error("no certificate found: expected PEM with BEGIN CERTIFICATE, the server's certificate first")]
     NoCertificate,
     #[error("invalid PEM: {0}")]
     CertificatePem(String),
@@ -47,7 +47,7 @@ pub enum CertificateError {
     Expired(Duration),
     #[error("the certificate is not valid yet: it becomes valid in {}", span(.0.as_secs()))]
     NotYetValid(Duration),
-    #[error("no private key in it: expected PEM with BEGIN PRIVATE KEY")]
+    #[error("no private key found: expected PEM with BEGIN PRIVATE KEY")]
     NoKey,
     #[error(
         "the private key is encrypted: set tls.key_password if it has BEGIN ENCRYPTED PRIVATE KEY, or decrypt it (openssl pkey -in FILE -out NEW)"
@@ -101,7 +101,7 @@ impl Identity {
         Self::from_encrypted_pem(chain, key, None)
     }
 
-    /// The password is for a key that is encrypted; others need none.
+    /// Like [`Identity::from_pem`], with a password that decrypts the key if it is encrypted.
     pub fn from_encrypted_pem(
         chain: &[u8],
         key: &[u8],

@@ -19,7 +19,7 @@ pub(crate) struct Detached {
     pub(crate) client: Client,
     pub(crate) socket: TcpSocket,
     pub(crate) tls: Option<Box<ServerConnection>>,
-    /// Queued bytes to send first; with TLS, they are in the buffer of `tls`.
+    /// Queued bytes to send first. For a TLS client, they are in the buffer of `tls` instead.
     pub(crate) unsent: Vec<u8>,
     pub(crate) ended: bool,
     trusted: bool,

@@ -50,7 +50,8 @@ pub(crate) enum Handoff {
     Declined { owner: u16, source: Source, request: Box<[u8]> },
     /// Worker `from` cancels this pending move.
     MoveOver { from: u16, pending_move: PendingMove },
-    /// A forwarded request has deleted an allocation; the receiver remembers it for retransmissions.
+    /// A forwarded request has deleted an allocation. The receiver remembers the deletion, because the
+    /// client may retransmit the request.
     Deleted((u64, u64)),
     /// Reply to a forwarded request, and the move to expect, if any.
     Reply { source: Source, pending_move: Option<PendingMove>, reply: Box<[u8]> },
@@ -99,7 +100,7 @@ impl Mailbox {
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
                 Err(handoff)
             }
-            // On error, `send` returns the command.
+            // `send` returns the command that it could not send, so no other error occurs.
             Ok(()) | Err(_) => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
-//! Maintains the eBPF program's flows (`turnpike_offload`) from the effects of the state machine, reads
-//! their counters, and reports drained sockets to the program, so that datagrams it relays never
-//! overtake those in user space.
+//! Maintains the eBPF program's flows (`turnpike_offload`) from the effects of the state machine, and reads
+//! their counters. Reports drained sockets to the program, so that datagrams relayed by the program never
+//! overtake datagrams in user space.
 
 use std::{
     collections::VecDeque,
@@ -74,8 +74,8 @@ pub(super) struct Offload {
     walk: Option<usize>,
 }
 
-/// Last counter values read from an allocation's flows. The new process finds the flows themselves by the
-/// allocation's addresses.
+/// Last counter values read from an allocation's flows, for another process. That process finds the flows
+/// themselves by the allocation's addresses.
 #[derive(Serialize, Deserialize)]
 pub(super) struct PassedFlows {
     own: Counted,
@@ -555,7 +555,7 @@ impl Offload {
     }
 }
 
-/// Installs the flows of one client. Its methods return `None` if the table is full, which is counted.
+/// Installs the flows of one client. If the table is full, its methods count that and return `None`.
 struct Installer<'o> {
     flows: &'o mut Flows,
     sockets: &'o mut WorkerSockets,

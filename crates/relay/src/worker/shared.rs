@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(
             ports.emptiest(Family::V4, true, two),
             Some(port),
-            "preferred although it has more allocations"
+            "the client's own address is preferred although its socket has more allocations"
         );
         assert_eq!(ports.emptiest(Family::V4, true, None), Some(other));
     }

@@ -245,7 +245,7 @@ mod tests {
         }
 
         #[test]
-        fn match_without_stars_is_an_address_text(text in "[0-2f]{1,3}([.:]{1,2}[0-2f]{1,3}){2,7}|::([01f]{1,2}:){0,6}[0-2]") {
+        fn pattern_without_stars_fits_only_if_it_is_an_address(text in "[0-2f]{1,3}([.:]{1,2}[0-2f]{1,3}){2,7}|::([01f]{1,2}:){0,6}[0-2]") {
             let canonical = text.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().to_string() == text);
             prop_assert_eq!(fits(&text), canonical, "{}", text);
         }

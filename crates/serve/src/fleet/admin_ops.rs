@@ -266,8 +266,8 @@ impl OwnNode {
         });
     }
 
-    /// Applies the bans in the store. After a delay, writes back those the store lacks, since it may have
-    /// been emptied, and deletes those lifted in the meantime.
+    /// Applies the bans in the store. After a delay, writes back bans that the store lacks, because it may
+    /// have been emptied, and deletes bans that were lifted in the meantime.
     pub(super) async fn read_bans(self: &Arc<Self>) -> Result<(), StoreError> {
         self.banned.read(unix(), &self.kept_bans().await?);
         let node = Arc::clone(self);

@@ -62,8 +62,8 @@ async fn take(node: &Arc<OwnNode>, users: &StoreInUse, heard: NewsBatch) -> Resu
         }
     }
     if repeated > 0 {
-        // The sender's clock may be slow, so that this newer process rejects its messages as replays. Its
-        // bans are in the store.
+        // If the sender's clock is slow, this newer process rejects the sender's messages as replays. Reads
+        // the sender's bans from the store.
         node.rereads.store(true, Ordering::Relaxed);
     }
     node.tallies.heard([new.len(), levels.len(), unreadable, repeated]);

@@ -48,7 +48,7 @@ impl OwnNode {
         self.only_drains() && self.is_back(attempt)
     }
 
-    /// True if a client returned from the same 5-tuple after a redirect; counts it.
+    /// Returns true if the client has returned from the same 5-tuple after a redirect, and counts such clients.
     fn is_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         let (unix, request) = (attempt.now.unix, self.hasher.hash_one(attempt.transaction));
         let is_back = !self.recent_redirects().may_go(unix, self.hasher.hash_one(attempt.client), request);

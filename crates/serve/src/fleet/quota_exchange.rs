@@ -14,8 +14,9 @@ use super::node::OwnNode;
 
 const MOST: usize = 500;
 const LEAST: usize = 50;
-/// Maximum number of buckets that all nodes together may exchange at the same time, and per second.
+/// Maximum number of buckets that all nodes together may exchange at the same time.
 const AT_ONCE: usize = 100_000;
+/// Maximum number of buckets that all nodes together may exchange per second.
 const A_SECOND: u64 = 200_000;
 const SOON_MS: u64 = 20;
 
@@ -33,7 +34,7 @@ async fn exchange(node: &OwnNode, backoff: &mut Backoff) -> u64 {
     let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
     let number = node.number();
     let _alone = node.exchanging.lock().await;
-    // If this node reported usage before its old record is cleared, the usage would be cleared with it.
+    // Usage reported before this node's old record is cleared would be cleared with that record.
     if number == 0 || node.is_quiet() || node.rests() || node.recovery.is_to_clear() {
         return period;
     }

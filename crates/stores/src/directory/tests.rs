@@ -531,7 +531,7 @@ async fn change_with_a_lost_answer_takes_effect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn older_secrets_answer_does_not_replace_a_newer_one() {
+async fn older_answer_about_secrets_does_not_replace_a_newer_one() {
     let world = World::new();
     let put = |text: &str| *lock(&world.fake.secrets) = vec![secret(text)];
     let held = || world.directory.secrets(REALM).expect("secrets were read")[0].value.reveal().to_owned();

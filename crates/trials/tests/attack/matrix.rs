@@ -155,7 +155,7 @@ fn say_together(where_to: &str, tried: &Tried) {
     say(where_to, &together);
 }
 
-fn strangers_get_little(report: &Value) {
+fn amplification_is_bounded(report: &Value) {
     let mut by_kind: BTreeMap<(&str, &str), Vec<&Value>> = BTreeMap::new();
     for reply in report["attack"]["strangers"].as_array().expect("a list") {
         let most = if reply["transport"] == "dtls" { MOST_OF_DTLS } else { MOST_AMPLIFICATION };
@@ -238,8 +238,8 @@ fn by(datapath: &str) {
     let tried = nothing_is_open(&report);
     is_complete(&tried, &TRANSPORTS);
     say(datapath, &tried);
-    say_of_probe(datapath, &tried, &seen);
-    strangers_get_little(&report);
+    print_probe_row(datapath, &tried, &seen);
+    amplification_is_bounded(&report);
     serve.wait_for_allocations(0);
     if is_thorough() {
         again(datapath, &mut serve, transports, &uri);
@@ -259,7 +259,7 @@ fn beside_witnesses<S: Asked>(
     (report, witnesses.end(what, || server.metrics()))
 }
 
-fn say_of_probe(datapath: &str, tried: &Tried, seen: &Seen) {
+fn print_probe_row(datapath: &str, tried: &Tried, seen: &Seen) {
     let attempts: usize = tried.values().sum();
     seen.say(&format!("`probe --attack`, data path {datapath}"), &attempts.to_string());
 }
@@ -271,7 +271,7 @@ fn again<S: Asked>(datapath: &str, server: &mut S, transports: &[&'static str], 
         let (report, seen) = beside_witnesses(&what, server, transports, uri);
         let tried = nothing_is_open(&report);
         say_together(&what, &tried);
-        say_of_probe(&what, &tried, &seen);
+        print_probe_row(&what, &tried, &seen);
     };
     server.program().signal("HUP");
     server.program().line_with("configuration reloaded");
@@ -301,15 +301,15 @@ fn in_the_kernel(links: &Links, datapath: &str) {
     let tried = nothing_is_open(&report);
     is_complete(&tried, &TRANSPORTS);
     say(datapath, &tried);
-    say_of_probe(datapath, &tried, &seen);
-    strangers_get_little(&report);
+    print_probe_row(datapath, &tried, &seen);
+    amplification_is_bounded(&report);
     if is_thorough() {
-        from_addresses_of_nobody(links, &server, datapath);
+        probe_from_unassigned_addresses(links, &server, datapath);
         again(datapath, &mut server, transports, &uri);
     }
 }
 
-fn from_addresses_of_nobody(links: &Links, server: &Server<'_>, datapath: &str) {
+fn probe_from_unassigned_addresses(links: &Links, server: &Server<'_>, datapath: &str) {
     let address = SocketAddr::new(SERVER[0], 3478);
     run("ip", &["route", "replace", "local", "198.18.0.0/15", "dev", "lo"]);
     links.inside(&["ip", "route", "replace", "198.18.0.0/15", "via", "10.77.1.2"]);

@@ -1,6 +1,5 @@
-//! If a peer is refused, is no longer allowed, or has no permission from any client, no data is relayed between it and the clients,
-//! through channels or permissions, in either direction; other peers of the same clients lose nothing. The tests count at both
-//! ends.
+//! Peers that are refused, no longer allowed, or without a permission from any client exchange no data with the clients, through
+//! channels or permissions, in either direction. Other peers of the same clients lose nothing. The tests count data at both ends.
 
 use std::{
     fs,

@@ -113,7 +113,7 @@ fn in_the_kernel(
             goes_across(server, clients);
             fault(links, server, row);
             goes_across(server, 3 * clients);
-            most_goes_across(server, row);
+            most_is_relayed_by_the_kernel(server, row);
         });
         check(&seen);
     });
@@ -131,7 +131,7 @@ fn goes_across(server: &Server, clients: u64) {
     within(SOON, "the kernel relays", || server.across() > before + 50 * clients);
 }
 
-fn most_goes_across(server: &Server, row: &mut Row) {
+fn most_is_relayed_by_the_kernel(server: &Server, row: &mut Row) {
     let relayed = server.metrics().sum("turnpike_relayed_datagrams_total", "");
     let across = server.across();
     assert!(2 * across > relayed, "the kernel relayed {across} of {relayed} datagrams");
@@ -238,7 +238,7 @@ fn killed_with_the_kernel_path() {
 #[ignore = "thorough: cargo xtask faults"]
 fn a_worker_stalls_with_the_kernel_path() {
     const WATCHED: &str = "a worker has been stuck";
-    // Reports missing capabilities first.
+    // Skips the test early if a thread cannot be frozen.
     let sleeps = Program::start(Command::new("sleep").arg("600"));
     drop(need!(Frozen::thread(sleeps.pid())));
     in_the_kernel(

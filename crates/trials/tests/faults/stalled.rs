@@ -8,7 +8,7 @@ use turnpike_trials::{SOON, need};
 #[test]
 fn a_worker_stalls() {
     let mut server = Server::start(watched(Wanted::flags(&["--workers", "2"])));
-    // Reports missing capabilities first.
+    // Skips the test early if a thread cannot be frozen.
     drop(need!(Frozen::thread(worker(server.pid(), "relay-0"))));
     let crowd = Crowd::patient(&server, "60");
     let seen =

@@ -66,7 +66,7 @@ fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) 
         let turns = allocations_under(server, "known:pw", settled, |server, on| {
             fault(&world, on);
             if on {
-                nobody_finds_it(server);
+                unknown_users_are_refused(server);
             }
         });
         turns.tell(row, "cached users", "in an outage");
@@ -87,7 +87,7 @@ fn eight_strangers(server: &Server) -> Vec<(Option<u16>, Duration)> {
 }
 
 /// Unknown users connect while the store is down; the server then only probes the store.
-fn nobody_finds_it(server: &Server) {
+fn unknown_users_are_refused(server: &Server) {
     let answers = eight_strangers(server);
     assert!(answers.iter().all(|(answer, _)| *answer == Some(500)), "the store answers: {answers:?}");
     within(SOON, "the store is marked as down", || server.metrics().sum("turnpike_store_up", "") == 0);
@@ -126,7 +126,7 @@ fn queries(server: &Server, result: &str) -> u64 {
 fn the_store_is_slow() {
     /// Each chunk is delayed by half of this towards the store and by half on the way back.
     const SLOWER: Duration = Duration::from_secs(1);
-    /// Connections for unknown users, plus one for the rules. A new one would take several round trips.
+    /// Connections for unknown users, plus one for the rules. Opening another one would take several round trips.
     const CONNECTIONS: usize = 16;
     const STRANGERS: [&str; 5] = ["one", "two", "three", "four", "five"];
     let world = need!(World::new(&[&["known"], &STRANGERS[..]].concat()));
@@ -251,7 +251,7 @@ fn the_store_returns_wrong_rows() {
             within(SOON, &format!("{user} is served"), || server.answers(user, "pw").is_none());
         };
         ["changed", "gone"].into_iter().for_each(is_let_in);
-        users_are_others(&world, server);
+        changed_users_take_effect(&world, server);
         for (odd, stranger) in ODD_RULES.into_iter().zip(strangers) {
             odd_rule(&world, server, odd, stranger);
         }
@@ -270,7 +270,7 @@ fn the_store_returns_wrong_rows() {
 }
 
 /// One user has an invalid key, one has another user's key, and one is deleted.
-fn users_are_others(world: &World, server: &Server) {
+fn changed_users_take_effect(world: &World, server: &Server) {
     world.sql(&format!("INSERT INTO turnusers_lt VALUES ('{REALM}', 'odd', repeat('z', 128))"));
     let (since, found) = (server.lines().len(), queries(server, "found"));
     assert_eq!(server.answers("odd", "pw"), Some(401));

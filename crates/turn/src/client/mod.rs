@@ -442,7 +442,7 @@ impl Client {
             Request::Allocate | Request::Refresh | Request::Delete | Request::Migrate => {
                 self.forget_allocation();
             }
-            // If this state is kept, `ask_again` has scheduled another request for it.
+            // `ask_again` has scheduled another request for a permission or channel that is kept.
             Request::Permit(peer) => self.permissions.retain(|it| it.peer != peer || (kept && it.granted)),
             Request::Bind(number, _) => self.channels.retain(|it| it.number != number || (kept && it.bound)),
         }

@@ -157,7 +157,7 @@ pub struct NonceKeys {
 }
 
 impl NonceKeys {
-    /// `oldest` is used until the first of the `newer` keys takes over. Each of those comes with the Unix
+    /// `oldest` is used until the first of the `newer` keys takes over. `newer` pairs each key with the Unix
     /// second of its first use.
     #[must_use]
     pub fn new(oldest: NonceKey, newer: impl IntoIterator<Item = (u64, NonceKey)>) -> Self {

@@ -1,7 +1,7 @@
 //! Effects: everything the runtime must do or know besides sending a datagram. One queue holds all of them in
-//! order and is drained after each call ([`super::Server::poll_effect`]). The control plane changes the
-//! [forwarding table](super::forwarding) only through effects too; each effect reaches the table first. Times
-//! are [`crate::time::Now::ms`].
+//! order and is drained after each call ([`super::Server::poll_effect`]). The control plane also changes the
+//! [forwarding table](super::forwarding) only through effects; each effect is applied to the table before it
+//! is queued. Times are [`crate::time::Now::ms`].
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -118,7 +118,8 @@ pub enum Effect {
         source: Source,
         request: Box<[u8]>,
     },
-    /// Return the request to its worker, for [`super::Server::declined`]: its client is not moving here.
+    /// Return the request to the worker that forwarded it, for [`super::Server::declined`]: the client is not
+    /// moving here.
     Decline {
         via: u16,
         source: Source,
@@ -299,7 +300,8 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// Clients that lose and gain an allocation, and still have their connection to this server.
+    /// The client that loses an allocation and the client that gains one, if they are still connected to this
+    /// server.
     #[must_use]
     pub fn clients(&self) -> [Option<&Client>; 2] {
         match self {
@@ -317,7 +319,7 @@ impl Effect {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestRefusal {
-    /// The error code has only one possible reason.
+    /// The error code alone identifies the reason.
     Code,
     BadRequest(BadRequest),
     UnknownAttribute(u16),

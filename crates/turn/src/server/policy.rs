@@ -70,8 +70,8 @@ pub trait Restrictions {
 }
 
 pub trait Redirects {
-    /// True if a redirected client has returned on the same 5-tuple. It does not follow redirects, so it is
-    /// served here.
+    /// True if a redirected client has returned on the same 5-tuple. Such a client does not follow redirects,
+    /// so it is served here.
     fn comes_back(&self, _attempt: &AllocateAttempt<'_>) -> bool {
         false
     }

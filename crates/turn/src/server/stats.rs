@@ -110,7 +110,7 @@ counters! {
         credentials_refused: [u64; 7],
         /// Indexed like [`PeerDenial::NAMES`].
         peer_refusals: [u64; PeerDenial::NAMES.len()],
-        /// Refusals because of the user's quota, the total (server or fleet), and the client prefix's.
+        /// Refusals because of the quota of the user, of the server or fleet, and of the client's prefix.
         quota_refusals: [u64; 3],
         permission_limit: u64,
         channel_limit: u64,

@@ -231,7 +231,7 @@ impl Network {
         })
     }
 
-    /// The first numbers mean any peer, the others one to which the allocation may relay.
+    /// `which` below [`cast::PEERS`] selects any peer, otherwise a peer to which the allocation may relay.
     fn peer(&self, which: u8, number: Option<usize>, permitted: bool) -> SocketAddr {
         let suits = |peer: &SocketAddr| {
             let Some(number) = number else { return false };

@@ -15,12 +15,12 @@
 //! (300), the choice of a challenge's realm by web origin, the errors for malformed messages, and log
 //! effects.
 //!
-//! Also not covered, even though they affect an allocation for as long as it lasts: tokens (RFC 7635), which
-//! end it, and bandwidth limits, which delay data. Clients here have passwords and no bandwidth limit. Both
-//! have their own models: tokens with their deadlines and upgrades in `server_third_party.rs`
-//! (`an_allocation_lasts_as_long_as_its_tokens`), and rates, bursts and fair shares in
-//! `server/data/bandwidth/tests.rs` (`a_bucket_keeps_its_rate_and_its_burst` and the tests after it). A
-//! single case in `server_upgrade.rs` covers a bucket that moves with its allocation.
+//! Tokens (RFC 7635) and bandwidth limits are not covered either, although they affect an allocation for as
+//! long as it lasts: clients here have passwords and no bandwidth limit. Tokens and bandwidth limits have
+//! models of their own. `server_third_party.rs` covers tokens with their deadlines and upgrades
+//! (`an_allocation_lasts_as_long_as_its_tokens`), and `server/data/bandwidth/tests.rs` covers rates, bursts
+//! and fair shares (`a_bucket_keeps_its_rate_and_its_burst` and the tests after it). A single case in
+//! `server_upgrade.rs` covers a bucket that moves with its allocation.
 
 #![expect(
     clippy::wrong_self_convention,

@@ -20,7 +20,7 @@ impl Mobility {
         })
     }
 
-    /// Returns true if a client that has sent `sent` datagrams possibly has no newer ticket.
+    /// Returns true if a client that has sent `sent` datagrams may have no newer ticket.
     fn is_held(&self, counter: u32, sent: u64) -> bool {
         let is_spent =
             |(spent, then): (u32, Option<u64>)| spent == counter && then.is_none_or(|then| then == sent);

@@ -391,7 +391,7 @@ impl Network {
         }
     }
 
-    /// Peer that sends to this relay socket: the first numbers mean any peer, the others a permitted one.
+    /// Peer that sends to this relay socket. `peer` below 5 selects any peer, otherwise a permitted one.
     fn sending_peer(&self, peer: u8, at: usize, relay: RelayId) -> Option<SocketAddr> {
         let it = self.model.named(at, relay.allocation).map(|number| &self.model.allocations[number]);
         let is_permitted = |peer: &SocketAddr| it.is_some_and(|it| it.permits(peer.ip(), self.model.ms));

@@ -132,7 +132,7 @@ pub(super) struct Model {
     pub(super) allocations: Vec<Allocation>,
     pub(super) nonces: HashMap<String, Nonce>,
     pub(super) tickets: HashMap<Vec<u8>, Ticket>,
-    /// Time of the newest nonce with each transaction, for requests granted once.
+    /// Time of the newest nonce used with each transaction, for requests that are granted only once.
     granted: HashMap<(Once, [u8; 12]), u64>,
     /// True if the store responds immediately.
     pub(super) prompt: bool,
@@ -220,7 +220,8 @@ pub(super) struct Allocation {
     pub(super) to_peer: (u64, u64),
     pub(super) to_client: (u64, u64),
     pub(super) opened: u64,
-    /// Time at which it arrived on its worker: anything that had expired by then may end a second later.
+    /// Time at which the allocation arrived on its worker: anything that had expired by then may end a second
+    /// later.
     pub(super) since: u64,
 }
 

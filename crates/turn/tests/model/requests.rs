@@ -21,7 +21,7 @@ const CHANNEL_MS: u64 = 600_000;
 const PATIENCE_MS: u64 = 30_000;
 /// Maximum number of requests from one network that wait for the store.
 const WAITING_EACH: usize = 32;
-/// Waiting requests per worker before that limit applies.
+/// The limit per network applies only while at least this many requests wait on a worker.
 const WAITING_FREELY: usize = 512;
 
 pub(super) type Outcome = Result<Answer, Expected>;
@@ -900,7 +900,7 @@ impl Model {
     }
 }
 
-/// Result that a complete store returns for a claim.
+/// Verdict of a store that has all users.
 pub(super) fn truth(request: &Request) -> Verdict {
     match &request.claim {
         Some(claim) if claim.user == "nobody" => Verdict::NoSuchUser,

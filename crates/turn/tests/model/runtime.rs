@@ -934,7 +934,7 @@ impl Network {
             heir.remember_deletions(now, &self.workers[at].server.deletions(now));
         }
         let numbers = self.model.in_slots(at);
-        // Allocations whose clients need nothing from this process.
+        // The client is away, or reaches the new process without a connection from this one.
         let is_portable = |it: &Allocation| {
             it.transport == RelayTransport::Udp && it.pending.is_none() && (it.away || it.link == DATAGRAMS)
         };

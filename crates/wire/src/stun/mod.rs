@@ -208,7 +208,8 @@ impl<'a> View<'a> {
         self.bytes
     }
 
-    /// Strongest MAC present, so SHA-256 if both are. It has not been verified; see [`View::verify`].
+    /// Strongest MAC present: SHA-256 if the message has both. The MAC is not verified here; see
+    /// [`View::verify`].
     #[inline]
     #[must_use]
     pub fn mac(&self) -> Option<Mac> {

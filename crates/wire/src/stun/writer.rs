@@ -120,7 +120,7 @@ impl<'b> Writer<'b> {
     fn code(&mut self, kind: u16, family: u8, code: u16, reason: &str) -> &mut Self {
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "both are less than 100 where the code is less than 10,000"
+            reason = "both are less than 100, because codes are 300 to 699"
         )]
         let value = [family, 0, (code / 100) as u8, (code % 100) as u8];
         self.put(kind, value.len() + reason.len(), [&value, reason.as_bytes()])

@@ -271,7 +271,7 @@ fn rejected_nonces_and_an_absent_authority_keep_the_old_certificate() {
 }
 
 #[test]
-fn second_server_on_a_state_directory_uses_the_certificates_there() {
+fn second_server_with_the_same_state_directory_uses_its_certificates() {
     let authority = need!(Authority::start(&[]));
     let dir = Dir::new();
     let more = format!("http_listen = [\"127.0.0.1:{}\"]", authority.http_port);

@@ -10,7 +10,7 @@ const TRANSPORTS: [&[&str]; 3] = [&[], &["-t"], &["-t", "-S"]];
 
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Clients of the well-behaved uclient, and of each abusive one.
+/// Number of clients of the well-behaved uclient, and of each abusive one.
 const CLIENTS: u64 = 4;
 
 /// Effects of the abusive clients, as proof that they did something.
@@ -68,19 +68,19 @@ fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
 }
 
 #[test]
-fn negative_tests() {
+fn negative_tests_do_not_disturb_others() {
     need!(coturn(V4));
     assert!(others_do_not_notice("-N", 4, PATIENCE).flawed > 0);
 }
 
 #[test]
-fn negative_protocol_tests() {
+fn negative_protocol_tests_do_not_disturb_others() {
     need!(coturn(V4));
     assert!(others_do_not_notice("-R", 4, PATIENCE).flawed > 0);
 }
 
 #[test]
-fn denial_of_service() {
+fn denial_of_service_does_not_disturb_others() {
     need!(coturn(V4));
     // Some clients exit before they have an allocation.
     assert!(others_do_not_notice("-O", 8, PATIENCE).opened > 0);
@@ -88,7 +88,7 @@ fn denial_of_service() {
 
 /// The client reconnects at random, and its messages still arrive.
 #[test]
-fn random_disconnects() {
+fn random_disconnects_do_not_disturb_others() {
     need!(coturn(V4));
     let each_has_one = TRANSPORTS.len() as u64 * CLIENTS;
     assert!(others_do_not_notice("-B", 1, SOON).opened >= each_has_one);

@@ -135,7 +135,7 @@ tests! {
 /// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN) to the peer's next port, where
 /// turnutils_peer listens too.
 #[test]
-fn pairs_of_ports() {
+fn uclient_relays_over_pairs_of_ports() {
     need!(coturn(V4));
     let serve = Serve::start(&[]);
     let (_peer, address) = turnutils_peer();
@@ -145,7 +145,7 @@ fn pairs_of_ports() {
 
 /// -Z requests an address of each family in one allocation and uses the peer's family.
 #[test]
-fn dual_stack_allocations() {
+fn uclient_relays_over_dual_stack_allocations() {
     for family in [V4, V6] {
         need!(coturn(V6));
         let serve = Serve::start(&["--log", "debug"]);
@@ -175,7 +175,7 @@ fn a_wrong_password_is_refused() {
 
 /// turnutils_peer instead of our own reflector.
 #[test]
-fn coturn_on_both_sides() {
+fn uclient_relays_to_turnutils_peer() {
     need!(coturn(V4));
     let serve = Serve::start(&[]);
     let (_peer, address) = turnutils_peer();
@@ -221,7 +221,7 @@ fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
 }
 
 #[test]
-fn tcp_relaying() {
+fn uclient_relays_tcp() {
     for clients in [1, 2, 4, 12] {
         relays_tcp("1", clients, &["-t"]);
         relays_tcp("3", clients, &["-t"]);
@@ -229,20 +229,20 @@ fn tcp_relaying() {
 }
 
 #[test]
-fn tcp_relaying_over_tls() {
+fn uclient_relays_tcp_over_tls() {
     for clients in [1, 4, 12] {
         relays_tcp("3", clients, &["-t", "-S"]);
     }
 }
 
 #[test]
-fn tcp_relaying_with_active_peers() {
+fn uclient_relays_tcp_with_active_peers() {
     relays_tcp("2", 2, &["-P"]);
 }
 
 /// -M moves each client to another port during its allocation.
 #[test]
-fn mobility_over_udp_and_tcp() {
+fn uclient_moves_its_allocation_over_udp_and_tcp() {
     for workers in ["1", "2"] {
         for more in [&["-M"][..], &["-M", "-t"]] {
             need!(coturn(V4));

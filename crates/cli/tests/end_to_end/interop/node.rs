@@ -51,26 +51,26 @@ fn relays_an_echo(library: &str, over: &str, family: IpAddr) {
 }
 
 #[test]
-fn werift_over_udp() {
+fn werift_relays_an_echo_over_udp() {
     relays_an_echo("werift", "udp", V4);
     relays_an_echo("werift", "udp", V6);
 }
 
 #[test]
-fn werift_over_tcp() {
+fn werift_relays_an_echo_over_tcp() {
     relays_an_echo("werift", "tcp", V4);
     relays_an_echo("werift", "tcp", V6);
 }
 
 /// IPv4 only: Node 24 does not match an IPv6 address in a certificate, and not every machine has a name for ::1.
 #[test]
-fn werift_over_tls() {
+fn werift_relays_an_echo_over_tls() {
     relays_an_echo("werift", "tls", V4);
 }
 
 /// UDP and IPv4 only: libjuice supports no other transport, and no IPv6 address in a URI.
 #[test]
-fn node_datachannel_over_udp() {
+fn node_datachannel_relays_an_echo_over_udp() {
     relays_an_echo("node-datachannel", "udp", V4);
 }
 

@@ -58,7 +58,7 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
         let stranger = bound(PEER[0]);
         stranger.send_to(b"a stranger", pair.client.relayed).expect("the send succeeds");
         eventually("the pass is counted", || server.passes("unknown_peer") > 0);
-        pair.client.receive_message().expect("a Data indication: the permission is for its address");
+        pair.client.receive_message().expect("a Data indication, because permissions cover all ports");
 
         pair.settle(&server);
         assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);

@@ -70,7 +70,7 @@ fn veth_that_drops_redirects_is_named_with_the_remedy() {
         let mut server = links.serve(&["--datapath", "xdp"]);
         let line = server.program.line_with("data path kernel: attached");
         assert!(line.contains("c (xdp)") && line.contains("p (tcx"), "{line}");
-        let line = server.program.line_with("data path kernel: on p at ");
+        let line = server.program.line_with("data path kernel: attached to p at ");
         assert!(line.contains("gro on"), "{line}");
     });
 }

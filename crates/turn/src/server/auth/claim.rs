@@ -78,8 +78,8 @@ impl TokenGrant {
         self.key == other.key
     }
 
-    /// Limits a lifetime to the remaining lifetime of the token (section 9), or to one second if the token
-    /// has expired by less than the allowed skew.
+    /// Limits a lifetime to the remaining lifetime of the token (RFC 7635 section 9), or to one second if the
+    /// token has expired by less than the allowed skew.
     pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
         let left = self.until_unix.saturating_sub(now.unix).max(1);
         seconds.min(u32::try_from(left).unwrap_or(u32::MAX))

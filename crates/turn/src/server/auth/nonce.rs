@@ -89,7 +89,7 @@ impl Scope<'_> {
         if !bool::from(difference.ct_eq(&0)) {
             return Standing::Foreign;
         }
-        // This wraps every 136 years. A nonce from the future, after the clock was set back, counts as stale.
+        // The difference wraps every 136 years. A nonce from the future, after the clock was set back, is stale.
         let age = truncate(unix).wrapping_sub(opened.issued);
         let ahead = age.wrapping_neg();
         if age <= lifetime || ahead <= SKEW { Standing::Fresh } else { Standing::Stale }

@@ -1,7 +1,7 @@
 //! Validity of nonces after an address change. A nonce is bound to the address it was issued to, but two
-//! kinds of request may come from a different one: a ConnectionBind (RFC 6062 section 5.4), since a NAT may
-//! give the data connection another address, and a Refresh with a mobility ticket (RFC 8016 section 3.2.2).
-//! These two may use a nonce issued to the allocation's client.
+//! kinds of request may come from a different address. A ConnectionBind (RFC 6062 section 5.4) may do so
+//! because a NAT may give the data connection another address. A Refresh with a mobility ticket (RFC 8016
+//! section 3.2.2) comes from the client's new address. Both may use a nonce issued to the allocation's client.
 //!
 //! The drawback is that an eavesdropper can replay one of these requests from its own address and win if the
 //! replay arrives first. Each request is accepted only once, and with TLS or DTLS an eavesdropper cannot read

@@ -86,7 +86,7 @@ impl Realms {
     pub(crate) fn new(config: &ServerConfig) -> Self {
         let first = RealmTerms::new(config, &config.realm, config.allow_sha256, config.username_anonymity);
         let tenants = config.tenants.iter().map(|realm| {
-            // A realm that would be left without any algorithm gets the one that the server accepts.
+            // If the server does not accept MD5, each realm offers SHA-256, because it needs an algorithm.
             let allow_sha256 = realm.allow_sha256 || !config.allow_md5;
             RealmTerms::new(config, &realm.name, allow_sha256, realm.username_anonymity)
         });

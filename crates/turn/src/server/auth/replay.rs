@@ -23,8 +23,8 @@ use crate::server::{
     request::context::Context,
 };
 
-/// Buckets of [`PLACES`] entries, 544 KiB per server. At 10,000 allocations in one second, with nonces of
-/// that second, one in 20,000 has to retry.
+/// Buckets of [`PLACES`] entries, 544 KiB per server. If 10,000 clients allocate in the second in which they
+/// got their nonces, one in 20,000 has to retry.
 const BUCKETS: usize = 1 << 13;
 const PLACES: usize = 7;
 
@@ -35,7 +35,7 @@ pub struct ReplayGuard(Arc<ReplayState>);
 struct ReplayState(OnceLock<ReplayTable>);
 
 struct ReplayTable {
-    /// Each is locked for a few comparisons when a request is about to be granted.
+    /// A bucket is locked for a few comparisons when a request is about to be granted.
     buckets: Box<[Mutex<ReplayBucket>]>,
     hash: KeyedHash,
 }
@@ -146,7 +146,7 @@ impl ReplayGuard {
         }
         *oldest = ReplayEntry { tag, time: after };
         if counts(before) {
-            // This is newer than anything dropped before, because only newer entries are stored.
+            // `before` is newer than all entries dropped earlier, because only newer ones are stored.
             bucket.forgotten = before;
         }
         Some(Recorded { bucket: index, tag, before: 0, after })

@@ -35,7 +35,7 @@ pub(crate) use channels::{BindError, Channel, Channels};
 use claims::Claims;
 pub(crate) use permissions::Permissions;
 
-/// Up to this length a linear scan is faster than a search.
+/// Up to this length, a linear scan is faster than a binary search.
 const FEW: usize = 8;
 
 /// TTL to send with. `None` if the datagram must be dropped (RFC 8656 section 15.1); otherwise it could loop

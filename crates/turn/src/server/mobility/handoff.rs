@@ -110,7 +110,7 @@ impl<P: Policy> Server<P> {
 
     /// `None` if the allocation has already ended or is moving elsewhere; the requesting worker must then
     /// call [`Server::not_moved`].
-    #[must_use = "an allocation that is dropped is never released"]
+    #[must_use = "dropping this leaks the allocation: import it or take it back"]
     pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
         let index = *self.pending_moves.owned.get(&request.key)?;
         let (allocation, entry, state) = self.allocation(index)?;

@@ -29,7 +29,7 @@ use crate::{
 /// An allocation in transit. It must be passed to [`crate::server::Server::import`] or
 /// [`crate::server::Server::take_back`].
 #[derive(Debug)]
-#[must_use = "an allocation that is dropped is never released"]
+#[must_use = "dropping this leaks the allocation: import it or take it back"]
 pub struct Moved(Box<MovedRecord>);
 
 /// Version tag; readers reject versions that they do not know.

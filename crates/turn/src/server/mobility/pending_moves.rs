@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_agree_after_random_expects_and_removals() {
+    fn tables_agree_after_random_insertions_and_removals() {
         let mut moves = PendingMoves::new();
         let mut step = 1_u64;
         for _ in 0..20_000 {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_drops_the_oldest_arrival() {
+    fn a_full_table_drops_the_oldest_pending_move() {
         let mut moves = PendingMoves::new();
         for port in 0..=u16::MAX {
             moves.expect(client(port), port.into(), 0);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn tickets_of_one_allocation_share_no_half() {
+    fn tickets_of_one_allocation_differ_in_both_halves() {
         let one = TICKET.seal(&[7; 32]);
         let next = Ticket { counter: 8, ..TICKET }.seal(&[7; 32]);
         assert_ne!(one[..HALF], next[..HALF]);

@@ -1,10 +1,10 @@
-//! Number of a state machine's worker and, in a fleet, number of the server's node. CONNECTION-IDs contain
-//! both numbers, while mobility tickets contain only the node's, so that any worker of any node can find the
-//! owner.
+//! Number of the worker that runs a state machine and, in a fleet, number of its node. CONNECTION-IDs contain
+//! both numbers and mobility tickets the node's, so that any worker of any node can find the owner.
 //!
 //! ```text
-//!  CONNECTION-ID, standalone     worker 10 │ random 22                        bits
-//!  CONNECTION-ID, fleet node     node 12 │ worker 0 to 10 │ random 20 to 10   as many as its workers need
+//!  CONNECTION-ID, in bits
+//!  standalone    worker 10 │ random 22
+//!  fleet node    node 12 │ worker 0 to 10 │ random 20 to 10     worker: as few bits as its workers need
 //! ```
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl WorkerId {
     }
 
     fn worker_bits(self) -> u32 {
-        // A standalone server has always used as many bits as the maximum number of workers needs.
+        // A standalone server reserves bits for the maximum number of workers, as earlier versions do.
         if self.node.is_some() { u16::BITS - (self.count - 1).leading_zeros() } else { 10 }
     }
 
@@ -119,6 +119,6 @@ mod tests {
         let worker_id = WorkerId::ONLY.on(Some(7));
         assert_eq!([0, 7, 8].map(|node| worker_id.is_another(node)), [false, false, true]);
         assert!(!WorkerId::ONLY.is_another(8));
-        assert!(WorkerId::ONLY.on(Some(0)).is_another(8), "unnumbered, while others have numbers");
+        assert!(WorkerId::ONLY.on(Some(0)).is_another(8), "this node has no number yet, but node 8 has");
     }
 }

@@ -19,8 +19,8 @@ pub struct RefusalLimit {
     pub per_second: u32,
 }
 
-/// Maximum number of tracked prefixes, which even a flood cannot exceed on one worker. Additional prefixes
-/// would not be limited.
+/// Maximum number of tracked prefixes, which bounds the memory of a worker during a flood. Refusals to
+/// additional prefixes are not limited.
 const MOST: usize = 16_384;
 /// Milliseconds between two sweeps of a full table.
 const SWEEP_MS: u64 = 1000;

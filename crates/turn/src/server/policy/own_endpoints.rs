@@ -35,7 +35,7 @@ struct Translation {
 }
 
 impl Default for OwnEndpoints {
-    /// Loopback addresses without listeners, and the relay ports of RFC 8656 section 7.2.
+    /// Only loopback addresses, no listeners, and the relay ports of RFC 8656 section 7.2.
     fn default() -> Self {
         Self::new([], [], [], 49_152..=65_535)
     }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_reaches_only_listeners_is_ours() {
+    fn an_address_that_reaches_only_listeners_is_one_of_the_servers() {
         let own = own();
         assert!(own.has(ip("203.0.114.9")) && own.listens(ip("203.0.114.9"), 50_443));
     }

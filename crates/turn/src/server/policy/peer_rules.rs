@@ -228,8 +228,8 @@ impl PeerRules {
         self.permits_at(peer.ip(), Some(peer.port()))
     }
 
-    /// True if this peer may be relayed to on some port, whatever the notation of its address. Only the
-    /// IPv4-mapped form is different: it counts as an IPv6 address that never appears on the wire.
+    /// True if clients may use some port of this peer. The notation of its address makes no difference,
+    /// except that the IPv4-mapped form counts as an IPv6 address, which never appears on the wire.
     ///
     /// An IPv6 address that embeds IPv4 addresses (6to4, NAT64, Teredo, ...) must pass as itself and as each
     /// of them: a rule on an IPv4 range also covers its embedded forms. An IPv6 allow rule covers an embedded

@@ -3,9 +3,9 @@
 //! filters.
 //!
 //! Each of these features lets an unauthenticated request trigger packets from another address or large
-//! packets. So they are off by default, padding is limited to the length of the request's, and no response
-//! goes to a well-known port. The rates of requests that use them, and of OTHER-ADDRESS, which makes a
-//! response longer than twice its request, are limited per network and in total.
+//! packets. So they are off by default, a response has at most as much padding as its request, and no
+//! response goes to a well-known port. Requests that use these features are rate-limited per network and in
+//! total. So are responses with OTHER-ADDRESS, because it makes a response longer than twice its request.
 
 use std::{
     hash::BuildHasher as _,
@@ -49,7 +49,7 @@ pub struct DiscoveryLimits {
     /// Limit for one source (IPv4 /24 or IPv6 /56), with a burst worth 5 seconds. Default 10 (RFC 5780
     /// section 5).
     pub per_source: u32,
-    /// Limit in total, with a burst worth one second. Default 1000.
+    /// Limit for all sources together, with a burst worth one second. Default 1000.
     pub total: u32,
 }
 
@@ -195,9 +195,8 @@ impl<P: Policy> Server<P> {
         // request's length. OTHER-ADDRESS is an exception, at a bounded rate: it announces discovery in the
         // response to a plain request (sections 4.3 and 4.4).
         response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
-        // Section 6.1 requires padding as long as the MTU. Here its length is limited to that of the
-        // request's, because otherwise 24 bytes from a forged source address would cause a response of 1,500
-        // bytes.
+        // Section 6.1 requires padding as long as the MTU. Here it is at most as long as the request's
+        // padding: otherwise, 24 bytes from a forged source address would cause a response of 1,500 bytes.
         let padding = wanted.padding.map(|asked| &[0; MAX_PADDING][..asked.len().min(MAX_PADDING)]);
         let padding_len = padding.map_or(0, |padding| 4 + padding.len().next_multiple_of(4));
         let room = 2 * request.len_without_fingerprint() - padding_len;

@@ -9,7 +9,8 @@ use turnpike_rates::{Rate, Rates};
 const EACH: Rate = Rate::new(20, 1000);
 /// Per worker: 200 at once, then 100 per second.
 const TOTAL: Rate = Rate::new(200, 10);
-/// Maximum number of buckets. Because of [`TOTAL`], fewer than this can be partly used at the same time.
+/// Maximum number of buckets. [`TOTAL`] admits so few entries that fewer buckets than this are in use at the
+/// same time.
 const MOST: usize = 4096;
 
 pub(crate) struct RefusalLog {

@@ -221,7 +221,7 @@ impl Ends {
         let (host, port) = (address.ip().to_string(), address.port().to_string());
         command.args([transport, &host, &port, &credential.username, &credential.password]);
         command.arg(call_length().as_secs().to_string());
-        let interop = program.ancestors().find(|path| path.ends_with("interop")).expect("the path is below");
+        let interop = program.ancestors().find(|path| path.ends_with("interop")).expect("a path in interop");
         command.current_dir(interop.join(client.directory)).env("SSL_CERT_FILE", certificate.authority());
         Ok(Self::Program(Program::start(&mut command)))
     }

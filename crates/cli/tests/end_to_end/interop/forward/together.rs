@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::{dns::Dnsmasq, nginx::Nginx, postgres::Postgres, ssh::Sshd};
 
 #[test]
-fn all_programs_at_once_through_one_process() {
+fn one_process_forwards_all_programs_at_once() {
     let (nginx, sshd, postgres, dnsmasq) =
         (Nginx::start(), Sshd::start(), Postgres::start(), Dnsmasq::start());
     let mut toml = "[forward]\nworkers = 2\nallow = [\"127.*\"]\n".to_owned();

@@ -134,7 +134,7 @@ impl PoolWay {
         }
         let gained = gained(limit.rate, now_ms - before);
         let fill = |tokens: i64| Some(tokens.saturating_add(gained).min(limit.burst));
-        // The closure always returns a value.
+        // This cannot fail, because the closure always returns a value.
         let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
     }
 
@@ -146,8 +146,8 @@ impl PoolWay {
             // full rate as its share.
             let sum = self.asking.load(Relaxed);
             self.asked.store(if of + 1 == period { sum } else { 0 }, Relaxed);
-            // Another worker may already be a period ahead and have subtracted it; the closure always returns
-            // a value.
+            // Saturates, because another worker may already be a period ahead and have subtracted the sum.
+            // This cannot fail, because the closure always returns a value.
             let _ = self.asking.fetch_update(Release, Relaxed, |now| Some(now.saturating_sub(sum)));
         }
         self.asking.fetch_add(weight, Relaxed);

@@ -348,7 +348,7 @@ fn listed_special_ranges_match_the_refused_ones() {
 }
 
 #[test]
-fn a_rule_for_others_opens_no_service_on_this_machine() {
+fn a_rule_for_other_machines_opens_no_service_on_this_one() {
     let mut rules = ours(&["198.41.0.4"]);
     assert!(permitted(&rules, "198.41.0.4:22"));
     rules.allow = vec![AllowRule::of_others(cidr("198.41.0.4")), AllowRule::of_others(cidr("10.0.0.9"))];
