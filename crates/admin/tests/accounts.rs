@@ -1,4 +1,4 @@
-//! Users, secrets, realms and keys of a store, through the interface, and by commands without a server.
+//! Users, secrets, realms and keys of a store: changes through the interface, and by commands without a server.
 
 use crate::prelude::*;
 use std::io;
@@ -32,12 +32,12 @@ fn user_changes_take_effect_immediately() {
         store.look_up("turnpike", name, move |found| sender.send(found).unwrap());
         receiver.recv_timeout(crate::support::SOON).expect("an answer")
     };
-    let turnpike_stores::UserLookup::User(keys) = looked_up("dora") else { panic!("the user exists") };
+    let turnpike_stores::UserLookup::User(keys) = looked_up("dora") else { panic!("the user is missing") };
     let key = |password: &str| Key::long_term(KeyAlgorithm::Md5, "dora", "turnpike", password.as_bytes());
     assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("pw")));
     assert!(matches!(known("dora"), CachedUser::User(_)));
     assert_eq!(add_user(&running, "dora", "another"), 200);
-    let turnpike_stores::UserLookup::User(keys) = looked_up("dora") else { panic!("the user exists") };
+    let turnpike_stores::UserLookup::User(keys) = looked_up("dora") else { panic!("the user is missing") };
     assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("another")));
     assert_eq!(running.ask("DELETE", "/v1/users/dora", None).ok()["existed"], true);
     assert!(matches!(looked_up("dora"), turnpike_stores::UserLookup::Absent));
@@ -117,7 +117,7 @@ fn invalid_names_are_refused_without_a_change() {
     }
     assert_eq!(post("/v1/realms", json!({ "name": "x".repeat(128) })), "bad_request");
     assert_eq!(running.get("/v1/users").ok()["users"], json!([]));
-    assert!(!running.dir.path(STATE).exists(), "nothing was written");
+    assert!(!running.dir.path(STATE).exists(), "a store was created");
 }
 
 #[test]

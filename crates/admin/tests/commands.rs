@@ -89,7 +89,7 @@ fn allocation_is_shown_and_ended_by_its_id() {
     let id = serde_json::from_str::<Value>(&list).unwrap()[0]["id"].as_str().unwrap().to_owned();
     let text = shown(|out| commands::show_allocation(&client, &id, OutputFormat::Text(None), out));
     for part in [&id, &relayed.to_string(), &socket.local_addr().unwrap().to_string(), "over udp to"] {
-        assert!(text.contains(part), "{part} in {text}");
+        assert!(text.contains(part), "no {part} in {text}");
     }
     let json: Value =
         serde_json::from_str(&shown(|out| commands::show_allocation(&client, &id, OutputFormat::Json, out)))
@@ -197,7 +197,7 @@ fn top_prints_json_lines_or_one_screen() {
     };
     let text = shown(|out| top::run(client(&running), &options(true, false), out, || false));
     for part in ["turnpike serve", "allocations 7", "WORKER", "Top talkers", "Certificates", "none so far"] {
-        assert!(text.contains(part), "{part} in {text}");
+        assert!(text.contains(part), "no {part} in {text}");
     }
     let line = shown(|out| top::run(client(&running), &options(true, true), out, || false));
     assert_eq!(line.lines().count(), 1);
@@ -262,7 +262,7 @@ fn narrow_terminals_do_not_break_addresses() {
         for text in texts {
             assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
             for whole in addresses.iter().chain([&id]) {
-                assert!(text.contains(whole.as_str()), "{whole} at {columns}:\n{text}");
+                assert!(text.contains(whole.as_str()), "no {whole} at {columns}:\n{text}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Several servers of a fleet: requests to any of them, without a real store.
+//! A fleet of three nodes with an in-memory store: each node answers requests about all of them.
 
 use crate::prelude::*;
 

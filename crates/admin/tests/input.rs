@@ -1,5 +1,4 @@
-//! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages name the
-//! error.
+//! Unknown, misplaced, repeated and invalid parameters and fields are refused, and the response names them.
 
 use crate::prelude::*;
 

@@ -139,7 +139,7 @@ fn event_stream_starts_with_the_history() {
     for header in
         ["content-type: text/event-stream\r\n", "cache-control: no-store\r\n", "x-accel-buffering: no\r\n"]
     {
-        assert!(events.head.contains(header), "{header} in {}", events.head);
+        assert!(events.head.contains(header), "no {header} in {}", events.head);
     }
     let (name, history) = events.next().unwrap();
     assert_eq!(name, "history");

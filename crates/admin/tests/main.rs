@@ -1,4 +1,4 @@
-//! Tests of the interface over real sockets, in front of a real relay.
+//! Tests of the admin interface of a real relay, over real sockets.
 #![forbid(unsafe_code)]
 #![cfg(test)]
 

@@ -26,7 +26,7 @@ pub fn new_secret(random: [u8; 32]) -> Secret {
 
 pub fn password(secret: &Secret, username: &str) -> Secret {
     let mut mac = Hmac::<Sha1>::new_from_slice(secret.reveal().as_bytes())
-        .unwrap_or_else(|_| unreachable!("any key length"));
+        .unwrap_or_else(|_| unreachable!("HMAC accepts keys of any length"));
     mac.update(username.as_bytes());
     Secret::new(STANDARD.encode(mac.finalize().into_bytes()))
 }

@@ -251,7 +251,8 @@ impl FleetView {
         estimated.min_by(|one, other| one.1.total_cmp(&other.1))
     }
 
-    /// Load of a node, including redirects by this node and `senders` others.
+    /// Load of a node, including redirects since the last heartbeat: this node's, multiplied by the number of
+    /// redirecting nodes (`senders`, including this one).
     fn estimate(&self, charges: &Charges, place: u32, senders: u32) -> f64 {
         let place = place as usize;
         let sent = charges.0.get(place).map_or(0, |sent| sent.load(Ordering::Relaxed));

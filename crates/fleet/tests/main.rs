@@ -1,4 +1,4 @@
-//! The rules combined: a simulation of many nodes, many clients, and a store.
+//! The fleet's rules in simulations of many nodes, many clients, and a store.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
 

@@ -1,5 +1,5 @@
-//! 10,000 allocations per second on many nodes with exchanges every tenth of a second: excess and early
-//! refusals.
+//! 10,000 allocations per second on many nodes, which exchange quotas ten times per second: quotas are hardly
+//! exceeded, and few requests are refused early.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ struct Fleet {
 struct Node {
     ledger: Ledger,
     levels: Levels,
-    /// Sum of the quotas that all nodes hold, as recorded by the store.
+    /// This node's share of each quota, as recorded by the store.
     held: HashMap<QuotaBucket, u32>,
 }
 

@@ -196,7 +196,7 @@ mod tests {
     fn in_force(rules: impl IntoIterator<Item = Rule>) -> (Vec<RuleState>, Listening) {
         let mut listening = Listening::default();
         let states = (0..).zip(rules).map(|(key, rule)| {
-            let targets = Targets::new(&rule, |_, _| unreachable!("no names"));
+            let targets = Targets::new(&rule, |_, _| unreachable!("the rules contain no names"));
             let state = RuleState::new(key, rule, targets, false);
             if let Bind::Ip(ip) = state.rule.bind {
                 let PortRange { first, last } = state.rule.ports;

@@ -164,7 +164,7 @@ fn source_affinity_uses_the_client_address_in_the_proxy_header() {
     let first: Vec<u8> = (1..30).map(ask).collect();
     assert!(
         first.contains(&b'a') && first.contains(&b'b'),
-        "clients behind one proxy are distinguished: {first:?}"
+        "clients behind one proxy are not distinguished: {first:?}"
     );
     assert_eq!((1..30).map(ask).collect::<Vec<_>>(), first);
 }

@@ -36,7 +36,7 @@ fn ipv6_only_listener_leaves_the_ipv4_port_free() {
     let running = Running::start(&[rule]);
     let port = running.address("r").port();
     assert_eq!(read_exactly(&mut support::client((Ipv6Addr::LOCALHOST, port).into()), 1), b"a");
-    assert!(std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok(), "the IPv4 port is free");
+    assert!(std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok(), "the IPv4 port is taken");
 }
 
 #[test]

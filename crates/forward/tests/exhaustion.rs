@@ -1,9 +1,9 @@
-//! Behaviour when descriptors run out: accepting pauses and resumes, and nothing crashes.
+//! Behaviour when descriptors run out: listeners pause and resume, and nothing crashes.
 
 use crate::prelude::*;
 
 #[test]
-fn accepting_pauses_without_descriptors_and_resumes() {
+fn listener_pauses_without_descriptors_and_resumes() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 200, || {
         // Six clients leave no descriptors, so accept4 fails. With three, connections are accepted but cannot
         // open a socket to the target.

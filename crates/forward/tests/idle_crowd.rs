@@ -1,4 +1,4 @@
-//! Memory of thousands of idle connections.
+//! Memory use of thousands of idle connections.
 
 use crate::prelude::*;
 

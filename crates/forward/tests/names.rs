@@ -216,7 +216,7 @@ fn leave() {
         .collect();
     assert!(
         heard.len() > 50 && heard.iter().all(|name| *name == b'a'),
-        "a session whose target answers stays: {heard:?}"
+        "a session left a target that answers: {heard:?}"
     );
     answers.store(false, Ordering::SeqCst);
     eventually("the silent session has moved", || hears(&answered).filter(|name| *name == b'b'));

@@ -1,4 +1,4 @@
-//! Ten thousand short connections: data, memory and descriptors.
+//! Ten thousand short connections: no byte is lost, and no memory or descriptor is leaked.
 
 use crate::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Every byte passes through every data path, in super-packets where possible.
+//! Each data path forwards every byte, in order and in super-packets where possible.
 
 use crate::prelude::*;
 

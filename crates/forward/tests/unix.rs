@@ -101,7 +101,7 @@ fn only_a_stale_socket_file_is_replaced() {
     let directory = Dir::new();
     let path = directory.at("in");
     drop(UnixListener::bind(&path).unwrap());
-    assert!(path.exists(), "the file remains");
+    assert!(path.exists(), "no socket file is left");
     let running = Running::start(&[listening_at(&path, greeter("a"))]);
     assert_eq!(exactly(&mut connect(&path), 1), b"a");
     let told = start_error(&[listening_at(&path, greeter("b"))]);

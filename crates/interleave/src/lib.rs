@@ -3,7 +3,7 @@
 //! in this crate.
 //!
 //! Each function below is one model, run by a test of the same name. Keep models to two threads with a few operations each: more would
-//! produce too many interleavings to explore, and two threads are enough to reproduce each bug.
+//! produce too many interleavings to explore, and two threads are enough to expose the bugs in question.
 //!
 //! loom (0.7) remembers only the last access to each atomic. It therefore misses some interleavings in which a thread writes a value that
 //! it read earlier and another thread has read the atomic in between. If two threads access an atomic in different ways, the model
@@ -116,7 +116,7 @@ pub fn a_refused_entry_does_not_cause_another_refusal() {
     });
 }
 
-pub fn quotas_are_never_exceeded_and_fully_returned() {
+pub fn quotas_are_never_exceeded_and_always_fully_returned() {
     loom::model(|| {
         let quotas = quotas_of(1, 1);
         let visit = |quotas: &quotas::Quotas| {
@@ -175,8 +175,8 @@ pub fn reused_port_is_open_only_for_its_new_owner() {
 pub fn bucket_grants_each_byte_once() {
     loom::model(|| {
         let limits = Limits { max_bytes_per_second: Some(1_000_000), ..Limits::default() };
-        let rates = rate::RuleRates::new(&limits).unwrap_or_else(|| panic!("a limit is set"));
-        let pace = || rate::Pace::of(Some(&rates)).unwrap_or_else(|| panic!("a limit is set"));
+        let rates = rate::RuleRates::new(&limits).unwrap_or_else(|| panic!("no limit is set"));
+        let pace = || rate::Pace::of(Some(&rates)).unwrap_or_else(|| panic!("no limit is set"));
         let (one, another) = (pace(), pace());
         assert_eq!(one.take(rate::UP, u64::MAX, 1), 100_000);
         let other = thread::spawn(move || another.take(rate::UP, u64::MAX, 3));
@@ -287,7 +287,7 @@ pub fn worker_that_is_behind_does_not_lose_a_share() {
     }
 }
 
-pub fn changed_limit_grants_no_more_than_the_larger_one() {
+pub fn changing_a_limit_grants_no_more_than_the_larger_of_old_and_new() {
     loom::model(|| {
         let pool = pool_of(1000, 10_000);
         assert_eq!(take_all(&pool, 0), 10_000, "the burst");
@@ -310,7 +310,7 @@ pub fn pool_in_use_is_not_removed() {
     });
 }
 
-pub fn invalidated_user_does_not_return_from_an_older_answer() {
+pub fn older_answer_does_not_bring_back_an_invalidated_user() {
     for (everybody, swapped) in [(false, false), (false, true), (true, false), (true, true)] {
         loom::model(move || {
             let lifetimes = cache::Lifetimes {
@@ -408,7 +408,7 @@ pub fn connection_keeps_an_address_that_the_name_lost() {
         assert_eq!(addresses(&targets), at(2));
         let worker = with(&targets, |targets| {
             let targets::Pick::At(seat, _) = targets.pick(None, 0, &[], false) else {
-                panic!("a target exists");
+                panic!("no target was picked");
             };
             let slot = seat.slot();
             assert!(

@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_generator_that_fell_behind_is_explained_with_remedies() {
         let record = late_record("delivered_pps");
-        let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
+        let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("not one cause") };
         let text = advice.to_string();
         for part in [
             "fell behind in 18 of 18 runs",
@@ -232,7 +232,7 @@ mod tests {
             for round in record.rounds.iter_mut().chain(&mut record.aa) {
                 round.voided = Some(void.clone());
             }
-            let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
+            let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("not one cause") };
             let text = advice.to_string();
             for part in parts {
                 assert!(text.contains(part), "{part} is missing from {text}");

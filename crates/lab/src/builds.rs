@@ -246,10 +246,10 @@ mod tests {
 
         let second = directory.at("second");
         fs::write(&second, "sleep 3\n").unwrap();
-        let [told] = &changes_since(&then)[..] else { panic!("one file has changed") };
+        let [told] = &changes_since(&then)[..] else { panic!("not one changed file") };
         assert!(told.starts_with("b: /") && told.contains("/second has changed: then SHA-256 "), "{told}");
         let [told] = &differences(&then, &look_at(directory.path()))[..] else {
-            panic!("one build has changed")
+            panic!("not one changed build")
         };
         assert!(told.contains("/second differs from the measured build: then SHA-256 "), "{told}");
 

@@ -290,7 +290,7 @@ mod tests {
     fn outcome(record: &RunRecord, threshold: Threshold) -> ThresholdOutcome {
         let mut record = record.clone();
         record.experiment.must = vec![threshold];
-        let [held] = &evaluate(&record)[..] else { panic!("one threshold") };
+        let [held] = &evaluate(&record)[..] else { panic!("not one threshold") };
         held.outcome.clone()
     }
 
@@ -385,7 +385,7 @@ mod tests {
         let held = evaluate(&record);
         let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.outcome)).collect();
         assert_eq!(told, [(Some("old"), &ThresholdOutcome::Met), (Some("third"), &ThresholdOutcome::Missed)]);
-        let [hardest] = &hardest_results(&record)[..] else { panic!("one threshold") };
+        let [hardest] = &hardest_results(&record)[..] else { panic!("not one threshold") };
         assert_eq!(hardest, &held[1]);
         record.experiment.aim = vec![at_least(0.1), at_most(9.0)];
         let against: Vec<_> =

@@ -199,7 +199,7 @@ fn several_processes_form_one_subject() {
     assert!(metric(one, "net.relay.udp_in") > 50.0 && metric(one, "net.peer.udp_in") < 1.0, "{one:?}");
     let at_nodes = ["net.relay.udp_in", "net.peer.udp_in"].map(|name| metric(two, name));
     assert!(at_nodes.iter().all(|count| *count > 25.0), "{two:?}");
-    assert!((at_nodes[0] - at_nodes[1]).abs() <= 2.0, "each gets half: {two:?}");
+    assert!((at_nodes[0] - at_nodes[1]).abs() <= 2.0, "the nodes' shares differ: {two:?}");
     let cpu: f64 = ["cpu.second-one_s", "cpu.second-two_s"].map(|name| metric(two, name)).iter().sum();
     assert!((cpu - metric(two, "subject_cpu_s")).abs() < 0.05, "{two:?}");
     let alone = metric(one, "rss_bytes");
@@ -225,7 +225,7 @@ fn a_crashed_subject_is_reported() {
     let changes = [("4000 -1\"", "4000 300\""), ("rounds = 2", "rounds = 3")];
     let Some((said, record)) = recorded(1, |directory| experiment(directory, &changes)) else { return };
     assert!(said.contains("under load, second exited with code 7"), "{said}");
-    assert!(said.contains("this is the end"), "its last output: {said}");
+    assert!(said.contains("this is the end"), "no last output: {said}");
     let failed: Vec<&Round> = record.rounds.iter().filter(|round| round.subject == "second").collect();
     assert_eq!(failed.len(), 2, "abandoned after two failures");
     for round in failed {
@@ -235,7 +235,7 @@ fn a_crashed_subject_is_reported() {
         );
         assert!(round.metrics.is_empty());
     }
-    assert!(!said.contains("faster"), "no verdict: {said}");
+    assert!(!said.contains("faster"), "a verdict: {said}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn up_exec_and_down_work_twice_in_a_row() {
     let id = id('a');
     let up = ran(0, &["up", "--id", &id]);
     assert!(up.contains("10.77.1.2/24"), "{up}");
-    assert!(up.contains("relay/r-p: "), "the offloads are printed: {up}");
+    assert!(up.contains("relay/r-p: "), "no offloads in {up}");
     assert_eq!(namespaces(&format!("tplab-{id}-")).len(), 3);
 
     // The relay forwards packets from client to peer, in both families.
@@ -197,7 +197,7 @@ fn topologies_work_in_a_user_namespace_without_root() {
         "{}",
         said(&inside)
     );
-    assert!(namespaces(&format!("tplab-{id}-")).is_empty(), "no names exist outside the user namespace");
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty(), "names exist outside the user namespace");
     assert!(marked(&id) >= 3);
     let down = lab(&["down", "--id", &id]);
     assert!(said(&down).contains("1 topology removed"), "{}", said(&down));

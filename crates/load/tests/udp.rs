@@ -1,4 +1,4 @@
-//! Datagrams without TURN: losses are counted, and only losses.
+//! Datagrams without TURN: losses are counted exactly.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! Reserved descriptors stay free of this crate's sockets.
+//! Sockets of this crate never use reserved descriptors.
 
 use crate::prelude::*;
 

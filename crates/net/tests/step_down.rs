@@ -1,4 +1,5 @@
-//! Refused super-packets (segments longer than the MTU), and cases that must not be treated as such.
+//! Super-packets that the kernel refuses (segments longer than the MTU), and a small path MTU, which must not
+//! count as a refusal.
 
 use crate::prelude::*;
 use turnpike_testkit::alone::run;

@@ -1,4 +1,4 @@
-//! TCP sockets.
+//! TCP sockets: inherited options, deferred accept, connecting, writing, edge-triggered events, resets.
 
 use crate::prelude::*;
 use std::io::{self, IoSlice};

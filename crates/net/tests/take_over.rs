@@ -101,7 +101,7 @@ fn waiting_clients_are_accepted_after_a_handover() {
     drop(listener);
     file.leave();
     eventually("the client is accepted", || there.accept().unwrap());
-    assert!(path.exists(), "the socket file remains");
+    assert!(path.exists(), "the socket file was removed");
     drop(taken);
     assert!(!path.exists());
 }

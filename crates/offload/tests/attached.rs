@@ -53,7 +53,7 @@ pub(crate) fn with_a_link() -> bool {
     ip("link set lo up");
     // XDP needs NAPI on the far end.
     let made = Command::new("ethtool").args(["-K", "other", "gro", "on"]).status();
-    assert!(made.is_ok_and(|made| made.success()), "ethtool(8) runs");
+    assert!(made.is_ok_and(|made| made.success()), "ethtool(8) failed");
     true
 }
 
@@ -372,7 +372,7 @@ fn a_successor_changes_the_hook_while_old_links_are_still_open() {
         let first = seen_by();
         let new = passed(&old, &settings(after));
         let held = links_of_this_process();
-        assert!(!held.is_empty(), "{before:?} has links");
+        assert!(!held.is_empty(), "{before:?} has no links");
         old.hand_on();
         new.attach().expect("the interface is free");
         let second = seen_by();

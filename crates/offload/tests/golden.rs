@@ -267,7 +267,7 @@ fn a_partial_checksum_stays_partial() {
     let decide = |summed| decide(Place::Tc, &frame(&arrives, summed), &tables(golden), &moment).action;
     assert_eq!(decide(Summed::Nothing), Action::Up(Some(Count::Checksum)));
     let Action::Across { bytes: leaves, .. } = decide(Summed::Partial) else {
-        panic!("the kernel relays the frame")
+        panic!("the frame is not relayed")
     };
     assert_eq!(leaves[40..42], pseudo_header(&leaves));
 }

@@ -356,5 +356,5 @@ fn test_run(program: RawFd, frame: &[u8], context: &[u8], flags: u32) -> io::Res
 fn set_up_loopback() {
     let mtu = MTU.to_string();
     let done = std::process::Command::new("ip").args(["link", "set", "lo", "up", "mtu", &mtu]).status();
-    assert!(done.is_ok_and(|status| status.success()), "ip(8) sets up loopback");
+    assert!(done.is_ok_and(|status| status.success()), "ip(8) could not set up loopback");
 }

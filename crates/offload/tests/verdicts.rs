@@ -72,7 +72,7 @@ pub(crate) struct Passed {
 impl Bench {
     /// `None` without permission. `rules` are in effect before the flow starts.
     pub(crate) fn new(rules: &str) -> Option<Self> {
-        // SAFETY: changes the namespace of this thread and of its later threads and programs only.
+        // SAFETY: affects only this thread, and the threads and processes that it starts later.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
             skip("no permission for network namespaces");
             return None;
@@ -92,13 +92,13 @@ impl Bench {
             send.send(Ok(Far { client, peer })).expect("the receiver is open");
             // The sockets keep the namespace alive.
         });
-        let Ok(Err(thread)) = far.recv() else { panic!("the thread must send its ID first") };
+        let Ok(Err(thread)) = far.recv() else { panic!("the thread did not send its ID first") };
         run(
             "ip link set lo up && ip link add one type veth peer name other && ip addr add 10.78.0.1/24 dev one",
         );
         run(&format!("ip link set other netns {thread} && ip link set one up"));
         made.send(()).expect("the thread waits for the link");
-        let Ok(Ok(far)) = far.recv() else { panic!("the thread must send its sockets") };
+        let Ok(Ok(far)) = far.recv() else { panic!("the thread did not send its sockets") };
         far.peer.set_nonblocking(true).expect("a socket");
         if !has_made(rules) {
             return None;
@@ -383,7 +383,7 @@ fn rules_added_later_take_effect_after_one_lease() {
             .map(|(name, _, rules, _)| {
                 let case = move || {
                     let Some(mut bench) = Bench::new("") else { return };
-                    assert!(bench.send(SOME).by_kernel > 0, "{name}: the kernel relays it at first");
+                    assert!(bench.send(SOME).by_kernel > 0, "{name}: the kernel did not relay at first");
                     if !has_made(rules) {
                         return;
                     }

@@ -1,5 +1,5 @@
-//! Pauses before waits (`Config::coalesce`) over real sockets: everything arrives in order, and neither
-//! streams nor slow senders cause pauses.
+//! Workers that pause to collect datagrams (`Config::coalesce`), over real sockets: everything arrives in
+//! order, and neither streams nor slow senders cause pauses.
 
 use crate::prelude::*;
 use crate::support::*;

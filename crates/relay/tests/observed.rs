@@ -1,4 +1,4 @@
-//! Observation of a relay: current counters, clients per listener, refused clients.
+//! Figures of a running relay: current counters, clients per listener, refused clients.
 
 use crate::prelude::*;
 use crate::support::*;

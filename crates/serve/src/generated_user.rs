@@ -23,7 +23,7 @@ mod tests {
     fn generated_passwords_pass_randomness_tests() {
         let password = || match random_user().secret {
             UserSecret::Password(password) => hex::decode(password.reveal()).expect("hex digits"),
-            UserSecret::Keys(_) => panic!("a password"),
+            UserSecret::Keys(_) => panic!("not a password"),
         };
         let passwords: Vec<_> = std::iter::repeat_with(password).take(randomness::SAMPLES).collect();
         randomness::judge(&passwords, &[0xFF; 16]).unwrap();

@@ -570,7 +570,7 @@ mod tests {
         let mut settings = Settings { realm: "example.org".to_owned(), ..Settings::default() };
         settings.store.state = StateDir::At(dir.path().join("missing"));
         note_realm(&settings);
-        assert!(!dir.path().join("missing").exists(), "the directory is not created");
+        assert!(!dir.path().join("missing").exists(), "the directory was created");
         settings.store.state = StateDir::At(dir.path().to_owned());
         note_realm(&settings);
         assert_eq!(realm_of_another(&settings), None);

@@ -22,7 +22,7 @@ fn place(world: &World) -> [String; 2] {
             [flag.to_owned(), server.coturn_words()]
         }
         (None, Some(file)) => ["-b".to_owned(), file.display().to_string()],
-        (None, None) => unreachable!("a server or a file"),
+        (None, None) => unreachable!("neither a server nor a file"),
     }
 }
 

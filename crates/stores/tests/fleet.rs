@@ -142,13 +142,13 @@ fn name_belongs_to_one_process_and_can_be_taken_over() {
     world.wait(async {
         beat(&store, "a", 1, 1, None).await;
         let Beaten::Taken(record) = beat(&store, "a", 0xBEEF, 1, None).await else {
-            panic!("the name belongs to another process")
+            panic!("a second process got the name")
         };
         assert!(record.ends_with(" 1 1 0 7 100 1 2 3 4 5"), "{record}");
         sleep(Duration::from_millis(5)).await;
         beat(&store, "a", 1, 1, None).await;
         let Beaten::Taken(now) = beat(&store, "a", 0xBEEF, 1, Some(&record)).await else {
-            panic!("the name still belongs to another process")
+            panic!("a second process got the name with an old record")
         };
         assert_ne!(now, record);
         assert_eq!(beat(&store, "a", 0xBEEF, 9, Some(&now)).await, written(1, false), "the number is kept");

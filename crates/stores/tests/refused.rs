@@ -121,7 +121,7 @@ fn missing_or_invalid_file_is_named() {
         let missing = file_of_a_test();
         let told = error(world, &format!("sqlite://{}", missing.display()));
         assert!(told.to_string().contains(missing.to_str().expect("a path")), "{told}");
-        assert!(!missing.exists(), "the file was not created");
+        assert!(!missing.exists(), "the file was created");
         std::fs::write(
             &missing,
             "this is a text that is long enough to be mistaken for a page of an SQLite file",

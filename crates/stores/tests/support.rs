@@ -52,7 +52,7 @@ impl World {
         let url = match (&server, &file) {
             (Some(server), _) => server.url(server.address, ""),
             (None, Some(file)) => format!("sqlite://{}", file.display()),
-            (None, None) => unreachable!("a server or a file"),
+            (None, None) => unreachable!("neither a server nor a file"),
         };
         let world = Self { runtime, kind, url, server, file };
         if let Some(file) = &world.file {

@@ -39,7 +39,7 @@ impl Finished {
 
     #[track_caller]
     pub fn says(self, text: &str) -> Self {
-        assert!(self.stderr.contains(text), "{text:?} in {}", self.output());
+        assert!(self.stderr.contains(text), "no {text:?} in {}", self.output());
         self
     }
 }

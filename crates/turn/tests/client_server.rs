@@ -118,7 +118,7 @@ impl Bench {
                 None
             }
             Verdict::ToClient { .. } => panic!("a client's datagram was sent back to the client"),
-            Verdict::Wait { otherwise, .. } => panic!("no limits are configured: {otherwise:?}"),
+            Verdict::Wait { otherwise, .. } => panic!("waits without limits: {otherwise:?}"),
             Verdict::Drop(Some(reason)) => panic!("dropped: {reason:?}"),
             Verdict::Drop(None) => None,
         };
@@ -127,7 +127,7 @@ impl Bench {
             self.allocation = Some(allocation);
             match self.server.opened(now, allocation, OpenResult::Opened { relayed: relayed() }, None) {
                 Verdict::Reply { bytes, .. } => reply = Some(bytes.to_vec()),
-                _ => panic!("an opened relay is reported to the client"),
+                _ => panic!("no response although the relay opened"),
             }
         }
         if let Some(reply) = reply {
@@ -163,7 +163,7 @@ impl Bench {
                 datagram.resize(datagram.len() + usize::from(padding), 0);
                 datagram
             }
-            _ => panic!("the peer has a permission"),
+            _ => panic!("dropped although the peer has a permission"),
         }
     }
 }

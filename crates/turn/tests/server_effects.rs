@@ -64,7 +64,7 @@ fn first_use_of_a_channel_is_reported_once_if_enabled() {
     assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     assert_eq!(world.feed(&channel_data(0x4002, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     assert_eq!(world.all_effects(), []);
-    // The client uses one channel first, the peer the other.
+    // One channel is first used by the client, the other by the peer.
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     assert!(world.peer_sends(relay, OTHER, b"x").goes_to_client());
     assert_eq!(world.all_effects(), [used(0x4000), used(0x4001)]);
@@ -100,7 +100,7 @@ fn channels_from_another_process_start_as_unused() {
     assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
     assert!(
         world.all_effects().iter().all(|effect| !matches!(effect, Effect::Used { .. })),
-        "the report of first uses was not requested"
+        "first uses are reported although this is disabled"
     );
     let moved = world.server.snapshot(world.now, relay.allocation).unwrap();
     let allocation = there.server.restore(there.now, moved, Link::default()).unwrap();

@@ -201,7 +201,7 @@ fn a_moved_allocation_uses_the_addresses_of_the_new_process() {
     let text = serde_json::to_string(&here.server.snapshot(here.now, relay.allocation).unwrap()).unwrap();
     let moved: Moved = serde_json::from_str(&text).unwrap();
     let allocation =
-        there.server.restore(there.now, moved, Link(7)).unwrap_or_else(|_| panic!("below all quotas"));
+        there.server.restore(there.now, moved, Link(7)).unwrap_or_else(|_| panic!("not restored"));
     there.client = here.client;
     goes_to(&there.feed(&channel_data(0x4000, b"x")), BOUND);
     assert_eq!(from(there.peer_sends(RelayId { allocation, ..relay }, BOUND, b"x")), None);

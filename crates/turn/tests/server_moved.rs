@@ -23,7 +23,7 @@ fn carried(from: &mut World, allocation: AllocationSlot, to: &mut World) -> Allo
     drop(moved);
     to.client = from.client;
     to.now.unix = from.now.unix;
-    to.server.restore(to.now, read, Link(7)).unwrap_or_else(|_| panic!("below all quotas"))
+    to.server.restore(to.now, read, Link(7)).unwrap_or_else(|_| panic!("not restored"))
 }
 
 #[test]

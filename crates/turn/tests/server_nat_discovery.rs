@@ -57,7 +57,7 @@ fn plain_address(reply: &Reply, kind: u16) -> SocketAddr {
     match raw.value[1] {
         1 => SocketAddr::new(<[u8; 4]>::try_from(&raw.value[4..]).unwrap().into(), port),
         2 => SocketAddr::new(<[u8; 16]>::try_from(&raw.value[4..]).unwrap().into(), port),
-        other => panic!("family {other}"),
+        other => panic!("unknown family {other}"),
     }
 }
 

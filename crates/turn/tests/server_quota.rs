@@ -57,7 +57,7 @@ fn a_prefix_has_no_more_allocations_than_the_quota() {
     assert_eq!(allocate("2001:db8:0:100::1", 8, "bob").0, None);
     assert_eq!(world.server.stats().quota_refusals, [0, 0, 2]);
 
-    // The allocation is counted under its original address, so its end makes room there.
+    // The allocation is counted under its original address, so deleting it makes room for that prefix.
     world.client = at("198.51.100.1", 1);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     world.client = at("198.51.100.9", 9);

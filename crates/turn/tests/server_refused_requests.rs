@@ -1,4 +1,4 @@
-//! Effects of refused requests with their causes, and the number of clients per listener.
+//! Effects that report refused requests with their causes, and the number of clients per listener.
 
 use crate::common::*;
 use turnpike_turn::{

@@ -68,7 +68,7 @@ fn a_bandwidth_limit_continues_in_the_new_process() {
     there.now.ms = 123_456;
     there.client = here.client;
     let moved: Moved = serde_json::from_str(&text).unwrap();
-    there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("below all quotas"));
+    there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("not restored"));
     there.all_effects();
     there.now.ms += 5;
     assert_eq!(passing(&mut there), 35);
@@ -130,8 +130,7 @@ fn a_mobile_allocation_from_the_previous_version_continues() {
     mobility.extend([("via".to_owned(), 1.into()), ("owner".to_owned(), 0.into())]);
     let moved: Moved = serde_json::from_value(written).unwrap();
     let mut there = World::with(config());
-    let restored =
-        there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("below all quotas"));
+    let restored = there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("not restored"));
     there.client = client(50_001);
     there.ask(&Ask::present(&reply.ticket().unwrap()).signed(&alice)).success();
     assert!(there.server.close_one(there.now, restored, ClosedReason::Administrator));

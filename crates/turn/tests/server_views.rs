@@ -1,4 +1,4 @@
-//! Administrator's view of an allocation, and its allocation ID.
+//! Administrator's view of an allocation, and allocation IDs.
 
 use crate::common::*;
 

@@ -48,7 +48,7 @@ fn follow<'s>(limit: usize, pieces: impl IntoIterator<Item = &'s [u8]>) -> Follo
         if let Err(error) = framer.feed(piece, limit, |message| messages.push(message.to_vec())) {
             return Followed { messages, end: Err(error), held: Vec::new() };
         }
-        assert!(framer.held().len() < limit, "held bytes stay below the message limit");
+        assert!(framer.held().len() < limit, "held bytes reach the message limit");
     }
     Followed { messages, end: Ok(()), held: framer.held().to_vec() }
 }

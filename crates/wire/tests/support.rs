@@ -1,3 +1,5 @@
+//! Signed messages and messages with a FINGERPRINT, for the tests.
+
 use turnpike_wire::{
     integrity::{IntegrityError, Key, Mac},
     stun::{HEADER_LEN, Header, Invalid, View, Writer},

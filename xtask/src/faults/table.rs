@@ -356,7 +356,7 @@ mod tests {
             "| `killed` | it \\| ends | 3/1000, 2 late | 1.50/2.25 | 20 | ",
             " | known; seconds: 4.50 (limit 5) | 3→4 |",
         ] {
-            assert!(row.contains(words), "{words:?} in {row}");
+            assert!(row.contains(words), "no {words:?} in {row}");
         }
         let cells = |line: &str| line.replace("\\|", "").matches(" | ").count();
         assert_eq!(HEAD.lines().next().map(cells), Some(cells(row)), "{row}");
@@ -367,7 +367,7 @@ mod tests {
             "\"fourth\"; and 1 more",
             "sessions 0→0, descriptors 27→26, MB 3→4",
         ] {
-            assert!(text.contains(words), "{words:?} in {text}");
+            assert!(text.contains(words), "no {words:?} in {text}");
         }
         assert!(!table(4.5).is_broken() && !table(4.5).is_exceeded());
     }
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn a_row_from_a_busy_machine_is_void() {
         let mut table = table(5.1);
-        let Some((_, Outcome::Healed(row))) = table.rows.first_mut() else { unreachable!("one row exists") };
+        let Some((_, Outcome::Healed(row))) = table.rows.first_mut() else { unreachable!("no row") };
         row.void.push("without: 27.00, above 10".to_owned());
         assert!(table.is_void() && !table.is_exceeded() && !table.is_broken());
         let text = table.text();

@@ -1,4 +1,4 @@
-//! An in-memory fleet, as the interface sees it.
+//! An in-memory fleet for the admin interface.
 
 use std::{
     collections::BTreeMap,

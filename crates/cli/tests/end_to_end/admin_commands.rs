@@ -112,12 +112,12 @@ fn json_output_matches_the_documented_schemas() {
     let is_of = |value: &Value, schema: &str, more: &str, what: &str| {
         assert!(documented.contains(&format!("`{schema}`")), "docs/admin.md does not name {schema}");
         let (properties, value) = (&schemas[schema]["properties"], value.as_object().expect("an object"));
-        assert!(properties.is_object(), "{schema} is in the document");
+        assert!(properties.is_object(), "{schema} is not in the document");
         for name in value.keys() {
             assert!(properties.get(name).is_some() || name == more, "{what}: {schema} has no {name}");
         }
         for name in schemas[schema]["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            assert!(value.contains_key(name), "{what}: {schema} has {name}");
+            assert!(value.contains_key(name), "{what}: {name} of {schema} is missing");
         }
     };
     let state = login.state();
@@ -272,7 +272,7 @@ fn reload_reports_changes_and_every_error() {
     for part in
         ["the old one stays in effect", "auth.usrs: unknown key", "server.listen: found the integer 5"]
     {
-        assert!(refused.stderr.contains(part), "{part} in {}", refused.stderr);
+        assert!(refused.stderr.contains(part), "no {part} in {}", refused.stderr);
     }
     let reasons =
         ["POST /v1/reload", "status=422", "auth.usrs: unknown key", "server.listen: found the integer 5"];
@@ -306,7 +306,7 @@ fn drain_exits_after_the_last_allocation_or_at_the_deadline() {
     assert_eq!(said["open"], 1);
     server.wait(SOON).ended(0).says("ending the allocations still open");
     drop(allocation);
-    assert!(!login.socket().exists(), "the socket is removed");
+    assert!(!login.socket().exists(), "the socket was not removed");
     // The next default, loopback, may belong to another test's server.
     let socket = format!("unix:{}", login.socket().display());
     let absent = login.run(&["reload", "--admin", &socket]);

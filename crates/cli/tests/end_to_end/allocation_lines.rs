@@ -1,4 +1,4 @@
-//! Log line per allocation: its fields, and a bound on the number of lines.
+//! The log line of each allocation: its fields, and a bound on the number of lines.
 
 use crate::prelude::*;
 

@@ -271,7 +271,7 @@ fn impossible_credentials_settings_fail_before_sockets_open() {
         let ended = Program::run(&mut turnpike(&[arguments, &state].concat()));
         assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.output());
     }
-    assert!(!dir.at("turnpike.sqlite").exists(), "nothing was written");
+    assert!(!dir.at("turnpike.sqlite").exists(), "a store was created");
     said(&[&["key", "add", "shop"][..], &state].concat());
     Program::run(&mut turnpike(&[&["key", "add", "shop"][..], &state].concat()))
         .ended(1)

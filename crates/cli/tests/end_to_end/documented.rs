@@ -1,4 +1,4 @@
-//! Documented commands and configurations for other programs.
+//! Commands and configurations of other programs in the documentation work with turnpike.
 
 use crate::prelude::*;
 

@@ -1,5 +1,4 @@
-//! Exhausted resources: the client gets a 508, the log gets one line with the remedy, and the counter
-//! includes every case.
+//! Exhausted resources: each refused client gets a 508 and is counted, and one log line gives the remedy.
 
 use crate::prelude::*;
 

@@ -41,7 +41,7 @@ fn unchanged_rinetd_conf_forwards_tcp_and_udp_and_logs() {
     for text in
         ["client=127.0.0.1:", "to_target_bytes=11", "to_client_bytes=11", "reason=\"finished\"", "seconds="]
     {
-        assert!(line.contains(text), "{text} in {line}");
+        assert!(line.contains(text), "no {text} in {line}");
     }
     let pid_file = forward.path("rinetd.pid");
     forward.program.signal("TERM");

@@ -63,7 +63,7 @@ fn reload_changes_rules_without_losing_a_byte() {
     forward.reload("rules reloaded rules=2 changed=\"a\"");
     forward.write("f.toml", &(String::from("[forward]\nresolve_every = 99\n") + &rule("b", two, "")));
     forward.reload("rules reloaded rules=1 removed=\"a\" settings_changed=\"forward.resolve_every\"");
-    assert!(TcpStream::connect(a).is_err(), "the listener of a removed rule is closed");
+    assert!(TcpStream::connect(a).is_err(), "the listener of a removed rule is open");
 
     assert_eq!(running.join().expect("no wrong byte"), TRANSFER);
 }

@@ -42,5 +42,5 @@ fn drain_does_not_wait_for_handed_on_connections() {
     assert_eq!(say(&mut client, "GET / HTTP/1.1"), "GET / HTTP/1.1");
     serve.program.signal("TERM");
     serve.program.wait(SOON).ended(0);
-    assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)), "the connection ends with the server");
+    assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)), "the connection outlived the server");
 }

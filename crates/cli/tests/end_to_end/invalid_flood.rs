@@ -1,4 +1,4 @@
-//! Floods of unauthenticated packets: counters with reasons, and no other lasting state.
+//! Floods of unauthenticated packets are counted by reason and leave no other state.
 
 use crate::prelude::*;
 use std::sync::atomic::AtomicBool;

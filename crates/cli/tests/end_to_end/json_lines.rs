@@ -120,7 +120,7 @@ fn every_log_line_of_serve_matches_the_schema() {
             .to(peer.parse().expect("an address"))
             .with("--rate 50 --duration 1")
             .run();
-        assert_ne!(run.code, Some(0), "{peer} is refused");
+        assert_ne!(run.code, Some(0), "{peer} is not refused");
     }
     let stun = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = stun.challenge();

@@ -1,5 +1,5 @@
-//! TURN traffic from client to relay to reflector and back, with every I/O method, both ways of sending and both
-//! families; exit codes and JSON of the generator.
+//! TURN traffic from client to relay to reflector and back: every I/O method, channels and Send indications,
+//! IPv4 and IPv6. Also exit codes and JSON of the generator.
 
 use crate::prelude::*;
 use turnpike_load::LoadReport;

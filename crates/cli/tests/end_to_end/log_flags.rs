@@ -70,7 +70,7 @@ fn log_has_colours_on_terminals_without_no_color() {
         Some(first.unwrap_or_else(|| panic!("no line in {output}")))
     };
     let coloured = need!(said(None).ok_or("script(1), which provides a terminal, is not installed"));
-    assert!(coloured.contains('\u{1b}'), "coloured on a terminal");
+    assert!(coloured.contains('\u{1b}'), "not coloured on a terminal");
     assert!(said(Some("")).is_some_and(|line| line.contains('\u{1b}')), "an empty value is treated as unset");
     let plain = said(Some("1")).unwrap_or_default();
     assert!(!plain.contains('\u{1b}'), "{plain:?}");

@@ -25,11 +25,11 @@ fn every_command_has_a_page_with_its_flags() {
     for page in
         ["turnpike.1", "turnpike-serve.1", "turnpike-forward.1", "turnpike-load-turn.1", "turnpike-lab-ab.1"]
     {
-        assert!(names.iter().any(|name| name == page), "{page} in {names:?}");
+        assert!(names.iter().any(|name| name == page), "no {page} in {names:?}");
     }
     let serve = fs::read_to_string(dir.path().join("pages/turnpike-serve.1")).expect("the file was written");
     for text in [".TH turnpike-serve 1", "\\-\\-relay\\-ports", ".SH EXAMPLES", "TURNPIKE_CONFIG", "49152"] {
-        assert!(serve.contains(text), "{text} in {serve}");
+        assert!(serve.contains(text), "no {text} in {serve}");
     }
     assert_eq!(
         printed(&["man"]),

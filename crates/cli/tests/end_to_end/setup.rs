@@ -201,7 +201,7 @@ fn full_and_read_only_directories_are_refused() {
         run_setup().says("free some space, or choose another file with --config");
         assert!(!dir.at("turnpike.toml").exists() && !dir.at("turnpike.toml.new").exists());
         run("mount", &["-o", "remount,ro", path]);
-        run_setup().says("remount it writable, or choose another file with --config");
+        run_setup().says("remount the file system writable, or choose another file with --config");
         run("umount", &[path]);
     });
 }

@@ -59,7 +59,7 @@ fn generated_credential_is_kept_and_shown_once() {
     let bytes = fs::read(&file).expect("the file is readable");
     assert!(
         !bytes.windows(password.len()).any(|window| window == password.as_bytes()),
-        "the store does not contain the password"
+        "the store contains the password"
     );
 
     let serve = Serve::start_bare(&["--state", path(&state)]);
@@ -213,7 +213,7 @@ fn commands_use_the_running_server_or_else_the_embedded_store() {
     assert!(listed.contains("static  turnpike  MD5, SHA-256  configuration"), "{listed}");
     assert_eq!(command(&["user", "remove", "bob"]).code, Some(0));
     assert_eq!(allocate("bob", "sesame"), Some(401), "immediately");
-    assert!(!home.exists(), "no store was created for this user");
+    assert!(!home.exists(), "a store was created for this user");
 
     server.signal("TERM");
     assert_eq!(server.wait(SOON).code, Some(0));
@@ -232,7 +232,7 @@ fn commands_create_the_embedded_store_and_report_errors() {
     let state = ["--state", path(dir.path())];
     let on_state = |arguments: &[&str]| run(&[arguments, &state[..]].concat());
     assert_eq!(on_state(&["user", "list", "--json"]).ended(0).stdout, "[]");
-    assert!(!dir.path().join("turnpike.sqlite").exists(), "listing creates no store");
+    assert!(!dir.path().join("turnpike.sqlite").exists(), "listing created a store");
     let added = on_state(&["user", "add", "alice", "--json"]).ended(0).result();
     assert_eq!((&added["realm"], &added["existed"]), (&"turnpike".into(), &false.into()));
     assert_eq!(added["password"].as_str().map(str::len), Some(32));

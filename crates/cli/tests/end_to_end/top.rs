@@ -24,9 +24,9 @@ fn top_shows_the_relayed_traffic() {
     });
     let ended = top(&serve, &["--once"]).ended(0);
     for part in ["allocations 5 ", "WORKER", "Top talkers", "alice", REALM] {
-        assert!(ended.stdout.contains(part), "{part} in {}", ended.stdout);
+        assert!(ended.stdout.contains(part), "no {part} in {}", ended.stdout);
     }
-    assert!(!ended.stdout.contains('\u{1b}'), "no escape sequences without a terminal");
+    assert!(!ended.stdout.contains('\u{1b}'), "escape sequences without a terminal");
 }
 
 #[test]

@@ -342,7 +342,7 @@ fn incompatible_configuration_fails_the_upgrade_and_changes_nothing() {
     ] {
         fs::write(path, changed).expect("the test's own file");
         let asked = upgraded.ask(&[]).ended(1);
-        assert!(asked.stderr.contains(why), "{why} in {}", asked.output());
+        assert!(asked.stderr.contains(why), "no {why} in {}", asked.output());
     }
     // A running server cannot change its number of workers, so the upgrade ignores the change.
     fs::write(path, text.replace("workers = 2", "workers = 3")).expect("the test's own file");

@@ -600,7 +600,7 @@ fn realms_are_read_and_shown_without_their_secrets() {
                 [[realm]]\nname = \"b\"\nsecrets = [\"hunter2\"]\nlisten = [\"127.0.0.1:2\"]\n\
                 server_names = [\"TURN.example.org\"]\nallocations_per_user = 3";
     let read = settings(text);
-    let [a, b] = &read.realms[..] else { panic!("two realms: {:?}", read.realms) };
+    let [a, b] = &read.realms[..] else { panic!("not two realms: {:?}", read.realms) };
     assert_eq!((a.name.as_str(), a.users.len(), a.allocations), ("a", 1, Some(7)));
     assert_eq!((b.name.as_str(), b.secrets.len(), b.allocations_per_user), ("b", 1, Some(3)));
     assert_eq!((b.listen.len(), b.server_names[0].as_str()), (1, "turn.example.org"));
@@ -624,7 +624,7 @@ fn token_keys_are_read_from_text_and_files_and_kept_secret() {
          [[realm]]\nname = \"b\""
     );
     let read = load_text(&text).expect("valid").settings;
-    let [here, there] = &read.oauth.keys[..] else { panic!("two keys: {:?}", read.oauth) };
+    let [here, there] = &read.oauth.keys[..] else { panic!("not two keys: {:?}", read.oauth) };
     assert_eq!((here.key.algorithm(), here.max_lifetime, &here.realm), ("A128GCM", 86_400, &None));
     assert_eq!(
         (there.key.algorithm(), there.max_lifetime, there.realm.as_deref()),
@@ -643,7 +643,7 @@ fn alternates_are_read_and_shown() {
                 [[alternate]]\naddress = \"[2001:db8::1]:5349\"\ndomain = \"turn2.example.org\"\n\
                 transports = [\"tls\", \"dtls\"]\nwhen = \"always\"";
     let read = settings(text);
-    let [plain, named] = &read.alternates[..] else { panic!("two: {:?}", read.alternates) };
+    let [plain, named] = &read.alternates[..] else { panic!("not two alternates: {:?}", read.alternates) };
     assert_eq!((plain.alternate.when, &plain.alternate.domain), (AlternateWhen::Drain, &None));
     assert!(plain.alternate.transports.is_empty());
     assert_eq!(named.alternate.transports, [Transport::Tls, Transport::Dtls]);
@@ -656,7 +656,7 @@ fn hand_on_rules_are_read_and_shown() {
     let text = "[server]\nhand_on = [{ sni = [\"*.example.org\", \"example.org\"], alpn = \"h2\", to = \"[::1]:8443\", \
                 proxy_protocol = \"v2\" }, { plain = true, to = \"127.0.0.1:8080\" }]";
     let read = settings(text);
-    let [tls, plain] = &read.hand_on[..] else { panic!("two: {:?}", read.hand_on) };
+    let [tls, plain] = &read.hand_on[..] else { panic!("not two targets: {:?}", read.hand_on) };
     assert!(
         matches!(&tls.selector, Selector::Tls { names, protocols } if names.len() == 2 && protocols.len() == 1)
     );

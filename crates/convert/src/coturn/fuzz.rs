@@ -74,9 +74,9 @@ fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
             assert!(settings.deny.iter().all(|prefix| !prefix.contains(ip)), "{ip} is denied");
             // The server's own addresses are permitted only on relay ports. For an IPv6 address, the IPv4
             // address embedded in it matters too.
-            assert!(ip.is_ipv6() || rules.permits(ip), "{ip} is allowed");
+            assert!(ip.is_ipv6() || rules.permits(ip), "{ip} is refused");
         } else if is_in(&denied, ip) && !ip.is_loopback() {
-            assert!(!rules.permits(ip), "{ip} is denied");
+            assert!(!rules.permits(ip), "{ip} is allowed");
         }
     }
 }

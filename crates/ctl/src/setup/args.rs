@@ -38,7 +38,7 @@ pub struct SetupArgs {
     #[arg(long, value_name = "FILE", help_heading = QUESTIONS)]
     pub(crate) key: Option<PathBuf>,
 
-    /// Mail address for notices of the certificate authority [default: none]
+    /// Email address for notices from the certificate authority [default: none]
     #[arg(long, value_name = "ADDRESS", help_heading = QUESTIONS)]
     pub(crate) email: Option<String>,
 

@@ -20,8 +20,8 @@ const CERTIFICATE: &str =
 const ACCESS: &str = "3. Users: secret (shared with Nextcloud Talk, Synapse, Jitsi, ...), api (an application asks for credentials), or user:NAME";
 const FREE_HTTPS: &str =
     "4. Port 443, which strict firewalls allow: yes, no, or the address of a web server to share it with";
-const TAKEN_HTTPS: &str = "4. Port 443, which another program uses. To share it, first move that web server to another address, and enter \
-     the address here; or no";
+const TAKEN_HTTPS: &str = "4. Port 443, which another program uses. To share it with a web server, first move the web server to another address, and \
+     enter that address here. Otherwise, answer no";
 const PUBLIC: &str = "5. Public address of a NAT in front of this machine, or none";
 
 pub(crate) fn ask(
@@ -67,7 +67,7 @@ fn certificate(
     match source {
         CertificateSource::None => Ok(Certificate::None),
         CertificateSource::Automatic => {
-            let question = "   Mail address for notices of the certificate authority, or none";
+            let question = "   Email address for notices from the certificate authority, or none";
             let contact =
                 dialogue.answer(args.email.clone().map(Some).map(OrNone), question, OrNone(None))?.0;
             Ok(Certificate::Automatic { contact })

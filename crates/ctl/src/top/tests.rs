@@ -373,5 +373,5 @@ fn pause_freezes_the_screen_but_an_error_is_still_shown() {
 fn top_ends_when_stopped() {
     let (_teller, told) = mpsc::channel();
     let mut screen = Screen::new(false, String::new());
-    interact(&mut screen, &told, |_| Ok(()), |_| panic!("no key is read"), || true).unwrap();
+    interact(&mut screen, &told, |_| Ok(()), |_| panic!("a key was read"), || true).unwrap();
 }

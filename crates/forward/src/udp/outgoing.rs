@@ -136,7 +136,7 @@ mod tests {
     fn link_local_source_is_bound_on_its_interface() {
         let to = SocketAddr::from(([0xfe80, 0, 0, 0, 0, 0, 0, 2], 9));
         let rule = Rule { source: "fe80::1%lo".parse().ok(), ..Rule::new("rule", to, to.into()) };
-        let Ok(SocketAddr::V6(from)) = source(&rule, to, to) else { panic!("an address") };
+        let Ok(SocketAddr::V6(from)) = source(&rule, to, to) else { panic!("not an IPv6 address") };
         assert_eq!((from.ip().segments()[7], from.scope_id()), (1, 1));
     }
 }

@@ -226,9 +226,9 @@ command = 'load {both*}'
     fn each_node_is_a_process_with_its_own_variables() {
         let experiment = Experiment::parse(Path::new("x.toml"), FLEET).unwrap();
         let variables = variables(&experiment);
-        let [pair] = &experiment.subject[..] else { panic!("one subject") };
+        let [pair] = &experiment.subject[..] else { panic!("not one subject") };
         let processes = pair.processes(&variables).unwrap();
-        let [one, two] = &processes[..] else { panic!("two processes") };
+        let [one, two] = &processes[..] else { panic!("not two processes") };
         assert_eq!((one.name.as_str(), two.name.as_str()), ("pair-one", "pair-two"));
         assert_eq!(two.command.words().unwrap(), ["relay", "--as", "two", "--at", "10.77.2.2:7"]);
         assert_eq!((&*two.env["NODE"], &*two.files["two.toml"]), ("two", "at = 10.77.2.2"));
@@ -253,7 +253,7 @@ command = 'load {both*}'
         let experiment = Experiment::parse(Path::new("x.toml"), &text).unwrap();
         let variables = variables(&experiment);
         let processes = experiment.subject[0].processes(&variables).unwrap();
-        let [one] = &processes[..] else { panic!("one process") };
+        let [one] = &processes[..] else { panic!("not one process") };
         assert_eq!((one.name.as_str(), one.cpus.as_deref()), ("pair", Some("0")));
         assert_eq!(one.command.words().unwrap()[4], "10.77.1.1:7");
     }

@@ -315,7 +315,7 @@ mod tests {
         assert!(!page(&record).contains("○"));
         record.rounds[1].voided = Some(VoidReason::CpuStolen { percent: 3.0, limit_percent: 1.0 });
         let html = page(&record);
-        assert!(html.contains("○</i> void, not counted"), "a legend");
+        assert!(html.contains("○</i> void, not counted"), "no legend");
         assert!(html.contains("</i> old</span>") && html.contains("</i> new</span>"));
     }
 

@@ -256,7 +256,7 @@ fn late_trials_count_if_lossless_and_are_ignored_if_lossy() {
         };
         search.observe_late(sent, sent - lost);
     }
-    let [strict, loose] = &search.found()[..] else { panic!("two goals") };
+    let [strict, loose] = &search.found()[..] else { panic!("not two goals") };
     for (found, borne) in [(strict, 20_000), (loose, 40_000)] {
         let lower = found.lower_pps.expect("a sustainable rate");
         assert!(lower <= borne && lower as f64 > 0.9 * borne as f64, "{found:?}");

@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(told, "row \"all\": x sweeps 2 points: set its swept variables");
         let suite = suite.only(&["eig".to_owned()]).unwrap();
         let [(_, request)] = &suite.requests(&Overrides::default(), &[], None).unwrap()[..] else {
-            panic!("one row")
+            panic!("not one row")
         };
         assert_eq!(request.point["clients"], "8");
         assert_eq!(request.experiment().unwrap().must[0].at_least, Some(2.0));

@@ -13,14 +13,14 @@ fn steady(metric: &str, rounds: usize, ratio: f64, noise: f64) -> RunRecord {
 fn reasons(verdict: &MetricVerdict) -> &[VerdictReason] {
     match &verdict.outcome {
         Conclusion::CannotTell { reasons, .. } => reasons,
-        other => panic!("a verdict: {other}"),
+        other => panic!("the verdict is clear: {other}"),
     }
 }
 
 fn rounds_needed(verdict: &MetricVerdict) -> Option<u32> {
     match &verdict.outcome {
         Conclusion::CannotTell { rounds, .. } => *rounds,
-        other => panic!("a verdict: {other}"),
+        other => panic!("the verdict is clear: {other}"),
     }
 }
 

@@ -91,7 +91,7 @@ impl TcpReflectWorker {
     pub(super) fn new(listeners: Vec<ReflectListener>) -> io::Result<Self> {
         /// Limit on open files: several times a generator's maximum number of clients.
         const FILES: u64 = 1 << 16;
-        // If the limit stays lower, accepting pauses whenever descriptors run out.
+        // If the limit stays lower, the listeners pause whenever descriptors run out.
         turnpike_net::rlimit::raise_open_files(FILES);
         let frame = ReflectFrame::new(0, Instant::now())?;
         for (index, listener) in listeners.iter().enumerate() {

@@ -96,7 +96,7 @@ mod tests {
             "2001:0:c000:221:8000:63bf:3fff:fdd2",
             "2606:4700:0:1:0:5efe:c000:221",
         ] {
-            assert!(found.iter().any(|ip| ip == expected), "{expected} in {found:?}");
+            assert!(found.iter().any(|ip| ip == expected), "no {expected} in {found:?}");
         }
     }
 

@@ -259,7 +259,7 @@ mod tests {
             Ok(5)
         };
         let error = previous
-            .take_over(&CarriedMetrics::default(), false, receive, || panic!("it serves"))
+            .take_over(&CarriedMetrics::default(), false, receive, || panic!("the new process serves"))
             .expect_err("the upgrade is cancelled");
         assert!(error.to_string().contains("cancelled the upgrade"), "{error}");
     }

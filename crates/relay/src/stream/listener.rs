@@ -17,7 +17,7 @@ use super::{
 /// Seconds for which the kernel holds back a connection without data (TCP_DEFER_ACCEPT). TURN clients send
 /// immediately, so the accept and the first message share one wake-up.
 const SILENT_SECONDS: u32 = 1;
-/// Milliseconds for which accepting pauses after descriptors or memory have run out.
+/// Milliseconds for which a listener pauses after descriptors or memory have run out.
 pub(super) const PAUSE_MS: u64 = 1000;
 /// Milliseconds between attempts to admit new connections while all existing ones are protected.
 const RETRY_MS: u64 = 20;

@@ -85,7 +85,7 @@ impl Backend for Arc<Fake> {
     }
 
     async fn users(&self, _: Option<&str>, _: Option<&UserRow>) -> Result<Vec<UserRow>, StoreError> {
-        unreachable!("no list query")
+        unreachable!("unexpected list query")
     }
 
     async fn apply(&self, edit: &Edit, _: Existing) -> Result<bool, StoreError> {

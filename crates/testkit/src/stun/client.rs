@@ -97,7 +97,7 @@ impl Client {
                 if let Some(answer) = self.answer_to(request) {
                     return answer;
                 }
-                assert!(began.elapsed() < PATIENCE, "a request is answered");
+                assert!(began.elapsed() < PATIENCE, "a request got no answer");
             }
         })
     }

@@ -66,7 +66,7 @@ impl Wire {
     }
 
     pub(super) fn arrived(&mut self) -> Vec<stun::Message> {
-        let Self::Datagrams(socket) = self else { panic!("no datagrams") };
+        let Self::Datagrams(socket) = self else { panic!("not a datagram socket") };
         let mut buffer = [0; 4096];
         socket.set_nonblocking(true).expect("a socket");
         let answers = std::iter::from_fn(|| {
@@ -148,7 +148,7 @@ impl Association {
             if let Some(message) = self.heard.pop_front() {
                 return message;
             }
-            assert!(Instant::now() < until, "data arrives");
+            assert!(Instant::now() < until, "no data arrived");
             self.read();
         }
     }

@@ -34,7 +34,7 @@ fn a_forwarder_is_upgraded_in_place() {
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| {
         for _ in 0..2 {
             let before = forwarder.upgraded.upgrade();
-            assert_ne!(before, forwarder.pid(), "another process has taken over");
+            assert_ne!(before, forwarder.pid(), "no other process has taken over");
         }
     });
     unharmed(&seen);
@@ -54,7 +54,7 @@ fn a_forwarder_is_reloaded_again_and_again() {
             thread::sleep(Duration::from_millis(50));
         }
         within(SOON, "the last rules are in use", || forwarder.has_rules_of(last));
-        assert!(!forwarder.has_rules_of(last - 1), "the previous rules are no longer in use");
+        assert!(!forwarder.has_rules_of(last - 1), "the previous rules are still in use");
         let [loaded, failed] = ["loaded", "failed"].map(|result| {
             let of_it = format!("result=\"{result}\"");
             forwarder.metrics().sum("turnpike_config_reloads_total", &of_it)
@@ -95,7 +95,7 @@ fn a_worker_of_a_forwarder_stalls() {
         let says =
             |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
         let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0"))
-            .expect("the thread could be frozen before the row");
+            .expect("freezing this thread has already succeeded");
         within(SOON, "the watchdog reports the stall", || says(forwarder, "a worker has been stuck"));
         thread::sleep(Duration::from_millis(500));
         drop(frozen);
@@ -118,7 +118,7 @@ fn no_descriptor_is_left_for_a_forwarder() {
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
             .collect();
         within(SOON, "the log reports the pause", || {
-            forwarder.lines().iter().any(|line| line.contains("accepting pauses"))
+            forwarder.lines().iter().any(|line| line.contains("accepting is paused"))
         });
         let spent = cpu_ms(forwarder.pid());
         thread::sleep(Duration::from_secs(1));

@@ -248,11 +248,11 @@ fn a_worker_stalls_with_the_kernel_path() {
         |links, server, row| {
             let flows = flows(server);
             let frozen = Frozen::thread(worker(server.pid(), "relay-0"))
-                .expect("a thread could be frozen before the row");
+                .expect("freezing a thread has already succeeded");
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_secs(3)));
             assert!(
                 server.lines().iter().any(|line| line.contains(WATCHED)),
-                "the watchdog reports the stall"
+                "the watchdog did not report the stall"
             );
             drop(frozen);
             // The kernel does not relay all packets, because bursts and the datagrams after them wait for the worker.

@@ -15,7 +15,7 @@ fn a_worker_stalls() {
         Row::new("a_worker_stalls", "one of two workers stalls").run(&mut server, crowd, |server, row| {
             let says = |server: &Server, text: &str| server.lines().iter().any(|line| line.contains(text));
             let frozen = Frozen::thread(worker(server.pid(), "relay-0"))
-                .expect("the thread could be frozen before the row");
+                .expect("freezing this thread has already succeeded");
             within(SOON, "the watchdog reports the stall", || says(server, "a worker has been stuck"));
             thread::sleep(Duration::from_millis(500));
             drop(frozen);

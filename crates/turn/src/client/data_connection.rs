@@ -79,7 +79,7 @@ impl DataConnection {
         let known = self.session.as_ref().map(|session| session.challenge.realm.as_str());
         let challenge = Challenge::read(message, known, self.config.password_algorithms)
             .map_err(|_| Failure::Incomplete("REALM or NONCE"))?;
-        // The first challenge may only mean that the nonce belongs to another 5-tuple.
+        // The first challenge may just mean that the nonce belongs to another 5-tuple.
         if self.challenges >= MAX_CHALLENGES.min(2) {
             return Err(Failure::Credentials {
                 username: self.config.username.clone(),

@@ -195,7 +195,7 @@ impl Run {
                 self.learn(self.client, &reply);
             }
             Verdict::Drop(_) => {}
-            Verdict::Wait { otherwise, .. } => panic!("no limits are configured: {otherwise:?}"),
+            Verdict::Wait { otherwise, .. } => panic!("waits without limits: {otherwise:?}"),
         }
     }
 
@@ -372,7 +372,7 @@ impl Run {
         for (client, is_away, text) in &written {
             let moved: Moved = serde_json::from_str(text).expect("a serialized allocation");
             let restored = self.server.restore(self.now, moved, Link(9));
-            let restored = restored.unwrap_or_else(|_| panic!("below all limits"));
+            let restored = restored.unwrap_or_else(|_| panic!("not restored"));
             self.hear();
             assert_eq!(self.mirrored(restored).client, *client);
             self.table.get_mut(restored).expect("the allocation was restored").is_away = *is_away;
@@ -428,7 +428,7 @@ impl Run {
                 | Effect::Move(_)
                 | Effect::Answer { .. }
                 | Effect::Exported { .. }
-                | Effect::Returned { .. } => panic!("a single worker moves nothing"),
+                | Effect::Returned { .. } => panic!("an effect for another worker"),
                 _ => {}
             }
         }
@@ -481,7 +481,7 @@ fn late(verdict: Verdict<'_>) -> Option<(Client, Vec<u8>)> {
         Verdict::Reply { client, bytes, .. } => Some((client, bytes.to_vec())),
         Verdict::Drop(_) => None,
         Verdict::ToPeer { .. } | Verdict::ToClient { .. } | Verdict::Wait { .. } => {
-            panic!("no datagram was fed")
+            panic!("relayed although no datagram was fed")
         }
     }
 }

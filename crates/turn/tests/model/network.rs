@@ -111,7 +111,7 @@ impl From<Verdict<'_>> for Done {
                 Self::Reply { to: Source { client, link }, bytes: bytes.to_vec() }
             }
             Verdict::Drop(reason) => Self::Drop(reason),
-            Verdict::Wait { otherwise, .. } => panic!("no limits are configured: {otherwise:?}"),
+            Verdict::Wait { otherwise, .. } => panic!("waits without limits: {otherwise:?}"),
         }
     }
 }

@@ -153,7 +153,7 @@ fn certificate_is_ordered_by_http_01() {
     let listen = format!("http_listen = [\"127.0.0.1:{}\"]", authority.http_port);
     let serve = serve(&authority.config(&dir, &[NAME], &listen), &[]);
     wait_for_certificate(&serve, serve.address(V4), NAME);
-    assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, authority.http_port)).is_ok(), "closed again");
+    assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, authority.http_port)).is_ok(), "the port is in use");
 }
 
 /// The hook runs in the server's sandbox.

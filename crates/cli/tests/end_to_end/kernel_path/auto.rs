@@ -1,4 +1,4 @@
-//! `--datapath auto`: the kernel path for flows that this machine leaves unchanged.
+//! `--datapath auto`: the kernel path for flows that nothing else on this machine changes.
 
 use super::{
     Links, PEER, SERVER, Server,

@@ -1,4 +1,4 @@
-//! Flows end in the kernel before the response to the request that ends them.
+//! A flow is removed from the kernel before the response to the request that ends it.
 
 use super::{
     PEER, SERVER, by_each,

@@ -110,7 +110,7 @@ fn mismatched_lengths_are_left_to_user_space() {
         let says = |length: u16| {
             let mut packet = vec![0x45, 0, 0, 0, 0, 1, 0, 0, 64, 17, 0, 0];
             for address in [CLIENT[0], SERVER[0]] {
-                let IpAddr::V4(address) = address else { panic!("the first address is IPv4") };
+                let IpAddr::V4(address) = address else { panic!("not an IPv4 address") };
                 packet.extend(address.octets());
             }
             for word in [socket.local_addr().unwrap().port(), to.port(), length, 0] {

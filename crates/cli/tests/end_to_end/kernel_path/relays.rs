@@ -75,7 +75,7 @@ fn counts(server: &Server<'_>) -> [u64; 2] {
 
 pub(crate) fn number(line: &str, name: &str) -> u64 {
     let (_, rest) = line.split_once(&format!(" {name}=")).unwrap_or_else(|| panic!("no {name} in {line}"));
-    rest.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{name} in {line}"))
+    rest.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("bad {name}: {line}"))
 }
 
 /// Lengths near boundaries: empty, odd, Ethernet padding, the MTU.

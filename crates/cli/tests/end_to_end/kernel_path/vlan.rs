@@ -123,7 +123,7 @@ fn packets_of_another_vlan_match_no_flow() {
 fn frame(links: &Links, vlan: Option<u16>, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> String {
     let octets = |address: SocketAddr| match address.ip() {
         IpAddr::V4(ip) => ip.octets(),
-        IpAddr::V6(_) => panic!("the test uses IPv4"),
+        IpAddr::V6(_) => panic!("the test supports only IPv4"),
     };
     let length = |more: usize| u16::try_from(payload.len() + more).expect("short").to_be_bytes();
     let mut ip =

@@ -352,7 +352,7 @@ fn channels_with_flows_from_another_process_count_as_used() {
         let sockets = worker.detach_sockets(relay.allocation);
         worker.server.surrender(now, relay.allocation);
         let restored = worker.server.restore(now, moved, ClientLinkKind::Datagrams.link());
-        let allocation = restored.unwrap_or_else(|_| panic!("there is room for the allocation"));
+        let allocation = restored.unwrap_or_else(|_| panic!("not restored"));
         worker.attach_sockets(now, allocation, sockets);
         worker.offload.as_mut().unwrap().adopt(allocation, &passed, &worker.out.listeners);
         assert_eq!(keys(&bench), before);

@@ -55,7 +55,7 @@ impl fmt::Display for BadRequest {
                 write!(f, "channel {:#06x} is bound to another peer", number.get())
             }
             Fault::PeerHasChannel(number) => write!(f, "the peer already has channel {:#06x}", number.get()),
-            Fault::OverDatagrams => write!(f, "{name} requires a client over TCP or TLS"),
+            Fault::OverDatagrams => write!(f, "{name} requires a client connection over TCP or TLS"),
             Fault::RelaysTcp => write!(f, "{name} is only for UDP, but the allocation relays TCP"),
             Fault::RelaysUdp => write!(f, "{name} is only for TCP, but the allocation relays UDP"),
             Fault::Unknown => write!(f, "{name} is unknown or has expired"),

@@ -166,7 +166,7 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
         ),
     );
     let on_both = |row: &Value| second.as_array().expect("rows").contains(row);
-    assert!(!first.as_array().expect("rows").iter().any(on_both), "no allocation is on two pages");
+    assert!(!first.as_array().expect("rows").iter().any(on_both), "an allocation is on two pages");
 
     let client =
         page.run("return document.querySelector('main tbody tr').cells[1].querySelector('span').textContent");

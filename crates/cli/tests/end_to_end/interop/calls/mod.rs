@@ -113,7 +113,7 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     println!("REPORT: requests with a nonce that had expired: {stale}");
     assert!(faults.is_empty(), "{faults:#?}");
     let relayed = metrics.sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"");
-    assert!(relayed >= received, "all data went through the server: {}", metrics.text());
+    assert!(relayed >= received, "some data bypassed the server: {}", metrics.text());
     calls.into_iter().for_each(Call::close);
 }
 
@@ -135,7 +135,7 @@ fn refusals_to_libnice_with_an_expired_credential_are_limited() {
     let ended = lines.iter().filter(|line| line.contains("its credential expired")).count();
     assert_eq!(ended, ENDS, "{lines:#?}");
     let gap = longest_gap(&call.samples());
-    assert!(gap > GAP, "neither end received anything after that");
+    assert!(gap > GAP, "an end still received data after that");
 
     let metrics = server.serve.metrics();
     let refreshes = metrics.sum("turnpike_requests_total", "method=\"refresh\"");
