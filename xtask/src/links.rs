@@ -30,7 +30,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
         broken.extend(broken_mentions(path, text, &documents));
     }
     broken.iter().for_each(|link| println!("{link}"));
-    println!("{} documents, {} broken links", documents.len(), broken.len());
+    println!("documents: {}, broken links: {}", documents.len(), broken.len());
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

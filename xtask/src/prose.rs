@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             found[path].iter().for_each(|finding| println!("  {path}:{finding}"));
         }
     }
-    println!("{total} phrases in {} files, budget {}", counts.len(), budget.total());
+    println!("phrases: {total} in {} files, budget {}", counts.len(), budget.total());
     Ok(if mistakes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -69,7 +69,7 @@ fn list(found: &BTreeMap<String, Vec<Finding>>, paths: &[PathBuf]) {
         found.iter().for_each(|finding| println!("{path}:{finding}"));
         count += found.len();
     }
-    println!("{count} phrases");
+    println!("phrases: {count}");
 }
 
 /// Findings by path relative to `root`, excluding files without findings.

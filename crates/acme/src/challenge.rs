@@ -144,7 +144,7 @@ async fn show(wanted: &Wanted, challenge: &SharedChallenge) -> Option<PublishedP
         Ok(shown) => Some(shown),
         Err(error) => {
             tracing::warn!(
-                "{server} is ordering a certificate for {name}, but this server cannot present its challenge to the authority: {error}"
+                "{server} is ordering a certificate for {name}, but this server cannot present that challenge to the authority: {error}"
             );
             None
         }

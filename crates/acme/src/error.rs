@@ -12,7 +12,7 @@ const LONGEST: usize = 500;
 pub(crate) enum OrderError {
     #[error("{}: {error}; the directory must exist, be writable and have free space (store.state)", file.display())]
     File { file: PathBuf, error: io::Error },
-    #[error("another process orders certificates in {}: this one uses them and takes over when the other one exits", .0.display())]
+    #[error("another process orders certificates in {}: this process uses them and takes over when the other one exits", .0.display())]
     Locked(PathBuf),
     #[error("{}", authority(.0))]
     Authority(Error),

@@ -44,7 +44,7 @@ impl HttpChallenge {
                 Ok(listener) => _ = tasks.spawn(serve(listener, Arc::clone(&answer))),
                 Err(error) => {
                     let error = BindError::ip(address, error, "with acme.http_listen");
-                    refused = Some(OrderError::Listen(error.or("set acme.challenge to another one")));
+                    refused = Some(OrderError::Listen(error.or("set a different acme.challenge")));
                 }
             }
         }

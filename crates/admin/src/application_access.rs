@@ -163,7 +163,7 @@ impl ApplicationKeys {
             Ok((key, rate)) => match self.rates.spend(&key.name, rate) {
                 Ok(()) => Ok(key),
                 Err(pause) => {
-                    let detail = format!("this key is limited to {rate} requests a second");
+                    let detail = format!("the request rate of this key is limited to {rate} per second");
                     let status = StatusCode::TOO_MANY_REQUESTS;
                     Err(CredentialRefusal::new(RefusalReason::Rate, status, "rate_exceeded", detail)
                         .after(pause))

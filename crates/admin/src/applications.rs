@@ -54,7 +54,7 @@ impl Applications {
     pub fn say_where(&self) {
         for BoundListener { listener, shown, .. } in &self.bound {
             let how = if matches!(listener, HttpListener::Tcp(_, Some(_))) { "" } else { ", without TLS" };
-            tracing::info!("credentials for applications on {shown}, with a key{how}");
+            tracing::info!("applications with a key get credentials on {shown}{how}");
         }
     }
 

@@ -134,7 +134,7 @@ fn drain_prints_the_remaining_allocations() {
     let client = client(&running);
     let soon = Drain { deadline_s: Some(9), ..Drain::default() };
     let text = shown(|out| commands::drain(&client, soon, false, out));
-    assert_eq!(text, "draining for at most 9 s: 7 allocations or connections open\n");
+    assert_eq!(text, "draining for at most 9 s; open allocations or connections: 7\n");
     let json: Value =
         serde_json::from_str(&shown(|out| commands::drain(&client, Drain::default(), true, out))).unwrap();
     assert_eq!((json["open"].as_u64(), json["deadline_s"].as_f64()), (Some(7), Some(30.0)));

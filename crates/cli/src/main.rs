@@ -315,7 +315,7 @@ fn run_reflector(config: &reflect::ReflectConfig) -> ExitCode {
     }
     let stats = reflector.stop();
     tell(format_args!(
-        "received {} datagrams, returned {}, {} refused by the kernel, {} dropped because the receive buffer was full",
+        "datagrams: {} received, {} returned, {} refused by the kernel, {} dropped because the receive buffer was full",
         stats.received, stats.sent, stats.refused, stats.kernel_drops
     ));
     if in_kernel {
@@ -323,7 +323,7 @@ fn run_reflector(config: &reflect::ReflectConfig) -> ExitCode {
     }
     if stats.connections > 0 {
         tell(format_args!(
-            "accepted {} TCP connections, received {} bytes, sent {}",
+            "TCP connections: {} accepted, {} bytes received, {} sent",
             stats.connections, stats.tcp_received_bytes, stats.tcp_sent_bytes
         ));
     }

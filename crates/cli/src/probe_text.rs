@@ -40,6 +40,7 @@ impl fmt::Display for ProbeText<'_> {
         }
         let count = |level: FindingLevel| report.findings.iter().filter(|line| line.level == level).count();
         let usable = if report.usable { "usable" } else { "not usable" };
-        writeln!(f, "{usable}; {} bad, {} warnings", count(FindingLevel::Bad), count(FindingLevel::Warn))
+        let (bad, warnings) = (count(FindingLevel::Bad), count(FindingLevel::Warn));
+        writeln!(f, "{usable}; {bad} bad, {warnings} {}", if warnings == 1 { "warning" } else { "warnings" })
     }
 }

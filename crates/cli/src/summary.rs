@@ -45,7 +45,7 @@ fn messages(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     latency(report, "round trip", f)?;
     write!(
         f,
-        "{} clients, {} bytes, rate {}, {} s, data path {}",
+        "clients {}, {} bytes, rate {}, {} s, data path {}",
         report.clients, report.size, report.rate, report.duration_s, report.datapath
     )
 }
@@ -57,7 +57,7 @@ fn shaped(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     latency(report, "latency (one way)", f)?;
     write!(
         f,
-        "profile {}, seed {}: {} clients, {} bytes on average, {:.0} packets/s, {} s, data path {}",
+        "profile {}, seed {}, clients {}, {} bytes on average, {:.0} packets/s, {} s, data path {}",
         profile.name,
         profile.seed,
         report.clients,
@@ -128,5 +128,5 @@ fn bytes(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         report.received,
         report.lost
     )?;
-    write!(f, "{} streams, writes of {} bytes, {} s", report.clients, report.size, report.duration_s)
+    write!(f, "streams {}, writes of {} bytes, {} s", report.clients, report.size, report.duration_s)
 }

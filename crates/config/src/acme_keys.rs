@@ -215,7 +215,7 @@ pub(super) const EAB_KEY: ValueKind<Option<BindingKey>> = ValueKind::one(
         match decoded(key.reveal()).map(|bytes| bytes.len()) {
             Some(0) => Some(None),
             Some(16..=256) => Some(Some(BindingKey(key))),
-            Some(length) => reader.refuse(node, Some(format!("it has {length} bytes"))),
+            Some(length) => reader.refuse(node, Some(format!("its length in bytes is {length}"))),
             None => reader.refuse(node, Some("it is not base64url".to_owned())),
         }
     },

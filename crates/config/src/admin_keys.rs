@@ -208,7 +208,7 @@ pub(crate) const TOKENS: ValueKind<Vec<Secret>> = ValueKind::list(
             let token = reader.secret(node)?;
             let text = token.reveal();
             if text.len() < SHORTEST_TOKEN {
-                return reader.refuse(node, Some(format!("it has {} characters", text.chars().count())));
+                return reader.refuse(node, Some(format!("its length is {}", text.chars().count())));
             }
             // Characters that are valid in a header. RFC 6750 section 2.1 allows fewer.
             if !text.bytes().all(|byte| byte.is_ascii_graphic()) {

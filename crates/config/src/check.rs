@@ -297,8 +297,8 @@ impl Judge<'_> {
             self.refuse(
                 "relay.shared_ports",
                 format!(
-                    "{shared} ports for UDP clients and {shared} for others, for each of {workers} workers, do not fit into the {room} \
-                     ports of relay.ports"
+                    "{shared} ports for UDP clients and {shared} for others, for each worker ({workers} in total), do not fit into the \
+                     {room} ports of relay.ports"
                 ),
                 "fewer shared ports, or more ports in relay.ports",
             );

@@ -98,7 +98,7 @@ mod tests {
             sink.read_to_end(&mut heard).map(|_| heard)
         });
         let mut moved = 0;
-        eventually("the stream is moved to its end", || {
+        eventually("the whole stream has been moved", || {
             match pipe.fill(&from, usize::MAX) {
                 Ok(0) => return Some(()),
                 Ok(n) => {

@@ -146,7 +146,7 @@ pub fn drain(client: &Client, wanted: Drain, json: bool, out: &mut dyn Write) ->
     } else {
         let Draining { open, deadline_s } = draining;
         let most = span(Duration::try_from_secs_f64(deadline_s.round()).unwrap_or(Duration::MAX).as_secs());
-        writeln!(out, "draining for at most {most}: {open} allocations or connections open")?;
+        writeln!(out, "draining for at most {most}; open allocations or connections: {open}")?;
     }
     Ok(())
 }
@@ -293,7 +293,7 @@ fn row(allocation: &Allocation) -> [String; 9] {
 
 fn write_allocation(out: &mut dyn Write, allocation: &Allocation, format: OutputFormat) -> io::Result<()> {
     let [id, realm, user, client, _, _, age, ..] = row(allocation);
-    let traffic = |Traffic { datagrams, bytes: count }| format!("{datagrams} datagrams, {}", bytes(count));
+    let traffic = |Traffic { datagrams, bytes: count }| format!("datagrams: {datagrams}, {}", bytes(count));
     let mut rows = vec![("id", id), ("realm", realm), ("user", user)];
     rows.extend(allocation.identity.clone().map(|name| ("counted as", name)));
     rows.push(("client", format!("{client}, over {} to {}", allocation.transport, allocation.server)));

@@ -31,7 +31,7 @@ pub(crate) enum VerdictReason {
     SubjectFailed { subject: String, runs: usize, how: String },
     #[error("{cause} in {rounds} of {of} rounds")]
     Void { cause: VoidCause, rounds: usize, of: usize },
-    #[error("{rounds} of {of} rounds are void ({what})")]
+    #[error("void rounds: {rounds} of {of} ({what})")]
     Voided { rounds: usize, of: usize, what: String },
     #[error("{}", if *not_supported { "not supported here" } else { "not measured for both" })]
     NotMeasured { not_supported: bool },

@@ -58,7 +58,7 @@ pub enum LoadError {
     #[error("cannot connect to tcp {server}: {source}; check that `turnpike reflect --tcp` is running there")]
     Connect { server: SocketAddr, source: io::Error },
     #[error(
-        "tcp {server} accepted the connection but {what}; check that `turnpike reflect --tcp` is running there or behind the forwarder"
+        "tcp {server} {what}; check that `turnpike reflect --tcp` is running there or behind the forwarder"
     )]
     NotReflector { server: SocketAddr, what: &'static str },
     #[error(

@@ -40,9 +40,9 @@ pub struct ListenOptions {
     /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: a write fails while this much is unsent. Otherwise the
     /// send buffer grows to megabytes, and a slow link delivers datagrams that are seconds old.
     pub unsent_limit: Option<u32>,
-    /// TCP_DEFER_ACCEPT in seconds: connections become acceptable with their first bytes, or after about this
-    /// time. Until then they occupy the SYN queue. When it is full, SYN cookies take over and connections are
-    /// acceptable immediately.
+    /// TCP_DEFER_ACCEPT in seconds: a connection can be accepted once its first bytes arrive, or after about
+    /// this time. Until then it occupies the SYN queue. If the queue is full, SYN cookies take over and
+    /// connections can be accepted immediately.
     pub defer_accept: Option<u32>,
     /// IPV6_V6ONLY off: an IPv6 listener also accepts IPv4 and reports IPv4 addresses (ipv6(7)).
     pub dual_stack: bool,
@@ -328,8 +328,8 @@ impl TcpSocket {
     }
 
     /// Sends up to 1,024 buffers in one call, as much as fits, without SIGPIPE; `WouldBlock` if nothing fits.
-    /// `more` announces a following write: the kernel keeps an incomplete last segment (MSG_MORE), even with
-    /// TCP_NODELAY.
+    /// `more` means that another write follows: the kernel holds back an incomplete last segment (MSG_MORE),
+    /// even with TCP_NODELAY.
     #[inline]
     pub fn write_vectored(&self, pieces: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
         let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };

@@ -58,6 +58,8 @@ pub enum OffloadError {
     Xdp { said: String },
     #[error("the program is damaged: {0}; rebuild turnpike")]
     Object(String),
+    #[error("the program is attached in a different way and must be attached again")]
+    OtherHook,
     /// The previous process passed fewer descriptors than announced.
     #[error("the previous process passed its kernel path incompletely ({0}): restart turnpike instead")]
     Handover(#[source] io::Error),

@@ -96,7 +96,7 @@ impl GroControl {
         let of_tick = std::mem::take(&mut self.of_tick);
         self.super_packets += of_tick;
         self.ticks += u64::from(of_tick > 0);
-        // Iterates from the end, so that waiting sockets are not moved.
+        // Iterates backwards, so that `swap_remove` moves only sockets already visited.
         for at in (self.stopping.len().saturating_sub(STOPS)..self.stopping.len()).rev() {
             if stop(self.stopping[at]) {
                 self.stopping.swap_remove(at);

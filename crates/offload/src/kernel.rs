@@ -142,9 +142,7 @@ impl Kernel {
                 self.look_at_what_is_due();
                 if self.keeps_flows {
                     let left = self.flows()?.remove_strangers();
-                    tracing::debug!(
-                        "removed {left} flows from the previous process that were not taken over"
-                    );
+                    tracing::debug!("removed flows of the previous process that were not taken over: {left}");
                 }
                 watcher.take_links_over();
                 watcher.follow_rules();

@@ -166,7 +166,6 @@ impl Watcher {
     ) -> Result<Link, OffloadError> {
         let name = if direction == HookDirection::Egress { LEAVES } else { PROGRAM };
         let is_wanted = direction == HookDirection::Ingress || self.leases;
-        let other = || OffloadError::Object("attached in a different way".to_owned());
         // Attached at TC even though XDP is configured: the driver does not support it, or XDP was not
         // configured before.
         let at_tc = told.is_none_or(|told| self.shared.hook.is_xdp() == told.why.is_some());
@@ -185,13 +184,13 @@ impl Watcher {
             }
             (PassedWay::Filter(filter), _) => {
                 filter.detach();
-                Err(other())
+                Err(OffloadError::OtherHook)
             }
             (PassedWay::Xdp | PassedWay::Tcx, Some(link)) => {
                 links::detach(&link);
-                Err(other())
+                Err(OffloadError::OtherHook)
             }
-            _ => Err(other()),
+            _ => Err(OffloadError::OtherHook),
         }
     }
 

@@ -66,12 +66,12 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: ClientTransport, facts:
     let shown = |text: &String| escape::name(text).cut(255).to_string();
     let names = facts.names.iter().map(shown).collect::<Vec<_>>().join(", ");
     let names = if names.is_empty() { "no name at all".to_owned() } else { names };
+    let days = if facts.days_left == 1 { "1 day".to_owned() } else { format!("{} days", facts.days_left) };
     let what = format!(
-        "{transport}: {} for {names}, by {}, until {} ({} days)",
+        "{transport}: {} for {names}, by {}, until {} ({days})",
         shown(&facts.subject),
         shown(&facts.issuer),
-        facts.not_after,
-        facts.days_left
+        facts.not_after
     );
     match &facts.distrust {
         None => report.ok(area, what),
@@ -80,7 +80,7 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: ClientTransport, facts:
     if facts.days_left >= 0 && facts.ends_soon {
         report.warn(
             area,
-            format!("{transport}: expires in {} days", facts.days_left),
+            format!("{transport}: expires in {days}"),
             "renew it now, and check why automatic renewal failed",
         );
     }

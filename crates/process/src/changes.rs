@@ -76,7 +76,7 @@ pub fn log_each(lines: &[String]) {
         tracing::info!("reloaded {line}");
     }
     if let Some(more @ 1..) = lines.len().checked_sub(MOST) {
-        tracing::info!("{more} more changes applied; `turnpike reload` lists all of them");
+        tracing::info!("changes not logged: {more}; `turnpike reload` lists all of them");
     }
 }
 

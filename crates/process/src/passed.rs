@@ -40,8 +40,8 @@ fn few_workers(passed: &PassedSockets, origin: &Origin, (workers, cores): (usize
     let is_derived = matches!(origin, Origin::Environment(name) if name == VARIABLE);
     (is_derived && workers < cores).then(|| {
         format!(
-            "{workers} of {cores} cores relay, because the .socket unit passes each address {sockets} times; repeat its lines once per \
-             worker, with ReusePort=yes"
+            "turnpike uses only {workers} of {cores} cores (sockets per address: {sockets}); list each address in the .socket unit once \
+             per core, with ReusePort=yes"
         )
     })
 }
@@ -60,8 +60,8 @@ pub fn check(
                 .to_owned()
         } else if sockets > workers {
             format!(
-                "there are {sockets} sockets for this address and {workers} workers; list each address in the .socket unit once per worker, or configure \
-                 {sockets} workers"
+                "there are more sockets for this address ({sockets}) than workers ({workers}); list each address in the .socket \
+                 unit once per worker, or configure {sockets} workers"
             )
         } else {
             continue;
@@ -89,7 +89,7 @@ mod tests {
         let passed = passed(vec![(socket.into(), "a")]);
         let line = |origin, cores| few_workers(&passed, &origin, (1, cores));
         let derived = || Origin::Environment(VARIABLE.to_owned());
-        assert!(line(derived(), 4).is_some_and(|line| line.starts_with("1 of 4 cores relay")));
+        assert!(line(derived(), 4).is_some_and(|line| line.starts_with("turnpike uses only 1 of 4 cores")));
         assert_eq!(fewest(&passed), Some(1));
         assert_eq!(line(derived(), 1), None);
         assert_eq!(line(Origin::Flag("--workers"), 4), None, "as configured");
@@ -116,6 +116,6 @@ mod tests {
         let passed = passed(vec![(socket.into(), "a"), (again.into(), "a")]);
         assert!(check(&passed, 2, |_, _| true).is_ok());
         let error = check(&passed, 1, |_, _| true).expect_err("the second socket is not read").to_string();
-        assert!(error.contains("2 sockets for this address and 1 workers"), "{error}");
+        assert!(error.contains("more sockets for this address (2) than workers (1)"), "{error}");
     }
 }

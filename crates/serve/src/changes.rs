@@ -48,7 +48,7 @@ impl<'s> ServeChanges<'s> {
         if old.alternates != new.alternates {
             this.keys.push("alternate");
             let count = |settings: &Settings| settings.alternates.len();
-            this.lines.push(format!("alternate: {} -> {} servers", count(old), count(new)));
+            this.lines.push(format!("alternate: number of servers {} -> {}", count(old), count(new)));
         }
         this.lines.extend(realm_lines(&this.realms, old, new));
         this

@@ -318,7 +318,7 @@ impl Merged {
         }
         if left_out > 0 {
             notes.push(format!(
-                "{left_out} realms in the store are not served: the maximum is {} besides server.realm",
+                "realms in the store that are not served: {left_out} (the maximum is {} besides server.realm)",
                 realms::MOST_REALMS
             ));
         }
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(merged.settings.realms.len(), realms::MOST_REALMS);
         assert_eq!(
             merged.notes,
-            ["1 realms in the store are not served: the maximum is 65534 besides server.realm"]
+            ["realms in the store that are not served: 1 (the maximum is 65534 besides server.realm)"]
         );
     }
 

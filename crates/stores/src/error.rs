@@ -86,7 +86,7 @@ impl fmt::Display for StoreError {
                     "{store} cannot store this text: {detail}; convert the table to a character set such as utf8mb4"
                 )
             }
-            StoreFault::Other => write!(f, "{store} refuses: {detail}"),
+            StoreFault::Other => write!(f, "{store} reports an error: {detail}"),
         }
     }
 }

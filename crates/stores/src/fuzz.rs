@@ -19,7 +19,7 @@ const MOST_EDITS: usize = 12;
 const ALWAYS_TOLD: &str = " in memory does not match coturn's schema: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables \
      turn/realm//secret turn/realm//allowed-peer-ip turn/realm//denied-peer-ip \
      unknown option of realm the API key is invalid and not accepted oauth_key has expired \
-     in admin_user rows, users of coturn's web interface, which turnpike ignores an oauth_key has no kid";
+     in admin_user has users of coturn's web interface (), which turnpike ignores an oauth_key has no kid";
 const LONG: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

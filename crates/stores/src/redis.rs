@@ -242,7 +242,7 @@ impl Backend for Redis {
         self.api_keys(&mut reader).await?;
         if admins > 0 {
             reader.ignore(format!(
-                "{ADMIN}* has {admins} users of coturn's web interface, which turnpike ignores"
+                "{ADMIN}* has users of coturn's web interface ({admins}), which turnpike ignores"
             ));
         }
         Ok(reader.finish())

@@ -245,7 +245,7 @@ impl<S: Sql> Backend for CoturnTables<S> {
             let count = rows.first().and_then(|row| field(row, 0)).map_or("0", str::trim);
             if count != "0" {
                 reader.ignore(format!(
-                    "admin_user has {count} rows, users of coturn's web interface, which turnpike ignores"
+                    "admin_user has users of coturn's web interface ({count}), which turnpike ignores"
                 ));
             }
         }

@@ -95,7 +95,7 @@ impl Document {
         let more = mistakes.len().saturating_sub(MOST);
         mistakes.truncate(MOST);
         if more > 0 {
-            mistakes.push(Mistake::new(&Origin::file(&self.file), "", format!("and {more} more errors"), ""));
+            mistakes.push(Mistake::new(&Origin::file(&self.file), "", format!("further errors: {more}"), ""));
         }
         if mistakes.is_empty() { Ok(()) } else { Err(Mistakes(mistakes)) }
     }

@@ -88,7 +88,7 @@ impl Forward {
     pub fn reload(&mut self, answer: &str) {
         let before = self.count(answer);
         self.program.signal("HUP");
-        eventually(&format!("there is no further line with {answer:?}"), || self.count(answer) > before);
+        eventually(&format!("another line with {answer:?} is logged"), || self.count(answer) > before);
     }
 
     fn count(&self, text: &str) -> usize {

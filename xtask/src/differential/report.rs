@@ -72,7 +72,7 @@ impl Report {
     }
 
     pub(super) fn print(&self, title: &str) {
-        println!("\n{title}: {} sequences, {} steps", self.sequences, self.steps);
+        println!("\n{title} (sequences: {}, steps: {})", self.sequences, self.steps);
         for ((who, row), count) in &self.known {
             let row = &TABLE[*row];
             println!("  {count:6}  {who}: {} ({})", row.what, row.why);
@@ -85,7 +85,7 @@ impl Report {
 
     pub(super) fn finish(&self) -> ExitCode {
         println!(
-            "\n{} sequences, {} steps, {} unknown differences",
+            "\nsequences: {}, steps: {}, unknown differences: {}",
             self.sequences,
             self.steps,
             self.faults.len()
@@ -109,5 +109,5 @@ pub(super) fn signature(sequence: &Sequence, difference: &Difference) -> String 
 
 pub(super) fn fault(unknown: &Unknown, shortest: &Sequence) -> String {
     let Unknown { difference, sequences, count } = unknown;
-    format!("({count} times) {}\n{shortest}", signature(&sequences[0], difference))
+    format!("(seen {count}x) {}\n{shortest}", signature(&sequences[0], difference))
 }

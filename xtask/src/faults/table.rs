@@ -297,7 +297,7 @@ impl Row {
             );
         }
         if let Some(returns @ 1..) = self.returns {
-            let _ = write!(seen, "; {returns} new allocations");
+            let _ = write!(seen, "; new allocations: {returns}");
         }
         seen
     }
@@ -363,7 +363,7 @@ mod tests {
         let text = table(4.5).text();
         for words in [
             "20 clients: 3 of 1000 datagrams lost, 2 late",
-            "longest gap 1.50 s (median), 2.25 s (maximum); 20 new allocations",
+            "longest gap 1.50 s (median), 2.25 s (maximum); new allocations: 20",
             "\"fourth\"; and 1 more",
             "sessions 0→0, descriptors 27→26, MB 3→4",
         ] {

@@ -59,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     if !options.seeds.is_empty() {
         for (name, added) in capture::add(&places, &options.seeds)? {
-            println!("{name:<16} {added} seeds added");
+            println!("{name:<16} seeds added: {added}");
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -80,7 +80,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "\n{faults} faults were found. The inputs are in fuzz/, and the targets' tests fail until they are fixed."
+        "\nFaults found: {faults}. The inputs are in fuzz/, and the targets' tests fail until they are fixed."
     );
     Ok(ExitCode::FAILURE)
 }
@@ -136,7 +136,7 @@ fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Resul
     let spent = ledger::children_cpu()?.saturating_sub(before);
     ledger::add(&places.ledger(), target.name, spent, executions)?;
     println!(
-        "{:<16} {executions} executions in {} s of CPU time, {kept} inputs kept, {faults} faults",
+        "{:<16} {executions} executions in {} s of CPU time, inputs kept: {kept}, faults: {faults}",
         target.name,
         spent.as_secs()
     );

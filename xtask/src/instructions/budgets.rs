@@ -180,16 +180,16 @@ impl Comparison {
             0 => sentences
                 .push(format!("No case exceeds its budget by more than {} %.", self.tolerance_percent)),
             over => sentences.push(format!(
-                "{over} of {} cases exceed their budgets by more than {} %: `callgrind_annotate --threshold=100 \
+                "Cases that exceed their budgets by more than {} %: {over} of {}. `callgrind_annotate --threshold=100 \
                  target/instructions/CASE.callgrind` shows the costs. If the increase is justified, run `cargo xtask instructions \
                  --update` and give the reason in the commit message.",
-                self.rows.len(),
-                self.tolerance_percent
+                self.tolerance_percent,
+                self.rows.len()
             )),
         }
         if of(Finding::NoBudget) + of(Finding::NoCase) > 0 {
             sentences.push(format!(
-                "{} cases have no budget, {} budgets have no case: run `cargo xtask instructions --update`.",
+                "Cases without a budget: {}; budgets without a case: {}. Run `cargo xtask instructions --update`.",
                 of(Finding::NoBudget),
                 of(Finding::NoCase)
             ));
@@ -197,7 +197,7 @@ impl Comparison {
         let better = of(Finding::MuchBetter);
         if better > 0 {
             sentences.push(format!(
-                "{better} budgets should be lowered, so that a later regression is caught: run `cargo xtask instructions --update`."
+                "Lower the budgets ({better}), so that a later regression is caught: run `cargo xtask instructions --update`."
             ));
         }
         sentences.join("\n")
@@ -242,7 +242,7 @@ mod tests {
         let over = compared(200, 211);
         assert!(!over.is_kept());
         assert!(over.table().contains("+5.5 %          7  ABOVE THE BUDGET"), "{}", over.table());
-        assert!(over.summary().contains("1 of 1 cases"), "{}", over.summary());
+        assert!(over.summary().contains("1 of 1."), "{}", over.summary());
     }
 
     #[test]
@@ -250,8 +250,8 @@ mod tests {
         let better = compared(200, 189);
         assert!(better.is_kept());
         assert!(better.table().contains("lower the budget"), "{}", better.table());
-        assert!(better.summary().contains("1 budgets should be lowered"), "{}", better.summary());
-        assert!(!compared(200, 190).summary().contains("lowered"));
+        assert!(better.summary().contains("Lower the budgets (1)"), "{}", better.summary());
+        assert!(!compared(200, 190).summary().contains("Lower the budgets"));
     }
 
     #[test]

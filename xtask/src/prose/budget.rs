@@ -81,13 +81,13 @@ impl fmt::Display for Mistake {
             Self::Over { path, count, allowed } => {
                 write!(
                     f,
-                    "{path}: {count} phrases, budget {allowed}: rewrite until at most {allowed} are left"
+                    "{path}: phrase count {count}, budget {allowed}: rewrite until at most {allowed} remain"
                 )
             }
             Self::Under { path, count, allowed } => {
                 write!(
                     f,
-                    "{path}: {count} phrases, budget {allowed}: lower it with cargo xtask prose --update"
+                    "{path}: phrase count {count}, budget {allowed}: lower it with cargo xtask prose --update"
                 )
             }
         }

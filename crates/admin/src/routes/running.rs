@@ -159,7 +159,7 @@ pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Re
     let draining = app.program.process().drain(wanted).await.ok_or_else(Problem::stopping)?;
     let Draining { open, deadline_s } = draining;
     let audit = Audit(format!(
-        "draining for at most {}: {open} allocations or connections open",
+        "draining for at most {}; open allocations or connections: {open}",
         span(Duration::from_secs_f64(deadline_s + 0.5).as_secs())
     ));
     Ok((StatusCode::ACCEPTED, Extension(audit), Json(draining)).into_response())

@@ -33,7 +33,7 @@ impl Store {
             Some(certificate) => Serve::start_secured(certificate, &arguments),
             None => Serve::start(&arguments),
         };
-        let label = "credentials for applications on http://";
+        let label = "get credentials on http://";
         let api = address_after(&serve.program.line_with(label), label);
         Server { serve, api, key: self.key.clone(), _file: file }
     }

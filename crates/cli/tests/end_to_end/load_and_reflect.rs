@@ -196,5 +196,5 @@ fn reflector_reports_its_counters_at_exit() {
         socket.recv(&mut [0; 16]).expect("the datagram returns");
     }
     reflect.program.signal("TERM");
-    reflect.program.wait(SOON).ended(0).says("received 3 datagrams, returned 3,");
+    reflect.program.wait(SOON).ended(0).says("datagrams: 3 received, 3 returned,");
 }

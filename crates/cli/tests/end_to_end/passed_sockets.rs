@@ -157,5 +157,5 @@ fn two_passed_sockets_with_the_same_address_serve_two_workers() {
     start_passing([bound(), bound()], names, &[&SERVE[..], &["--workers", "1"]].concat())
         .wait(SOON)
         .ended(1)
-        .says("2 sockets for this address and 1 workers");
+        .says("more sockets for this address (2) than workers (1)");
 }

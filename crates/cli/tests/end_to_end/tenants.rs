@@ -50,7 +50,7 @@ impl Tenants {
         )
     }
 
-    /// Result of a TLS client for this name: exit code, realm, and certificate names.
+    /// Probes over TLS with this server name; returns the exit code, the realm and the certificate's first name.
     fn probe(&self, name: &str, user: &str) -> (Option<i32>, String, String) {
         let uri = format!("turns:{}?transport=tcp", self.address);
         let run = Program::run(&mut turnpike(&[
@@ -105,7 +105,7 @@ fn server_name_selects_certificate_realm_and_users() {
     let plain = stun::Client::new(tenants.address);
     assert_eq!(plain.challenge().2.realm, b"other");
 
-    // A reload changes the users of a realm; names and numbers of listeners stay the same.
+    // A reload changes only the user of a realm.
     fs::write(&tenants.config, Tenants::text(&tenants.certificates, "alma")).expect("the test's own file");
     tenants.program.signal("HUP");
     tenants.program.line_with("configuration reloaded");
@@ -186,7 +186,7 @@ impl Openssl {
         Self { child: child.expect("openssl runs"), answers }
     }
 
-    /// Response to a request, which fits into one record.
+    /// Sends a request and returns the response; each fits in one record.
     fn ask(&mut self, request: &[u8]) -> stun::Message {
         let stdin = self.child.stdin.as_mut().expect("piped");
         stdin.write_all(request).and_then(|()| stdin.flush()).expect("openssl reads");

@@ -234,9 +234,9 @@ fn of_realm(entry: &TableEntry) -> Mistake {
     Mistake::new(
         &entry.origin,
         "",
-        "this looks like a configuration file of the program realm, because it has [[endpoints]]",
-        "a [[rule]] for each endpoint, with its listen, and its remote as target; use_udp is protocol = \"tcp+udp\" (docs/forward.md has \
-         the other keys)",
+        "this looks like a configuration file of the port forwarder realm, because it has [[endpoints]]",
+        "a [[rule]] for each endpoint: keep `listen`, rename `remote` to `target`, and replace `use_udp` with protocol = \"tcp+udp\" \
+         (docs/forward.md has the other keys)",
     )
 }
 

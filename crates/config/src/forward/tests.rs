@@ -97,7 +97,7 @@ fn spellings_of_other_programs_get_suggestions() {
     let told = from_file(realm).expect_err("another program's").to_string();
     assert_eq!(told.lines().count(), 1, "{told}");
     assert!(
-        told.contains("this looks like a configuration file of the program realm")
+        told.contains("this looks like a configuration file of the port forwarder realm")
             && told.contains("tcp+udp"),
         "{told}"
     );

@@ -29,7 +29,7 @@ pub struct SetupArgs {
 
     /// Certificate: automatic, none, or a file with the chain (PEM) [default: automatic with a name]
     ///
-    /// The server orders an automatic one from Let's Encrypt, whose terms of service you accept, and renews it. Files below
+    /// With automatic, the server obtains and renews a certificate from Let's Encrypt; you accept its terms of service. Files below
     /// /etc/letsencrypt/live are copied for the service, now and at each renewal
     #[arg(long, value_name = "automatic|none|FILE", help_heading = QUESTIONS)]
     pub(crate) certificate: Option<CertificateSource>,

@@ -16,7 +16,7 @@ const PORT: u16 = 3478;
 
 const NAME: &str = "1. DNS name of this server, or none";
 const CERTIFICATE: &str =
-    "2. Certificate: automatic (from Let's Encrypt, whose terms you accept), none, or a file with the chain";
+    "2. Certificate: automatic (Let's Encrypt; you accept its terms), none, or a file with the chain";
 const ACCESS: &str = "3. Users: secret (shared with Nextcloud Talk, Synapse, Jitsi, ...), api (an application asks for credentials), or user:NAME";
 const FREE_HTTPS: &str =
     "4. Port 443, which strict firewalls allow: yes, no, or the address of a web server to share it with";

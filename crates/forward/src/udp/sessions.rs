@@ -59,7 +59,8 @@ pub(super) struct Session {
     pub(super) port: u16,
     pub(super) inward: Inward,
     pub(super) outward: Outward,
-    /// Current target; `None` after its last connect has failed.
+    /// Current target; `None` after the final connection attempt has failed, or if the rule lost the target in
+    /// an upgrade.
     pub(super) choice: Option<ChosenTarget>,
     /// Address of the last target tried.
     pub(super) tried: SocketAddr,
@@ -414,7 +415,7 @@ pub(super) fn connected(socket: SocketId) -> Route {
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
+#[allow(clippy::cast_possible_truncation, reason = "the tests use small numbers")]
 mod tests {
     use super::*;
 

@@ -101,16 +101,18 @@ impl Dial {
                 poller
                     .set(&self.stream, index as u64, Interest::Level { read: true, write: false })
                     .map_err(LoadError::system("cannot watch a connection"))?;
-                self.stream.write_all(&mode.to_bytes()).map_err(|_| refused("closed it immediately"))?;
+                self.stream
+                    .write_all(&mode.to_bytes())
+                    .map_err(|_| refused("closed the connection immediately"))?;
                 self.state = DialState::Greeted { ack: [0; ACK_LEN], len: 0 };
                 Ok(false)
             }
             DialState::Greeted { ack, len } => {
                 match self.stream.read(&mut ack[*len..]) {
-                    Ok(0) => return Err(refused("closed it without a response")),
+                    Ok(0) => return Err(refused("closed the connection without a response")),
                     Ok(read) => *len += read,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                    Err(_) => return Err(refused("reset it without a response")),
+                    Err(_) => return Err(refused("reset the connection without a response")),
                 }
                 if *ack == greeting::ack(true) {
                     self.state = DialState::Ready;
@@ -126,7 +128,7 @@ impl Dial {
                 }))
             }
             // The server sends nothing unsolicited, so a readable connection has been closed.
-            DialState::Ready => Err(refused("closed it before the run began")),
+            DialState::Ready => Err(refused("closed the connection before the run began")),
         }
     }
 }

@@ -100,8 +100,8 @@ fn complete(report: &mut LoadReport, workload: Workload) {
     }
     if let Some(count) = report.errors.get(starts::NOT_STARTED) {
         report.notes.push(format!(
-            "{count} requests were due but never sent, because every connection was waiting for a response: use more \
-             clients or a lower rate"
+            "requests never sent, because every connection was waiting for a response: {count}; use more clients or a \
+             lower rate"
         ));
     }
 }

@@ -208,10 +208,12 @@ impl ReconnectFigures {
             ("pause_ms_max", ms(self.pauses.max())),
         ]);
         if let Some(why) = &self.why {
-            report.notes.push(format!("{} reconnects failed; the first failure: {why}", self.failed));
+            report.notes.push(format!("failed reconnects: {}; the first failure: {why}", self.failed));
         }
         if self.silent > 0 {
-            report.notes.push(format!("{} clients received nothing at the end of the run", self.silent));
+            report
+                .notes
+                .push(format!("clients that received nothing at the end of the run: {}", self.silent));
         }
     }
 }

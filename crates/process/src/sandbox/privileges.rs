@@ -27,7 +27,7 @@ pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<String>, String>
         }
         Ok(kept)
     };
-    drop().map(names).map_err(|error| format!("cannot drop them ({error})"))
+    drop().map(names).map_err(|error| format!("cannot drop capabilities ({error})"))
 }
 
 /// Wanted privileges that the process had at startup but no longer has.

@@ -84,8 +84,9 @@ pub(crate) fn hand_over(
     if let Err(error) = successor.channel.send_value(&FromOld::Released, &[]) {
         tracing::warn!("cannot notify process {} that the kernel path is released: {error}", successor.id());
     }
+    let noun = if sessions == 1 { "session" } else { "sessions" };
     let how =
-        format!("process {} serves {sessions} sessions after a pause of {pause_ms:.1} ms", successor.id());
+        format!("process {} serves {sessions} {noun} after a pause of {pause_ms:.1} ms", successor.id());
     Ok((successor, how))
 }
 

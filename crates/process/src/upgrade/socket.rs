@@ -145,7 +145,7 @@ pub enum Which {
 #[non_exhaustive]
 pub enum AskError {
     #[error(
-        "no running turnpike found in {0}; set its socket with --socket, or send it SIGUSR2 and read its log"
+        "no running turnpike found in {0}; give its socket with --socket, or send the process SIGUSR2 and read its log"
     )]
     Nobody(String),
     #[error("several processes are running: {0}; choose one with --pid")]

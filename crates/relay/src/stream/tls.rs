@@ -282,7 +282,7 @@ impl TlsContext {
 
     pub(super) fn connect(&self) -> Result<ServerConnection, rustls::Error> {
         let mut connection = ServerConnection::new(Arc::clone(&self.config))?;
-        // Callers bound the input, and rustls must not keep a part of a message.
+        // Callers already limit the data; with a limit here, rustls might accept only part of a message.
         connection.set_buffer_limit(None);
         Ok(connection)
     }

@@ -15,7 +15,7 @@ impl Why {
             Self::Credentials(why) => credentials_reason(why),
             Self::Peer(peer, by, 0) => format!("{}: {}", peer_name(peer), peer_reason(by)),
             Self::Peer(peer, by, others) => format!(
-                "{}: {}; the {others} other peers of the request got no permission either",
+                "{}: {}; the request's other peers ({others}) get no permission either",
                 peer_name(peer),
                 peer_reason(by)
             ),

@@ -66,7 +66,7 @@ impl World {
             "--workers",
             "1",
         ]);
-        let label = "credentials for applications on http://";
+        let label = "get credentials on http://";
         let api = address_after(&serve.program.line_with(label), label);
         Self { serve, api, key, secrets, _dir: dir }
     }

@@ -249,7 +249,7 @@ impl Applications {
 
 fn application(key: String) -> Flood {
     flood("application credentials above the rate limit", move |serve| {
-        let label = "credentials for applications on http://";
+        let label = "get credentials on http://";
         let lines = serve.program.lines();
         let line = lines.iter().find(|line| line.contains(label)).expect("the log contains the address");
         let (api, key) = (address_after(line, label), key.clone());

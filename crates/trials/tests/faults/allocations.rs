@@ -138,8 +138,8 @@ impl Turns {
         }
         let machine = all.into_iter().flatten().map(|turn| turn.machine).max().unwrap_or_default();
         row.note(format!(
-            "{who}: allocation p99 {without:.2} ms without the fault ({:.2} before it), {under:.2} ms during it, {right_after:.2} ms \
-             right after it; settled {:.1} s later; an idle thread was delayed by up to {} ms",
+            "{who}: allocation p99 {without:.2} ms without the fault ({:.2} before the first fault), {under:.2} ms during it, \
+             {right_after:.2} ms right after it; settled {:.1} s later; an idle thread was delayed by up to {} ms",
             self.without[0].p99,
             self.settled.as_secs_f64(),
             machine.as_millis(),
@@ -156,7 +156,7 @@ impl Turns {
         row.limit(&format!("ratio of allocation p99 {when}"), under / without, MOST_UNDER);
         // The turns right after the fault cannot be repeated, and the first request of a user may have to wait for a query.
         if after_count {
-            row.limit("allocation p99 right after it, ms", right_after, MOST_WITHOUT);
+            row.limit("allocation p99 right after the fault, ms", right_after, MOST_WITHOUT);
         }
     }
 }

@@ -47,7 +47,7 @@ fn no_memory_is_left_for_a_forwarder() {
             "OOM kill, then restart".to_owned()
         } else {
             format!(
-                "the forwarder kept running with {} more connections; the limit was hit {} times",
+                "the forwarder kept running; additional connections: {}; times the limit was hit: {}",
                 opened.len(),
                 limited.refusals()
             )

@@ -224,7 +224,7 @@ fn killed_with_the_kernel_path() {
             assert!(sent < all / 10, "{sent} of {all} packets were sent to clients");
             server.again();
             row.note(format!(
-                "nothing stayed attached: {sent} packets sent to clients before the restart, instead of {all}"
+                "no program stayed attached (packets sent to clients before the restart: {sent}; a program would have sent {all})"
             ));
         },
         |seen| {

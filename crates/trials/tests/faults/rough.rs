@@ -27,7 +27,7 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
         let most = u64::from(lost + doubled + late) * passed / 100;
         assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed} datagrams were affected");
         row.note(format!(
-            "{worsened} of {passed} datagrams affected; four new calls succeeded at attempt {tries}"
+            "{worsened} of {passed} datagrams affected; four new calls succeeded (attempts: {tries})"
         ));
         path.worsen(0, 0, 0);
         thread::sleep(Duration::from_millis(100));

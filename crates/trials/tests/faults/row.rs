@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn complaints_contain_no_test_directories() {
         let place = std::env::temp_dir().join("turnpike-test-25041-0");
-        let told = format!("sqlite://{0}/state refuses: {0} is full", place.display());
-        assert_eq!(without_places(&told), "sqlite://DIR/state refuses: DIR is full");
+        let told = format!("sqlite://{0}/state reports an error: {0} is full", place.display());
+        assert_eq!(without_places(&told), "sqlite://DIR/state reports an error: DIR is full");
     }
 }

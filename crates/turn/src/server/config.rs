@@ -152,7 +152,7 @@ impl fmt::Debug for NonceKey {
 #[derive(Clone, Debug)]
 pub struct NonceKeys {
     oldest: NonceKey,
-    /// Unix seconds of first use and key, newest first.
+    /// Each key with the Unix second of its first use, newest first.
     newer: SmallVec<[(u64, NonceKey); 1]>,
 }
 

@@ -1,5 +1,5 @@
-//! Clients, whose messages are written and read by `stun_types` and `turn_types` as an oracle, and a server
-//! in virtual time.
+//! Clients and a server in virtual time. The clients encode and decode messages with `stun_types` and
+//! `turn_types`, which serve as the oracle.
 #![allow(
     dead_code,
     unused_imports,
@@ -532,7 +532,7 @@ impl Reply {
         View::new_checked(&self.0).unwrap().verify(key, mac).is_ok()
     }
 
-    /// True if the oracle verifies the attribute of RFC 8489 section 9.2.4.
+    /// True if the message has the valid integrity attribute that RFC 8489 section 9.2.4 requires.
     pub(crate) fn is_signed(&self, credentials: &Credentials) -> bool {
         if credentials.scheme == Scheme::Md5Sha256 {
             return self.verifies(&credentials.key(), Mac::Sha1);

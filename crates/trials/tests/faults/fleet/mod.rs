@@ -429,7 +429,7 @@ fn upgraded_node_by_node() {
                 assert!(node.pid() != old && lives(node.pid()), "no process took over from {old}");
             }
             let stay = before.iter().filter(|pid| lives(**pid)).count();
-            row.note(format!("{stay} old processes kept their TCP and TLS clients"));
+            row.note(format!("old processes that kept their TCP and TLS clients: {stay}"));
             mended
         },
     );

@@ -1,5 +1,6 @@
 //! Number of the worker that runs a state machine and, in a fleet, number of its node. CONNECTION-IDs contain
-//! both numbers and mobility tickets the node's, so that any worker of any node can find the owner.
+//! both numbers, and mobility tickets contain the node's number, so that any worker of any node can find
+//! the owner.
 //!
 //! ```text
 //!  CONNECTION-ID, in bits

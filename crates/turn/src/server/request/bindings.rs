@@ -66,7 +66,6 @@ impl<P: Policy> Server<P> {
         if self.data.forwarding.at(index).is_some_and(|(_, entry)| entry.relays_tcp) {
             return self.bad(context, kind::CHANNEL_NUMBER, Fault::RelaysTcp);
         }
-        // Nothing can be sent to port 0.
         let number = match context.request.get(kind::CHANNEL_NUMBER) {
             Some([high, low, _, _]) => {
                 let number = u16::from_be_bytes([*high, *low]);
@@ -186,7 +185,7 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Nothing can be sent to port 0.
+/// Peer address of the request; refuses port 0, because nothing can be sent to it.
 pub(crate) fn peer_endpoint(request: &Request<'_>) -> Result<SocketAddr, Fault> {
     match request.peers().next() {
         None => Err(Fault::Missing),
