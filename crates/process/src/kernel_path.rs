@@ -71,7 +71,7 @@ pub fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &Snapshot) -> fmt::Re
     let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
     let help = "Datagrams dropped because the kernel refused to rewrite them (failed) or user space was overloaded (behind).";
     counts(encoder, "kernel_dropped", help, "reason", dropped)?;
-    let help = "Flows kept in user space because the kernel's flow table was full.";
+    let help = "Flows kept in user space because the kernel path's flow table (kernel_flows) or socket table (sized at startup) was full.";
     total(encoder, "kernel_flows_refused", help, kernel.refused)?;
     let help = "Flows in the kernel's flow table, each in one direction.";
     gauge(encoder, "kernel_flows", help, kernel.flows)?;
