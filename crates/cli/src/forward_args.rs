@@ -32,7 +32,7 @@ pub(crate) struct ForwardArgs {
     /// Packet I/O: auto, basic, mmsg, gso or kernel
     ///
     /// With kernel, an eBPF program forwards single datagrams without waking turnpike; these bypass the machine's firewall. auto does so
-    /// only for sessions that the firewall leaves unchanged (Linux 6.6) [default: auto]
+    /// only for sessions that the firewall leaves unchanged [default: auto]
     #[arg(long, value_name = "D")]
     datapath: Option<String>,
 

@@ -146,7 +146,7 @@ pub(crate) struct ServeArgs {
     ///
     /// auto, basic, mmsg, gso, kernel, xdp or xdp-generic. With kernel, an eBPF program relays single datagrams between bound channels
     /// without waking the server; these bypass the machine's firewall. xdp runs the same program in the network drivers that support it;
-    /// xdp-generic is for tests. auto uses the kernel only for flows that the firewall leaves unchanged (Linux 6.6) [default: auto]
+    /// xdp-generic is for tests. auto uses the kernel only for flows that the firewall leaves unchanged [default: auto]
     #[arg(long, value_name = "D", help_heading = OPERATION)]
     datapath: Option<String>,
 

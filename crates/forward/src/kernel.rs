@@ -3,7 +3,7 @@
 
 use std::{ops::RangeInclusive, os::fd::OwnedFd, sync::Arc};
 
-use turnpike_offload::{Flows, Kernel, OffloadError, PassedKernel, Sockmap};
+use turnpike_offload::{Flows, Hook, Kernel, OffloadError, PassedKernel, Sockmap};
 use turnpike_rules::CopyMode;
 
 use crate::{Protocol, Settings, StartError, state::RuleState};
@@ -59,7 +59,7 @@ impl Loaded {
                 relay_ports: RangeInclusive::new(1, 0),
                 flows: settings.max_kernel_flows,
                 sockets: (settings.max_kernel_flows / 2).saturating_add(MOST_LISTENERS),
-                hook: settings.kernel_hook,
+                hook: Hook::Best,
                 leases: settings.kernel_leases,
             };
             let result = match before {

@@ -42,7 +42,7 @@ pub use runtime::{
     StartError,
 };
 pub use tally::{CONNECT_BOUNDS, Tally, TargetFailure, TargetSlot, TargetSnapshot};
-pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};
+pub use turnpike_offload::{Count as KernelCount, Kernel, OffloadError, Snapshot as KernelSnapshot};
 pub use turnpike_rules::{
     Access, Address, Balance, Bind, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, Pattern, PortRange,
     Protocol, Proxy, ProxyVersion, Question, Rule, RuleId, TcpTimers, UnixName, ZonedIp, hears,

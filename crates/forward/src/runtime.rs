@@ -9,7 +9,7 @@ use std::{
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
 use turnpike_net::{BindError, Datapath, PassedSockets};
-use turnpike_offload::{Hook, Kernel, OffloadError};
+use turnpike_offload::{Kernel, OffloadError};
 use turnpike_worker::Workers;
 
 use crate::{
@@ -38,7 +38,6 @@ pub struct Settings {
     pub kernel: bool,
     /// Maximum number of kernel flows, two per session; additional sessions stay in user space.
     pub max_kernel_flows: u32,
-    pub kernel_hook: Hook,
     /// Uses the kernel path only for sessions that this machine's firewall, routing and IPsec leave
     /// unchanged, and starts even if that path is unavailable.
     pub kernel_leases: bool,

@@ -16,7 +16,7 @@ use turnpike_config::{
     DatapathChoice,
     forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources},
 };
-use turnpike_forward::{Bind, ConnectionLog, Forwarder, Hook, Protocol, Rule, RuleId, Settings, StartError};
+use turnpike_forward::{Bind, ConnectionLog, Forwarder, Protocol, Rule, RuleId, Settings, StartError};
 use turnpike_net::{Datapath, PassedSockets, SocketProtocol};
 use turnpike_process::{
     Control, MetricsPage, PidFile, ProcessError, Service, Stop, kernel_path,
@@ -356,8 +356,6 @@ fn for_runtime(
         datapath,
         kernel: started.datapath == DatapathChoice::Kernel || leases,
         max_kernel_flows: started.kernel_flows,
-        // Other programs can use TCX at the same time, and our attachment ends with this process.
-        kernel_hook: if leases { Hook::Tcx } else { Hook::Best },
         kernel_leases: leases,
         busy_poll: Duration::from_micros(settings.busy_poll_us.into()),
         access: settings.access.clone(),

@@ -41,10 +41,10 @@ pub enum OffloadError {
     )]
     Unsound,
     #[error(
-        "before Linux 6.6 only one process per machine can use the kernel path, and if that process is killed, its program \
-         stays attached: choose the kernel path with --datapath kernel, or use a newer kernel"
+        "another turnpike process uses the kernel path, and before Linux 6.6 only one per machine can: stop that process, \
+         choose --datapath gso for one of them, or use a newer kernel"
     )]
-    Links,
+    Taken,
     #[error(
         "the previous process did not use the kernel path, and an upgrade cannot change the data path: restart instead"
     )]

@@ -6,6 +6,7 @@ use std::{io, os::fd::OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    claim::Claim,
     layout::LAYOUT,
     links::{Filter, HookDirection},
     settings::{Attachment, KernelSettings},
@@ -16,8 +17,8 @@ use crate::{
 pub(crate) const MAPS: [&str; 8] =
     ["flows", "states", "drained", "routes", "gateways", "hops", "ports", "departures"];
 
-/// Result of [`crate::Kernel::export_fds`]. The descriptors are passed separately: first those of the maps,
-/// then those of the links.
+/// Result of [`crate::Kernel::export_fds`]. The descriptors are passed separately: first that of the claim, if
+/// any, then those of the maps and of the links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PassedKernel {
     layout: u64,
@@ -29,6 +30,8 @@ pub struct PassedKernel {
     pub(crate) by_xdp: bool,
     #[serde(default)]
     leases: bool,
+    #[serde(default)]
+    has_claim: bool,
     pub(crate) links: Vec<PassedLink>,
 }
 
@@ -52,15 +55,16 @@ pub(crate) enum PassedWay {
 
 #[derive(Default)]
 pub(crate) struct ReceivedKernel {
+    pub(crate) claim: Option<Claim>,
     pub(crate) maps: Option<Vec<OwnedFd>>,
     pub(crate) links: Vec<(PassedLink, Option<OwnedFd>)>,
 }
 
 impl PassedKernel {
-    pub(crate) fn new(settings: &KernelSettings, links: Vec<PassedLink>) -> Self {
+    pub(crate) fn new(settings: &KernelSettings, links: Vec<PassedLink>, has_claim: bool) -> Self {
         let KernelSettings { flows, sockets, hook, leases, .. } = *settings;
         let maps = MAPS.map(str::to_owned).to_vec();
-        Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), leases, links }
+        Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), leases, has_claim, links }
     }
 
     /// True if flows of the previous process needed leases.
@@ -87,9 +91,12 @@ impl PassedKernel {
     /// one descriptor.
     pub(crate) fn open(
         self,
-        mut maps: Vec<OwnedFd>,
+        descriptors: Vec<OwnedFd>,
         settings: &KernelSettings,
     ) -> io::Result<ReceivedKernel> {
+        let mut descriptors = descriptors.into_iter();
+        let claim = if self.has_claim { descriptors.next().map(Claim::from_previous) } else { None };
+        let mut maps: Vec<OwnedFd> = descriptors.collect();
         let of_links = self.links.iter().filter(|link| link.way.has_descriptor()).count();
         let count = maps.len().checked_sub(of_links).ok_or(io::ErrorKind::UnexpectedEof)?;
         let mut of_links = maps.split_off(count).into_iter();
@@ -99,6 +106,7 @@ impl PassedKernel {
             (link, descriptor)
         };
         Ok(ReceivedKernel {
+            claim,
             links: self.links.into_iter().map(with_descriptor).collect(),
             maps: fits.then_some(maps),
         })
@@ -131,7 +139,7 @@ mod tests {
             way: PassedWay::Tcx,
             direction: HookDirection::Ingress,
         };
-        PassedKernel::new(&settings(), (0..links).map(link).collect())
+        PassedKernel::new(&settings(), (0..links).map(link).collect(), false)
     }
 
     fn descriptors(count: usize) -> Vec<OwnedFd> {

@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use strum::VariantArray as _;
 
 use crate::{
+    claim::Claim,
     error::OffloadError,
     flows::Flows,
     handover::{PassedKernel, PassedLink, PassedWay, ReceivedKernel},
@@ -35,6 +36,8 @@ pub struct Kernel {
     /// Ports that must be set once the previous process has released the shared maps.
     due: Mutex<Option<(Vec<SocketAddr>, RangeInclusive<u16>)>>,
     keeps_flows: bool,
+    /// Released after the filters are detached.
+    claim: Option<Claim>,
 }
 
 enum AttachStage {
@@ -90,17 +93,19 @@ impl Kernel {
     }
 
     fn prepare(settings: &KernelSettings, received: ReceivedKernel) -> Result<Self, OffloadError> {
-        let ReceivedKernel { maps, links: received } = received;
+        let ReceivedKernel { maps, links: received, claim } = received;
         let keeps_flows = maps.is_some();
         let mut object = load_object(settings, maps)?;
         let shared = Arc::new(SharedMaps::new(settings, &mut object)?);
-        if settings.hook == Hook::Tcx && !links::reach_tc() {
-            return Err(OffloadError::Links);
-        }
         let at_tc = match settings.hook {
             asked @ (Hook::Tcx | Hook::Clsact) => asked,
             _ if links::reach_tc() => Hook::Tcx,
             _ => Hook::Clsact,
+        };
+        let claim = match claim {
+            // A version without claims may have passed its filters.
+            None if at_tc == Hook::Clsact => Some(Claim::take()?),
+            other => other,
         };
         // Subscribe first, so that a change in between is seen twice rather than missed.
         let news = News::new()?;
@@ -126,6 +131,7 @@ impl Kernel {
             settings: settings.clone(),
             due: Mutex::new(Some(looked_at)),
             keeps_flows,
+            claim,
         };
         if !keeps_flows {
             kernel.look_at_what_is_due();
@@ -159,8 +165,9 @@ impl Kernel {
     /// Exports what another process needs for [`Kernel::from_handover`], with its descriptors. Changes
     /// nothing.
     pub fn export_fds(&self) -> io::Result<(PassedKernel, Vec<OwnedFd>)> {
-        let mut descriptors: Vec<OwnedFd> =
-            self.shared.maps.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
+        let claim = self.claim.as_ref().map(Claim::try_clone);
+        let maps = self.shared.maps.iter().map(OwnedFd::try_clone);
+        let mut descriptors: Vec<OwnedFd> = claim.into_iter().chain(maps).collect::<io::Result<_>>()?;
         let mut links = Vec::new();
         for (number, attached) in &mut *self.shared.links() {
             attached.is_passed = true;
@@ -175,7 +182,7 @@ impl Kernel {
                 links.push(PassedLink { number: *number, told: attached.told.clone(), way, direction });
             }
         }
-        Ok((PassedKernel::new(&self.settings, links), descriptors))
+        Ok((PassedKernel::new(&self.settings, links, self.claim.is_some()), descriptors))
     }
 
     /// True if this process uses the maps and flows of the previous one, which must then not remove them.

@@ -15,6 +15,7 @@
 //! - [`Sockmap`] joins TCP sockets: the kernel passes interactive traffic between them.
 //! - [`mirror`] is the programs' logic in Rust, for tests and readers.
 
+mod claim;
 mod clock;
 mod drained;
 pub mod echo;

@@ -24,7 +24,8 @@ pub enum Hook {
     Best,
     /// Link at TC (Linux 6.6), which ends with the process, however the process ends.
     Tcx,
-    /// Filter at TC. If the process is killed, the filter stays until the next start, but its flows expire.
+    /// Filter at TC, for one process per network namespace. If the process is killed, the filter stays until the
+    /// next start, but its flows expire.
     Clsact,
     /// Link in the driver. Interfaces whose driver does not support it use [`Hook::Best`], provided that at
     /// least one driver does.

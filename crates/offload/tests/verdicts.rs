@@ -317,6 +317,86 @@ const RULES: &[(&str, &str, &str, Count)] = &[
     ),
 ];
 
+/// Limits only what is logged, and counts recent connections over TCP.
+const UFW: &str = "iptables-restore <<'RULES'
+*filter
+:INPUT DROP [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT ACCEPT [0:0]
+:before-input - [0:0]
+:logging-deny - [0:0]
+:not-local - [0:0]
+:user-input - [0:0]
+:user-limit - [0:0]
+-A INPUT -j before-input
+-A INPUT -j user-input
+-A INPUT -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix blocked
+-A before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A before-input -m conntrack --ctstate INVALID -j logging-deny
+-A before-input -m conntrack --ctstate INVALID -j DROP
+-A before-input -p icmp -m icmp --icmp-type 8 -j ACCEPT
+-A before-input -j not-local
+-A logging-deny -m conntrack --ctstate INVALID -m limit --limit 3/min --limit-burst 10 -j RETURN
+-A logging-deny -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix blocked
+-A not-local -m addrtype --dst-type LOCAL -j RETURN
+-A not-local -m limit --limit 3/min --limit-burst 10 -j logging-deny
+-A not-local -j DROP
+-A user-input -p tcp -m tcp --dport 22 -m conntrack --ctstate NEW -m recent --set --name ssh --rsource
+-A user-input -p tcp -m tcp --dport 22 -m conntrack --ctstate NEW -m recent --update --seconds 30 --hitcount 6 --name ssh --rsource -j user-limit
+-A user-input -p udp -m udp --dport 3478 -j ACCEPT
+-A user-input -p udp -m udp --dport 49152:65535 -j ACCEPT
+-A user-limit -m limit --limit 3/min -j LOG --log-prefix limited
+-A user-limit -j REJECT --reject-with icmp-port-unreachable
+COMMIT
+RULES";
+
+/// Translates addresses of containers, and limits only what is forwarded.
+const DOCKER: &str = "iptables-restore <<'RULES'
+*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:DOCKER - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A OUTPUT ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j DOCKER
+-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE
+-A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
+COMMIT
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT ACCEPT [0:0]
+:DOCKER-USER - [0:0]
+-A FORWARD -j DOCKER-USER
+-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A DOCKER-USER -m limit --limit 5/sec -j DROP
+COMMIT
+RULES";
+
+/// Chooses chains by a map.
+const FIREWALLD: &str = "nft -f - <<'RULES'
+table inet t {
+  chain input {
+    type filter hook input priority filter + 10; policy accept;
+    ct state { established, related } accept
+    ct state invalid drop
+    jump zones
+    reject with icmpx admin-prohibited
+  }
+  chain zones {
+    iifname vmap { lo : accept, one : goto public }
+  }
+  chain public {
+    meta l4proto icmp accept
+    udp dport { 3478, 49152-65535 } accept
+  }
+  chain prerouting {
+    type filter hook prerouting priority mangle + 10;
+    meta nfproto ipv6 fib saddr . mark . iif oif missing drop
+  }
+}
+RULES";
+
 /// Rules under which the kernel relays.
 const HARMLESS: &[(&str, &str, &str)] = &[
     ("nothing", "ip", ""),
@@ -331,6 +411,9 @@ const HARMLESS: &[(&str, &str, &str)] = &[
         "tc",
         "tc qdisc add dev one root handle 1: htb default 1 && tc class add dev one parent 1: classid 1:1 htb rate 1gbit",
     ),
+    ("rules shaped like ufw's", "iptables", UFW),
+    ("rules shaped like Docker's", "iptables", DOCKER),
+    ("rules shaped like firewalld's", "nft", FIREWALLD),
 ];
 
 fn cases<T>(all: &[T], tool: impl Fn(&T) -> &'static str) -> impl Iterator<Item = &T> {

@@ -54,9 +54,7 @@ impl RelayPlan {
             _ => Datapath::best(),
         };
         let kernel = match settings.datapath {
-            // Several processes can use TCX on an interface, and the kernel detaches our program when this
-            // process exits.
-            DatapathChoice::Auto => (!is_only_local(settings)).then_some(Hook::Tcx),
+            DatapathChoice::Auto => (!is_only_local(settings)).then_some(Hook::Best),
             DatapathChoice::Kernel => Some(Hook::Best),
             DatapathChoice::Xdp => Some(Hook::Xdp),
             DatapathChoice::XdpGeneric => Some(Hook::XdpGeneric),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Address, ConnectionLog, ConnectionReport, CopyMode, Forwarder, Hook, Rule, RuleSnapshot, Settings,
+    Access, Address, ConnectionLog, ConnectionReport, CopyMode, Forwarder, Rule, RuleSnapshot, Settings,
 };
 use turnpike_net::Datapath;
 use turnpike_offload::{OffloadError, Sockmap};
@@ -25,7 +25,6 @@ pub(crate) fn settings() -> Settings {
         datapath: Datapath::Basic,
         kernel: false,
         max_kernel_flows: 1024,
-        kernel_hook: Hook::Best,
         kernel_leases: false,
         busy_poll: Duration::ZERO,
         access: Access::default(),
