@@ -164,7 +164,7 @@ settings! {
         /// Entries in the kernel flow table, each for one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         max_allocation_duration: Option<u32> = None, reload "limits.max_allocation_duration" MAX_ALLOCATION_DURATION;
-        // With shorter lifetimes than in RFC 8656, channels and permissions would expire between a client's refreshes.
+        // Channels and permissions with shorter lifetimes than in RFC 8656 would expire between a client's refreshes.
         channel_lifetime: u32 = 600, reload "limits.channel_lifetime" number!(u32, "seconds", 600..=86_400);
         permission_lifetime: u32 = 300, reload "limits.permission_lifetime" number!(u32, "seconds", 300..=86_400);
         clients: ClientRules = ClientRules::default(),

@@ -340,7 +340,7 @@ mod tests {
         }
     }
 
-    /// In a fleet of a thousand nodes, each reads only every five seconds, so a record can be old when first seen.
+    /// Nodes of a fleet of a thousand read only every five seconds, so a record can be old when first seen.
     #[test]
     fn record_that_is_old_when_first_seen_is_distrusted_by_all() {
         let (mut one, mut other) = (FleetMembers::default(), FleetMembers::default());

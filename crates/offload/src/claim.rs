@@ -37,24 +37,3 @@ impl Claim {
         self.0.try_clone()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_process_holds_the_claim_until_its_last_descriptor_is_closed() {
-        // A namespace of its own: the kernel path of this machine may be in use.
-        // SAFETY: changes the namespace of this thread only.
-        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-            return;
-        }
-        let first = Claim::take().expect("the name is free");
-        assert!(matches!(Claim::take(), Err(OffloadError::Taken)));
-        let passed = Claim::from_previous(first.try_clone().expect("a descriptor"));
-        drop(first);
-        assert!(matches!(Claim::take(), Err(OffloadError::Taken)), "the new process holds it");
-        drop(passed);
-        assert!(Claim::take().is_ok());
-    }
-}

@@ -426,3 +426,23 @@ fn a_killed_process_leaves_at_most_a_filter_which_the_next_one_removes() {
         nothing_is_left(&["one", "lo"]);
     }
 }
+
+#[test]
+fn filters_belong_to_one_process_until_it_has_detached_them() {
+    if !with_a_link() {
+        return;
+    }
+    let Some(first) = start(Hook::Clsact) else { return };
+    let second = Kernel::start(&settings(Hook::Clsact));
+    assert!(matches!(second, Err(OffloadError::Taken)), "the first process's filters must stay");
+    assert_eq!(filters("one"), 1);
+    let (passed, descriptors) = first.export_fds().expect("descriptors");
+    let new = Kernel::from_handover(&settings(Hook::Clsact), passed, descriptors).expect("it is passed");
+    new.attach().expect("the filter can be replaced");
+    first.hand_on();
+    drop(first);
+    assert!(matches!(Kernel::start(&settings(Hook::Clsact)), Err(OffloadError::Taken)));
+    drop(new);
+    drop(start(Hook::Clsact).expect("the claim is free again"));
+    nothing_is_left(&["one", "lo"]);
+}

@@ -317,7 +317,7 @@ const RULES: &[(&str, &str, &str, Count)] = &[
     ),
 ];
 
-/// Limits only what is logged, and counts recent connections over TCP.
+/// Limits only the log, and counts recent connections over TCP.
 const UFW: &str = "iptables-restore <<'RULES'
 *filter
 :INPUT DROP [0:0]
@@ -350,7 +350,7 @@ const UFW: &str = "iptables-restore <<'RULES'
 COMMIT
 RULES";
 
-/// Translates addresses of containers, and limits only what is forwarded.
+/// Translates addresses of containers, and limits only forwarded packets.
 const DOCKER: &str = "iptables-restore <<'RULES'
 *nat
 :PREROUTING ACCEPT [0:0]

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn session_ends_above_a_users_rate_are_summarized_and_others_logged_individually() {
+    fn session_ends_above_a_users_rate_are_summarized() {
         let counts = Arc::new(LogCounts::default());
         let rates = Rates::new(Rate::new(10, 1000), Rate::new(1000, 1), 64);
         let mut limit = EndLimit::new(rates, Arc::clone(&counts));

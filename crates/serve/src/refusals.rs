@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_for_different_attributes_and_requests_of_one_client_are_grouped() {
+    fn refusals_of_one_client_are_grouped_across_attributes_and_requests() {
         let refusals = Refusals::default();
         for (attribute, method) in [(0x7001, Method::Allocate), (0x7002, Method::Refresh)] {
             let why = RequestRefusal::UnknownAttribute(attribute);

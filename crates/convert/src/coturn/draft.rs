@@ -180,7 +180,7 @@ impl CoturnDraft {
         if self.software == Some(false) {
             file.key("server", "software", quoted(""));
         }
-        // In coturn, 0 relay threads means that one thread does everything.
+        // 0 relay threads mean that a single thread of coturn does everything.
         file.some("server", "workers", self.relay_threads.or(self.cpus).map(|threads| threads.max(1)));
     }
 

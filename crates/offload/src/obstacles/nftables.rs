@@ -323,7 +323,7 @@ fn varies(name: &str, data: &[u8]) -> Option<String> {
         "payload" => {
             is_of_datagram(number(2)?, number(3)?, number(4)?).then_some("the payload or a varying header")?
         }
-        // With NFTA_LOG_GROUP, programs get the datagrams (NFLOG).
+        // NFTA_LOG_GROUP passes the datagrams to programs (NFLOG).
         "log" => attribute(data, 1).map_or("log", |_| "log group"),
         "match" => {
             return inner()
