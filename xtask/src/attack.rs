@@ -16,10 +16,6 @@ use crate::{Failure, INCOMPLETE, document::with_table, program, repository, tria
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Only print the tables
-    #[arg(long)]
-    dry: bool,
-
     /// Run only the tests of these modules, such as `newcomers`, and write only tables whose rows all come from them [default: all]
     #[arg(value_name = "MODULE")]
     modules: Vec<String>,
@@ -127,9 +123,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(INCOMPLETE));
     }
     let document = said.written_into(&document, &tables)?;
-    if !options.dry {
-        fs::write(root.join(DOCUMENT), document)?;
-    }
+    fs::write(root.join(DOCUMENT), document)?;
     Ok(ExitCode::SUCCESS)
 }
 

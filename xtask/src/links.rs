@@ -7,7 +7,11 @@ use std::{
     process::ExitCode,
 };
 
-use crate::{Failure, prose::tracked_files, repository};
+use crate::{
+    Failure,
+    prose::{outside_code_blocks, tracked_files},
+    repository,
+};
 
 /// This file is not checked, because its tests contain links.
 const EXAMPLES: &str = "xtask/src/links.rs";
@@ -38,7 +42,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
 fn broken_links(path: &str, text: &str, documents: &Documents, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let directory = Path::new(path).parent().unwrap_or(Path::new(""));
     let mut broken = Vec::new();
-    for (number, line) in prose(text) {
+    for (number, line) in outside_code_blocks(text) {
         for (at, _) in line.match_indices("](") {
             let target = &line[at + 2..];
             let Some(target) = target.find(')').map(|end| &target[..end]) else { continue };
@@ -100,7 +104,7 @@ fn has_anchor(documents: &Documents, file: &str, anchor: Option<&str>) -> bool {
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     let mut seen = BTreeMap::<String, usize>::new();
-    for (_, line) in prose(text) {
+    for (_, line) in outside_code_blocks(text) {
         let heading = line.trim_start_matches('#');
         if let Some(heading) = heading.strip_prefix(' ').filter(|_| line.starts_with('#')) {
             let slug = slug(heading);
@@ -133,16 +137,6 @@ fn slug(heading: &str) -> String {
     let kept = text.trim().to_lowercase();
     let kept = kept.chars().filter(|c| c.is_alphanumeric() || "_- ".contains(*c));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
-}
-
-fn prose(text: &str) -> Vec<(usize, &str)> {
-    let mut inside = false;
-    let mut is_prose = |line: &str| {
-        let is_fence = line.trim_start().starts_with("```");
-        inside ^= is_fence;
-        !inside && !is_fence
-    };
-    text.lines().enumerate().filter(|(_, line)| is_prose(line)).map(|(at, line)| (at + 1, line)).collect()
 }
 
 fn normal(path: &Path) -> String {

@@ -8,7 +8,6 @@ use std::{
 };
 
 use clap::Args;
-use serde_json::json;
 use syn::{
     Attribute, ExprUnsafe, File, ImplItem, Item, ItemImpl, ItemMod, UseTree, Visibility,
     spanned::Spanned as _,
@@ -39,10 +38,6 @@ const TESTS: [&str; 3] = ["interleave", "testkit", "trials"];
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Print a JSON object
-    #[arg(long)]
-    json: bool,
-
     /// List the type names that are defined more than once, and the files that import each other
     #[arg(long)]
     list: bool,
@@ -97,15 +92,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         ("unsafe_blocks", numbers.sources.iter().map(|source| source.shape.unsafe_blocks).sum()),
         ("crates_linked_by_config", linked),
     ];
-    if options.json {
-        let object: serde_json::Map<_, _> =
-            rows.iter().map(|(name, n)| ((*name).to_owned(), json!(n))).collect();
-        println!("{}", serde_json::Value::from(object));
-    } else {
-        println!("| number | value |\n| --- | ---: |");
-        for (name, value) in rows {
-            println!("| {} | {value} |", name.replace('_', " "));
-        }
+    println!("| number | value |\n| --- | ---: |");
+    for (name, value) in rows {
+        println!("| {} | {value} |", name.replace('_', " "));
     }
     if options.list {
         for (name, at) in repeated {

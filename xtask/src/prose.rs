@@ -16,6 +16,7 @@ use clap::Args;
 use crate::{Failure, repository};
 use budget::Budget;
 use phrases::Finding;
+pub(crate) use source::outside_code_blocks;
 
 const BUDGET: &str = "tests/prose.tsv";
 
@@ -44,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Ok(text) => Budget::parse(&text)?,
         // If the file is missing, the current counts become the budget. This is not a loophole, because review would notice a deleted
         // file.
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Budget::of(counts.clone()),
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Budget(counts.clone()),
         Err(why) => return Err(why.into()),
     };
     if options.update {
@@ -54,7 +55,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let mistakes = budget.compare(&counts);
     for mistake in &mistakes {
         println!("{mistake}");
-        if let budget::Mistake::Over { path, .. } = mistake {
+        if mistake.count > mistake.allowed {
+            let path = &mistake.path;
             found[path].iter().for_each(|finding| println!("  {path}:{finding}"));
         }
     }

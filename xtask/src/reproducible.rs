@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 
-use crate::{Failure, repository};
+use crate::{Failure, prose::tracked_files, repository};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -60,17 +60,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Copies all tracked files, including uncommitted changes.
+/// Copies all files of the repository, including uncommitted changes.
 fn copy_of_the_tree(root: &Path, to: &Path) -> Result<(), Failure> {
     if to.exists() {
         fs::remove_dir_all(to)?;
     }
-    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output()?;
-    if !listed.status.success() {
-        return Err("git cannot list the files of this tree".into());
-    }
-    for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
-        let (from, to) = (root.join(name), to.join(name));
+    for name in tracked_files(root)? {
+        let (from, to) = (root.join(&name), to.join(&name));
         if !from.is_file() {
             continue;
         }

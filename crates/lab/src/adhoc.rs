@@ -38,9 +38,6 @@ pub(crate) struct AdhocOptions {
     /// load`]
     #[arg(long, value_name = "ADDR:PORT", group = "ready")]
     pub(crate) ready_stun: Option<String>,
-    /// A subject is ready when ADDR:PORT accepts a TCP connection
-    #[arg(long, value_name = "ADDR:PORT", group = "ready")]
-    pub(crate) ready_tcp: Option<String>,
     /// A subject is ready when its output contains this text
     #[arg(long, value_name = "TEXT", group = "ready")]
     pub(crate) ready_log: Option<String>,
@@ -70,10 +67,16 @@ pub(crate) struct AdhocOptions {
 }
 
 impl AdhocOptions {
-    fn has_probe(&self) -> bool {
-        [&self.ready_stun, &self.ready_tcp, &self.ready_log, &self.ready_udp_port, &self.ready_tcp_port]
-            .into_iter()
-            .any(Option::is_some)
+    /// Key and value of the given readiness probe.
+    fn probe(&self) -> Option<(&'static str, &String)> {
+        [
+            ("stun", &self.ready_stun),
+            ("log", &self.ready_log),
+            ("udp_port", &self.ready_udp_port),
+            ("tcp_port", &self.ready_tcp_port),
+        ]
+        .into_iter()
+        .find_map(|(key, value)| Some((key, value.as_ref()?)))
     }
 
     fn is_on_host(&self) -> bool {
@@ -116,21 +119,23 @@ pub(crate) fn request(
 }
 
 pub(crate) fn describe(experiment: &Experiment) -> String {
-    let place = |namespace: &Option<String>, cpus: &Option<String>| {
+    let line = |name: &str,
+                namespace: &Option<String>,
+                cpus: &Option<String>,
+                ready: &str,
+                command: &CommandLine| {
         let space = namespace.as_deref().map_or("on the host".to_owned(), |name| format!("in {name}"));
-        cpus.as_deref().map_or(space.clone(), |cpus| format!("{space}, CPU {cpus}"))
+        let cpus = cpus.as_deref().map_or_else(String::new, |cpus| format!(", CPU {cpus}"));
+        format!("{name} ({space}{cpus}{ready}): {}\n", command.words().unwrap_or_default().join(" "))
     };
-    let words = |command: &CommandLine| command.words().unwrap_or_default().join(" ");
-    let mut text = String::new();
-    for service in experiment.services() {
+    let services = experiment.services().map(|service| {
         let ready = service.ready.as_ref().and_then(Ready::probe);
         let ready = ready.map_or_else(String::new, |(_, value, does)| format!(", ready when {value} {does}"));
-        let place = place(&service.namespace, &service.cpus);
-        text += &format!("{} ({place}{ready}): {}\n", service.name, words(&service.command));
-    }
+        line(&service.name, &service.namespace, &service.cpus, &ready, &service.command)
+    });
     let load = &experiment.workload;
-    text += &format!("workload ({}): {}\n", place(&load.namespace, &load.cpus), words(&load.command));
-    text + &format!("deciding: {}", experiment.metric)
+    let load = line("workload", &load.namespace, &load.cpus, "", &load.command);
+    format!("{}{load}deciding: {}", services.collect::<String>(), experiment.metric)
 }
 
 impl Adhoc {
@@ -188,17 +193,14 @@ impl Adhoc {
             self.metrics =
                 &["delivered_pps", "cpu_us_per_packet", "loss_percent", "latency_p50_us", "latency_p99_us"];
         }
-        if let Some(target) = target.filter(|_| !setting.has_probe()) {
-            let port = target.rsplit(':').next().filter(|port| !port.contains(['}', ']']));
+        if let Some(target) = target.filter(|_| setting.probe().is_none()) {
+            let port = target.rsplit_once(':').filter(|(_, port)| !port.contains(['}', ']']));
             match (mode.as_str(), port) {
-                ("turn", Some(port)) if *port == target => {
-                    setting.ready_stun = Some(format!("{target}:3478"));
-                }
-                ("turn", None) => setting.ready_stun = Some(format!("{target}:3478")),
                 ("turn", Some(_)) => setting.ready_stun = Some(target.clone()),
-                ("udp", Some(port)) => setting.ready_udp_port = Some(port.to_owned()),
-                (_, Some(port)) => setting.ready_tcp_port = Some(port.to_owned()),
-                _ => {}
+                ("turn", None) => setting.ready_stun = Some(format!("{target}:3478")),
+                ("udp", Some((_, port))) => setting.ready_udp_port = Some(port.to_owned()),
+                (_, Some((_, port))) => setting.ready_tcp_port = Some(port.to_owned()),
+                (_, None) => {}
             }
         }
         pin(setting);
@@ -240,13 +242,7 @@ fn document(
             "command": this_program(command),
             "cpus": pinned(setting.cpus.as_deref()),
             "namespace": setting.place(setting.namespace.as_deref(), "relay"),
-            "ready": setting.has_probe().then(|| json!({
-                "stun": setting.ready_stun,
-                "tcp": setting.ready_tcp,
-                "log": setting.ready_log,
-                "udp_port": setting.ready_udp_port,
-                "tcp_port": setting.ready_tcp_port,
-            })),
+            "ready": setting.probe().map(|(key, value)| json!({ key: value })),
         })
     };
     let helper = |(index, text): (usize, &String)| {
@@ -352,7 +348,7 @@ mod tests {
     #[test]
     fn a_command_line_becomes_an_experiment() {
         let setting = AdhocOptions {
-            ready_tcp: Some("{relay}:5201".to_owned()),
+            ready_tcp_port: Some("5201".to_owned()),
             helper: vec!["peer:iperf3 -s".to_owned()],
             ..AdhocOptions::default()
         };

@@ -4,7 +4,6 @@ use std::fmt;
 
 use crate::invalid_rounds::VoidCause;
 use crate::record::RunRecord;
-use crate::stats;
 use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,107 +42,55 @@ fn of_cause(record: &RunRecord, cause: VoidCause) -> Option<Advice> {
     let voids = all().filter_map(|round| round.voided.as_ref()?.cause());
     let values: Vec<f64> = voids.filter(|(other, _)| *other == cause).map(|(_, value)| value).collect();
     let most = values.iter().copied().reduce(f64::max)?;
-    let runs = format!("{} of {}", values.len(), plural(all().count(), "run"));
+    let least = values.iter().copied().fold(most, f64::min);
+    let runs = format!("{} of {} runs", values.len(), all().count());
     let limits = &record.experiment.limits;
-    let (what, mut tries, enough, flag, key) = match cause {
+    let enough = round_up(most * 1.1);
+    let (what, tries, limit): (String, &[&str], String) = match cause {
         VoidCause::GeneratorLate => (
             format!(
-                "The generator fell behind in {runs}: 1 % of its datagrams left {} µs or more after they were due; the limit \
-                 is {:.0} µs (late_p99_us). Rates, losses and latencies of such a run do not count; CPU per datagram does. Try:",
-                span(&values, 0),
+                "The generator fell behind in {runs}: 1 % of its datagrams left {least:.0} to {most:.0} µs or more after they were due; the \
+                 limit is {:.0} µs (late_p99_us). Rates, losses and latencies of such a run do not count; CPU per datagram does. Try:",
                 limits.late_p99_us
             ),
-            vec![
-                "a lower rate or fewer clients (--rate, --clients of `turnpike load`)".to_owned(),
-                cpu_for_the_load(record),
-                quieter_machine(record),
+            &[
+                "a lower rate or fewer clients (--rate, --clients of `turnpike load`)",
+                "a dedicated CPU for the load: --load-cpus and --cpus, or `cpus` in the experiment file",
+                QUIETER,
             ],
-            round_up(most * 1.1),
-            "--max-late-us",
-            "late_p99_us",
+            format!("--max-late-us {enough}, or late_p99_us = {enough}"),
         ),
         VoidCause::CpuStolen => (
             format!(
-                "The hypervisor stole CPU time in {runs}: {} % of the machine's CPU time; the limit is {} % (steal_percent). This \
-                 affects every figure, so no metric of such a run counts. Try:",
-                span(&values, 1),
+                "The hypervisor stole CPU time in {runs}: {least:.1} to {most:.1} % of the machine's CPU time; the limit is {} % \
+                 (steal_percent). No metric of such a run counts. Try:",
                 limits.steal_percent
             ),
-            vec![
-                "a different time of day, or a machine whose CPUs are not shared".to_owned(),
-                idle_that_polls(record),
-                "more rounds (--rounds): void ones are repeated, up to half of the requested number"
-                    .to_owned(),
+            &[
+                "a different time of day, or a machine whose CPUs are not shared",
+                "CPUs that poll before they halt: see \"In a virtual machine\" in docs/lab.md",
+                "more rounds (--rounds): void ones are repeated, up to half of the requested number",
             ],
-            round_up(most * 1.1).min(100.0),
-            "--max-steal",
-            "steal_percent",
+            format!("--max-steal {0}, or steal_percent = {0}", enough.min(100.0)),
         ),
         VoidCause::CoresShared => (
             format!(
-                "Other processes used the subject's cores in {runs}: {} % of the time; the limit is {} % (foreign_percent). A subject \
-                 that waits for its core then processes larger batches, so no metric of such a run counts. Try:",
-                span(&values, 1),
+                "Other processes used the subject's cores in {runs}: {least:.1} to {most:.1} % of the time; the limit is {} % \
+                 (foreign_percent). A subject that waits for its core then processes larger batches, so no metric of such a run counts. Try:",
                 limits.foreign_percent
             ),
-            vec![
-                quieter_machine(record),
-                "a different core for the subjects: --cpus, or `cpus` in the experiment file".to_owned(),
-            ],
-            round_up(most * 1.1).min(100.0),
-            "--max-foreign",
-            "foreign_percent",
+            &[QUIETER, "a different core for the subjects: --cpus, or `cpus` in the experiment file"],
+            format!("--max-foreign {0}, or foreign_percent = {0}", enough.min(100.0)),
         ),
     };
+    let mut tries: Vec<String> = tries.iter().map(|text| (*text).to_owned()).collect();
     tries.push(format!(
-        "a higher limit, if that is acceptable: {flag} {enough}, or {key} = {enough} under [limits] in the experiment file"
+        "a higher limit, if that is acceptable: {limit} under [limits] in the experiment file"
     ));
     Some(Advice { what, tries })
 }
 
-fn cpu_for_the_load(record: &RunRecord) -> String {
-    let pinned = |cpus: &Option<String>| cpus.clone().unwrap_or_else(|| "any CPU".to_owned());
-    let subjects =
-        record.experiment.subjects.first().map(|subject| pinned(&subject.cpus)).unwrap_or_default();
-    format!(
-        "a dedicated CPU for the load (now: load on {}, subjects on {subjects}): --load-cpus and --cpus, or `cpus` in the \
-         experiment file; helpers share the CPU of the load",
-        pinned(&record.experiment.load_cpus)
-    )
-}
-
-fn idle_that_polls(record: &RunRecord) -> String {
-    let now = match record.environment.idle.as_str() {
-        "" => String::new(),
-        idle => format!(" (now: {idle})"),
-    };
-    format!(
-        "CPUs that poll before they halt, so that the host does not deschedule them{now}: see \"In a virtual machine\" in \
-         docs/lab.md"
-    )
-}
-
-fn quieter_machine(record: &RunRecord) -> String {
-    match record.environment.notes.iter().find(|note| note.starts_with("load average")) {
-        Some(note) => format!("a less busy machine ({note} at the start)"),
-        None => "a less busy machine".to_owned(),
-    }
-}
-
-fn plural(count: usize, word: &str) -> String {
-    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
-}
-
-fn span(values: &[f64], digits: usize) -> String {
-    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = values.iter().copied().fold(0.0, f64::max);
-    match stats::median(values) {
-        Some(median) if values.len() > 1 => {
-            format!("{least:.digits$} to {most:.digits$} (median {median:.digits$})")
-        }
-        _ => format!("{most:.digits$}"),
-    }
-}
+const QUIETER: &str = "a less busy machine";
 
 fn round_up(value: f64) -> f64 {
     let power = 10_f64.powf(value.max(f64::MIN_POSITIVE).log10().floor());
@@ -160,8 +107,6 @@ mod tests {
 
     fn late_record(metric: &str) -> RunRecord {
         let mut record = record(metric, &[(100.0, 100.0, 200.0); 6]);
-        record.experiment.load_cpus = Some("1".to_owned());
-        record.environment.notes.push("load average 3.20 2.00 1.00 2/300 4711".to_owned());
         for (i, round) in record.rounds.iter_mut().chain(&mut record.aa).enumerate() {
             round.voided =
                 Some(VoidReason::GeneratorLate { p99_us: 2_000.0 + 1_000.0 * i as f64, limit_us: 1_000.0 });
@@ -176,13 +121,11 @@ mod tests {
         let text = advice.to_string();
         for part in [
             "fell behind in 18 of 18 runs",
-            "2000 to 19000 (median 10500) µs",
+            "2000 to 19000 µs",
             "the limit is 1000 µs (late_p99_us)",
             "--clients",
-            "load on 1, subjects on 0",
             "--load-cpus",
-            "load average 3.20",
-            "--max-late-us 50000",
+            "--max-late-us 50000,",
             "late_p99_us = 50000 under [limits]",
         ] {
             assert!(text.contains(part), "{part} is missing from {text}");
@@ -208,25 +151,11 @@ mod tests {
 
     #[test]
     fn stolen_time_and_shared_cores_have_their_own_limits() {
+        let stolen = VoidReason::CpuStolen { percent: 3.26, limit_percent: 1.0 };
+        let shared = VoidReason::CoresShared { percent: 12.0, limit_percent: 3.0 };
         for (void, parts) in [
-            (
-                VoidReason::CpuStolen { percent: 3.26, limit_percent: 1.0 },
-                [
-                    "3.3 to 3.3 (median 3.3) %",
-                    "the limit is 1 %",
-                    "--max-steal 5,",
-                    "steal_percent = 5 under",
-                ],
-            ),
-            (
-                VoidReason::CoresShared { percent: 12.0, limit_percent: 3.0 },
-                [
-                    "12.0 to 12.0 (median 12.0) %",
-                    "the limit is 3 %",
-                    "load average 3.20",
-                    "--max-foreign 20,",
-                ],
-            ),
+            (stolen, ["3.3 to 3.3 %", "the limit is 1 %", "--max-steal 5,", "steal_percent = 5 under"]),
+            (shared, ["12.0 to 12.0 %", "the limit is 3 %", "less busy", "--max-foreign 20,"]),
         ] {
             let mut record = late_record("packets_per_busy_s");
             for round in record.rounds.iter_mut().chain(&mut record.aa) {

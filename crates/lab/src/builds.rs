@@ -37,10 +37,10 @@ pub(crate) fn identify(
 ) -> Vec<BuildFile> {
     let mut seen = BTreeMap::new();
     let mut builds = Vec::new();
-    let mut add = |name: &str, command: &[String], directory: Option<&Path>| {
+    let mut add = |name: &str, command: &[String]| {
         let mut files = 0;
         for (word, text) in command.iter().enumerate() {
-            let Some(path) = file_of(text, word == 0, directory) else { continue };
+            let Some(path) = file_of(text, word == 0) else { continue };
             if files == MOST {
                 break;
             }
@@ -53,63 +53,39 @@ pub(crate) fn identify(
     };
     let subjects_first = experiment.subject.iter().chain(&experiment.helper);
     for service in subjects_first {
-        for ServiceSpec { name, cwd, command, .. } in service.processes(variables).unwrap_or_default() {
+        for ServiceSpec { name, command, .. } in service.processes(variables).unwrap_or_default() {
             if let Ok(command) = command.words() {
-                add(&name, &command, cwd.as_deref());
+                add(&name, &command);
             }
         }
     }
     if let Ok(command) = experiment.workload_of_first(variables) {
-        add(WORKLOAD, &command, experiment.workload.cwd.as_deref());
+        add(WORKLOAD, &command);
     }
     builds
 }
 
-pub(crate) fn differences(then: &[BuildFile], now: &[BuildFile]) -> Vec<String> {
-    let of_now =
-        |before: &BuildFile| now.iter().find(|now| (&now.name, now.word) == (&before.name, before.word));
-    then.iter()
-        .filter_map(|before| {
-            let Some(after) = of_now(before) else {
-                return Some(format!("{}: {} was measured but no longer exists", before.name, before.path));
-            };
-            (!before.is_same_as(after)).then(|| {
-                format!(
-                    "{}: {} differs from the measured build: {}",
-                    after.name,
-                    after.path,
-                    both(before, after)
-                )
-            })
-        })
-        .collect()
-}
-
+/// Files that were replaced or removed after they were recorded.
 pub(crate) fn changes_since(builds: &[BuildFile]) -> Vec<String> {
-    let mut told = Vec::new();
-    for build in builds {
+    let change = |build: &BuildFile| {
         let path = Path::new(&build.path);
-        let sentence = if path.is_file() {
-            let now = of_file(path);
-            if build.is_same_as(&now) {
-                continue;
-            }
-            format!("{}: {} has changed: {}", build.name, build.path, both(build, &now))
-        } else {
-            format!("{}: {} no longer exists", build.name, build.path)
+        if !path.is_file() {
+            return Some(format!("{}: {} no longer exists", build.name, build.path));
+        }
+        let now = of_file(path);
+        let is_same = match (&build.sha256, &now.sha256) {
+            (Some(then), Some(now)) => then == now,
+            _ => (build.size, &build.modified) == (now.size, &now.modified),
         };
-        told.push(sentence);
-    }
-    told
+        let change = || format!("then {}, now {}", short(build), short(&now));
+        (!is_same).then(|| format!("{}: {} has changed: {}", build.name, build.path, change()))
+    };
+    builds.iter().filter_map(change).collect()
 }
 
 pub(crate) fn describe(build: &BuildFile) -> String {
     let version = build.version.as_ref().map_or_else(String::new, |version| format!(" ({version})"));
     format!("{}: {}{version}, {}", build.name, build.path, short(build))
-}
-
-fn both(then: &BuildFile, now: &BuildFile) -> String {
-    format!("then {}, now {}", short(then), short(now))
 }
 
 fn short(build: &BuildFile) -> String {
@@ -121,31 +97,19 @@ impl BuildFile {
     pub(crate) fn short_hash(&self) -> Option<&str> {
         self.sha256.as_ref().map(|hash| hash.get(..SHORT).unwrap_or(hash))
     }
-
-    fn is_same_as(&self, other: &Self) -> bool {
-        match (&self.sha256, &other.sha256) {
-            (Some(this), Some(that)) => this == that,
-            _ => (self.size, &self.modified) == (other.size, &other.modified),
-        }
-    }
 }
 
 /// File that a word of a command refers to. The first word is looked up as a shell would; the others may be paths or contain a path after
 /// `=`.
-fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<PathBuf> {
-    let at = |text: &str| {
-        let path = directory.map_or_else(|| PathBuf::from(text), |directory| directory.join(text));
-        // Reading a device, a pipe, or some files below /proc (which report a size of 0) might never end.
-        fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0).then_some(path)
+fn file_of(word: &str, is_program: bool) -> Option<PathBuf> {
+    let path = match is_program {
+        true => tools::find(word)?,
+        false if word.starts_with('-') => PathBuf::from(word.split_once('=')?.1),
+        false => PathBuf::from(word),
     };
-    let path = if is_program {
-        if word.contains('/') { at(word) } else { tools::find(word) }
-    } else if word.starts_with('-') {
-        at(word.split_once('=')?.1)
-    } else {
-        at(word)
-    }?;
-    Some(path.canonicalize().unwrap_or(path))
+    // Reading a device, a pipe, or some files below /proc (which report a size of 0) might never end.
+    let is_file = fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0);
+    is_file.then(|| path.canonicalize().unwrap_or(path))
 }
 
 fn of_file(path: &Path) -> BuildFile {
@@ -193,14 +157,10 @@ mod tests {
         {
             fs::write(directory.join(name), text).unwrap();
         }
-        look_at(directory)
-    }
-
-    fn look_at(directory: &Path) -> Vec<BuildFile> {
         let text = format!(
             "name = 'x'\nmetric = 'delivered_pps'\ntopology = 'host'\n\
              [[subject]]\nname = 'a'\ncommand = '{0}/first --config={0}/list.conf {0}'\n\
-             [[subject]]\nname = 'b'\ncommand = 'sh ./second -x'\ncwd = '{0}'\nversion = 'echo 2.0'\n\
+             [[subject]]\nname = 'b'\ncommand = 'sh {0}/second -x'\nversion = 'echo 2.0'\n\
              [workload]\ncommand = 'sleep 1 /dev/zero /proc/kmsg'\n",
             directory.display()
         );
@@ -239,26 +199,17 @@ mod tests {
     }
 
     #[test]
-    fn replaced_builds_are_noticed_and_copies_are_not() {
+    fn replaced_builds_are_noticed() {
         let directory = Dir::new();
         let then = experiment(directory.path());
-        assert_eq!((changes_since(&then), differences(&then, &look_at(directory.path()))), (vec![], vec![]));
+        assert_eq!(changes_since(&then), Vec::<String>::new());
 
         let second = directory.at("second");
         fs::write(&second, "sleep 3\n").unwrap();
         let [told] = &changes_since(&then)[..] else { panic!("not one changed file") };
         assert!(told.starts_with("b: /") && told.contains("/second has changed: then SHA-256 "), "{told}");
-        let [told] = &differences(&then, &look_at(directory.path()))[..] else {
-            panic!("not one changed build")
-        };
-        assert!(told.contains("/second differs from the measured build: then SHA-256 "), "{told}");
-
-        let elsewhere = Dir::new();
-        assert_eq!(differences(&then, &experiment(elsewhere.path())), Vec::<String>::new());
-
         fs::remove_file(&second).unwrap();
         assert!(changes_since(&then)[0].ends_with("/second no longer exists"));
-        assert!(differences(&then, &look_at(directory.path()))[0].ends_with("no longer exists"));
     }
 
     #[test]

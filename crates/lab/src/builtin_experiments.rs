@@ -132,7 +132,7 @@ mod tests {
         for (name, BuiltinText { path, text }) in SUITES.all() {
             let suite = Suite::parse(&path, &text).unwrap();
             assert_eq!(suite.name, name);
-            let requests = suite.requests(&Default::default(), &[], None);
+            let requests = suite.requests(&Default::default());
             assert!(is_sound(requests), "{name}");
         }
     }

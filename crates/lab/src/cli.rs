@@ -36,7 +36,7 @@ Exit codes: 0 done, 1 a row could not be measured or the suite was interrupted, 
 Examples:
   turnpike lab suite relay                           turnpike, coturn, and other installed relays
   turnpike lab suite forward --only bulk --rounds 6
-  turnpike lab suite --resume lab-runs/suite-relay-20261122-160000 --markdown";
+  turnpike lab suite --resume lab-runs/suite-relay-20261122-160000";
 
 const PROFILE: &str = "\
 Build with frame pointers to get complete stacks: `cargo profiling` in this repository
@@ -90,8 +90,6 @@ pub(crate) enum LabCommand {
     Run {
         #[command(flatten)]
         file: ExperimentFile,
-        #[command(flatten)]
-        out: OutputOptions,
     },
     /// List the built-in experiments and suites
     List,
@@ -104,22 +102,11 @@ pub(crate) enum LabCommand {
         /// Continue an interrupted suite in this directory
         #[arg(long, value_name = "DIR", conflicts_with_all = ["suite", "only", "set", "topology"])]
         resume: Option<PathBuf>,
-        /// Print the table in Markdown
-        #[arg(long)]
-        markdown: bool,
         /// Run only rows with this text in their title or experiment; may be repeated
         #[arg(long, value_name = "TEXT")]
         only: Vec<String>,
-        /// Set a variable in all rows, or replace `turnpike` with another build
-        #[arg(long, value_name = "NAME=VALUE")]
-        set: Vec<String>,
         #[command(flatten)]
-        place: TopologyOptions,
-        #[command(flatten)]
-        changes: Overrides,
-        /// Parent of the suite's new directory
-        #[arg(long, value_name = "DIR", default_value = "lab-runs")]
-        out: PathBuf,
+        options: RunOptions,
     },
     /// Compare two commands under a workload, without a file
     #[command(after_long_help = AB)]
@@ -135,7 +122,7 @@ pub(crate) enum LabCommand {
         #[command(flatten)]
         changes: Overrides,
         #[command(flatten)]
-        out: OutputOptions,
+        out: OutputDirectory,
         /// Workload
         #[arg(last = true, required = true)]
         workload: Vec<String>,
@@ -147,8 +134,6 @@ pub(crate) enum LabCommand {
         /// Rates in datagrams per second
         #[arg(long, value_name = "PPS,...", value_delimiter = ',', required = true)]
         rates: Vec<u64>,
-        #[command(flatten)]
-        out: OutputOptions,
     },
     /// Find the highest sustainable rate of each subject, and its latency at 30, 60 and 80 % of that rate
     FindMax {
@@ -156,8 +141,6 @@ pub(crate) enum LabCommand {
         file: ExperimentFile,
         #[command(flatten)]
         search: SearchOptions,
-        #[command(flatten)]
-        out: OutputOptions,
     },
     /// Flame graph, hottest symbols and syscalls of a command under a workload, or the difference between two
     /// profiles
@@ -174,7 +157,7 @@ pub(crate) enum LabCommand {
         #[command(flatten)]
         changes: Overrides,
         #[command(flatten)]
-        out: OutputOptions,
+        out: OutputDirectory,
         /// Workload
         #[arg(last = true, required_unless_present = "diff")]
         workload: Vec<String>,
@@ -184,15 +167,13 @@ pub(crate) enum LabCommand {
         /// Directories of records
         #[arg(required = true)]
         directories: Vec<PathBuf>,
-        #[command(flatten)]
-        log: Log,
     },
     /// Repeat a run with the same experiment, values and seed
     Rerun {
         /// Directory of the record
         directory: PathBuf,
         #[command(flatten)]
-        out: OutputOptions,
+        out: OutputDirectory,
     },
 }
 
@@ -207,41 +188,27 @@ pub(crate) struct Id {
 pub(crate) struct ExperimentFile {
     /// File, or a name from `lab list`
     pub(crate) experiment: PathBuf,
-    /// Set a variable of the experiment (which is then no longer swept), or replace `turnpike` with another
-    /// build
-    #[arg(long, value_name = "NAME=VALUE")]
-    pub(crate) set: Vec<String>,
     #[command(flatten)]
-    pub(crate) place: TopologyOptions,
-    #[command(flatten)]
-    pub(crate) changes: Overrides,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct TopologyOptions {
-    /// `wire`, `veth`, `host`, or a topology file, instead of the experiment's own
-    #[arg(long, value_name = "T")]
-    pub(crate) topology: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct OutputOptions {
-    /// Parent of the record's new directory
-    #[arg(long, value_name = "DIR", default_value = "lab-runs")]
-    pub(crate) out: PathBuf,
-    #[command(flatten)]
-    pub(crate) log: Log,
+    pub(crate) options: RunOptions,
 }
 
 #[derive(Debug, Default, Args)]
-pub(crate) struct Log {
-    /// Add a row to a performance log (docs/dev/performance-log.md)
-    #[arg(long, value_name = "FILE")]
-    pub(crate) log: Option<PathBuf>,
-    /// Description of the change, for the row of --log [default: the experiment's name]
-    #[arg(long, value_name = "TEXT", requires = "log")]
-    pub(crate) change: Option<String>,
-    /// Gain predicted before measuring, for the row of --log
-    #[arg(long, value_name = "RATIO", requires = "log")]
-    pub(crate) predicted: Option<String>,
+pub(crate) struct RunOptions {
+    /// Set a variable (which is then no longer swept), or replace `turnpike` with another build
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// `wire`, `veth`, `host`, or a topology file, instead of the experiment's own
+    #[arg(long, value_name = "T")]
+    pub(crate) topology: Option<String>,
+    #[command(flatten)]
+    pub(crate) changes: Overrides,
+    #[command(flatten)]
+    pub(crate) out: OutputDirectory,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct OutputDirectory {
+    /// Parent of the new directory for the results
+    #[arg(long = "out", value_name = "DIR", default_value = "lab-runs")]
+    pub(crate) path: PathBuf,
 }

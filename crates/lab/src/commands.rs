@@ -1,6 +1,12 @@
 //! `turnpike lab` commands.
 
-use std::{ffi::OsString, fs, io::ErrorKind, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use clap::Parser;
 
@@ -9,7 +15,7 @@ use crate::{
     advice::advice,
     builds,
     builtin_experiments::{BuiltinText, EXPERIMENTS, SUITES},
-    cli::{ExperimentFile, Lab, LabArgs, LabCommand, Log, OutputOptions},
+    cli::{ExperimentFile, Lab, LabArgs, LabCommand, RunOptions},
     console::{self, Console},
     error::LabError,
     experiment::Experiment,
@@ -17,7 +23,7 @@ use crate::{
     program::MARK,
     record::{RunRecord, write_whole},
     report,
-    request::{self, Overrides, RowSettings, RunRequest, Task},
+    request::{self, RowSettings, RunRequest, Task},
     run::{self, rates, stage::RunStage},
     search::RatePlan,
     stats,
@@ -62,48 +68,31 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
         LabCommand::Up { topology, id } => up(&topology, &id.id),
         LabCommand::Exec { id, name, command } => Err(exec(&id.id, &name, &command)),
         LabCommand::Down { id } => down(&id.id),
-        LabCommand::Run { file, out } => execute(&requests_of(&file)?, &out, stop),
+        LabCommand::Run { file } => execute(&requests_of(&file)?, &file.options.out.path, stop),
         LabCommand::List => list(),
-        LabCommand::Suite { suite, resume, markdown, only, set, place, changes, out } => {
-            let mut journal = match (resume, suite) {
-                (Some(directory), _) => SuiteJournal::load(&directory)?,
-                (None, suite) => {
-                    let BuiltinText { path, text } =
-                        SUITES.find(&suite.unwrap_or_default(), Path::new("experiments"))?;
-                    let suite = Suite::parse(&path, &text)?.only(&only)?;
-                    // All rows use the same seed, so that the table can show it.
-                    let seed = changes.seed.unwrap_or_else(request::draw_seed);
-                    let changes = Overrides { seed: Some(seed), ..changes };
-                    let rows = suite.requests(&changes, &set, place.topology.as_deref())?;
-                    // This must come first, because it may re-execute the program as root of a user
-                    // namespace.
-                    for (_, request) in &rows {
-                        if request.experiment()?.topology()?.is_some() {
-                            userns::enter_if_needed()?;
-                        }
-                    }
-                    SuiteJournal::begin(&suite.name, &suite.about, &rows, &out)?
-                }
+        LabCommand::Suite { suite, resume, only, options } => {
+            let mut journal = match resume {
+                Some(directory) => SuiteJournal::load(&directory)?,
+                None => begin_suite(&suite.unwrap_or_default(), &only, options)?,
             };
             run_remaining_rows(&mut journal, stop)?;
-            conclude_suite(&journal, markdown, stop)
+            conclude_suite(&journal, stop)
         }
         LabCommand::Ab { a, b, setting, changes, out, workload } => {
             let request = adhoc::request("ab", &[("a", &a), ("b", &b)], &workload, &setting, &changes)?;
             Console::new().note(&adhoc::describe(&request.experiment()?));
-            execute(&[request], &out, stop)
+            execute(&[request], &out.path, stop)
         }
-        LabCommand::Sweep { file, rates, out } => {
+        LabCommand::Sweep { file, rates } => {
             if rates.contains(&0) {
                 return Err(LabError::usage("--rates: expected datagrams per second, at least 1"));
             }
-            rates_of_file(&file, RatePlan::Sweep(rates), &out, stop)
+            rates_of_file(&file, &RatePlan::Sweep(rates), stop)
         }
-        LabCommand::FindMax { file, search, out } => {
-            let plan = RatePlan::FindMax(
-                search.settings().map_err(|mistake| LabError::usage(format!("find-max: {mistake}")))?,
-            );
-            rates_of_file(&file, plan, &out, stop)
+        LabCommand::FindMax { file, search } => {
+            let settings = search.settings();
+            let settings = settings.map_err(|mistake| LabError::usage(format!("find-max: {mistake}")))?;
+            rates_of_file(&file, &RatePlan::FindMax(settings), stop)
         }
         LabCommand::Profile { subject, diff, setting, changes, out, workload } => {
             if let [before, after] = &diff[..] {
@@ -115,10 +104,10 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                 adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
             request.task = Task::Profile;
             Console::new().note(&adhoc::describe(&request.experiment()?));
-            execute(&[request], &out, stop)
+            execute(&[request], &out.path, stop)
         }
-        LabCommand::Report { directories, log } => show(&directories, &log),
-        LabCommand::Rerun { directory, out } => execute(&[RunRequest::load(&directory)?], &out, stop),
+        LabCommand::Report { directories } => show(&directories),
+        LabCommand::Rerun { directory, out } => execute(&[RunRequest::load(&directory)?], &out.path, stop),
     }
 }
 
@@ -177,23 +166,33 @@ fn check_id(id: &str) -> Result<(), LabError> {
     )))
 }
 
-fn rates_of_file(
-    file: &ExperimentFile,
-    plan: RatePlan,
-    out: &OutputOptions,
-    stop: &StopFlag,
-) -> Result<u8, LabError> {
-    let rounds = file.changes.rounds.unwrap_or(1);
+fn rates_of_file(file: &ExperimentFile, plan: &RatePlan, stop: &StopFlag) -> Result<u8, LabError> {
+    let rounds = file.options.changes.rounds.unwrap_or(1);
     let mut requests = requests_of(file)?;
     for request in &mut requests {
         request.task = Task::Rates { plan: plan.clone(), rounds };
     }
-    execute(&requests, out, stop)
+    execute(&requests, &file.options.out.path, stop)
 }
 
-fn requests_of(file: &ExperimentFile) -> Result<Vec<RunRequest>, LabError> {
-    let variant = RowSettings { topology: file.place.topology.clone(), ..RowSettings::default() };
-    RunRequest::of(Experiment::find(&file.experiment)?, &file.changes, &variant, &file.set)
+fn requests_of(ExperimentFile { experiment, options }: &ExperimentFile) -> Result<Vec<RunRequest>, LabError> {
+    let variant = RowSettings { topology: options.topology.clone(), ..RowSettings::default() };
+    RunRequest::of(Experiment::find(experiment)?, &options.changes, &variant, &options.set)
+}
+
+fn begin_suite(suite: &Path, only: &[String], mut options: RunOptions) -> Result<SuiteJournal, LabError> {
+    let BuiltinText { path, text } = SUITES.find(suite, Path::new("experiments"))?;
+    let suite = Suite::parse(&path, &text)?.only(only)?;
+    // All rows use the same seed, so that the table can show it.
+    options.changes.seed.get_or_insert_with(request::draw_seed);
+    let rows = suite.requests(&options)?;
+    // This must come first, because it may re-execute the program as root of a user namespace.
+    for (_, request) in &rows {
+        if request.experiment()?.topology()?.is_some() {
+            userns::enter_if_needed()?;
+        }
+    }
+    SuiteJournal::begin(&suite.name, &suite.about, &rows, &options.out.path)
 }
 
 fn list() -> Result<u8, LabError> {
@@ -214,12 +213,16 @@ fn list() -> Result<u8, LabError> {
 
 /// Prints and saves a suite's table. Returns exit code 1 if a row is missing, 3 if a `must` threshold is
 /// missed.
-fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Result<u8, LabError> {
+fn conclude_suite(journal: &SuiteJournal, stop: &StopFlag) -> Result<u8, LabError> {
     let table = SuiteTable::of(journal);
     let path = journal.directory().join("table.md");
     write_whole(&path, table.markdown().as_bytes())?;
-    console::result(&if markdown { table.markdown() } else { table.text() });
-    console::result(&format!("suite: {}", journal.directory().display()));
+    console::result(&format!(
+        "{}\n{}\nsuite: {}",
+        table.markdown(),
+        table.totals(),
+        journal.directory().display()
+    ));
     let left = journal.left();
     if left > 0 && stop.requested() {
         Console::new().note(&format!(
@@ -235,16 +238,16 @@ fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Re
     })
 }
 
-fn execute(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Result<u8, LabError> {
+fn execute(requests: &[RunRequest], out: &Path, stop: &StopFlag) -> Result<u8, LabError> {
     let mut code = 0;
     for request in requests {
-        let stage = RunStage::set(request, &out.out, stop)?;
+        let stage = RunStage::set(request, out, stop)?;
         let record = run::execute(request, &stage)?;
         for sweep in &record.sweeps {
             console::result(&rates::describe(sweep));
         }
         if stage.directory.is_dir() {
-            code = code.max(conclude(request, &record, &stage, out)?);
+            code = code.max(conclude(request, &record, &stage)?);
         }
         if stop.requested() {
             break;
@@ -254,12 +257,7 @@ fn execute(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Res
 }
 
 /// Writes the report and prints the summary. Returns exit code 1 if a subject has no result.
-fn conclude(
-    request: &RunRequest,
-    record: &RunRecord,
-    stage: &RunStage,
-    out: &OutputOptions,
-) -> Result<u8, LabError> {
+fn conclude(request: &RunRequest, record: &RunRecord, stage: &RunStage) -> Result<u8, LabError> {
     let further = match request.task {
         Task::Rates { .. } => &[][..],
         Task::Compare | Task::Profile => &stage.experiment.metrics,
@@ -267,7 +265,6 @@ fn conclude(
     report::save(&stage.directory, record)?;
     console::result(&summary(record, further));
     console::result(&format!("record: {}", stage.directory.display()));
-    append_row(record, &out.log)?;
     let metric = &record.experiment.metric;
     let counted =
         |name: &str| record.rounds.iter().any(|round| round.subject == name && record.counts(round, metric));
@@ -299,25 +296,17 @@ fn summary(record: &RunRecord, wanted: &[String]) -> String {
             text += &format!("  {void}\n");
         }
     }
-    let mut further: Vec<&String> = Vec::new();
-    for name in wanted.iter().take(FURTHER) {
-        // Prints each metric only once, even if it is also the deciding one or was named twice.
-        if name != deciding && !further.contains(&name) {
-            further.push(name);
-        }
-    }
+    let mut listed = BTreeSet::from([deciding]);
+    let further: Vec<&String> = wanted.iter().take(FURTHER).filter(|name| listed.insert(name)).collect();
     let of_all = record
         .candidates()
         .flat_map(|candidate| further.iter().map(move |name| judge(record, candidate, name)));
     let verdicts: Vec<_> = report::verdicts(record).into_iter().chain(of_all).collect();
-    for verdict in &verdicts {
-        text += &format!("{verdict}\n");
-    }
-    for held in thresholds::evaluate(record) {
-        text += &format!("{held}\n");
-    }
-    for advice in advice(record, &verdicts) {
-        text += &format!("{advice}\n");
+    let verdicts_in_words = verdicts.iter().map(ToString::to_string);
+    let thresholds = thresholds::evaluate(record).into_iter().map(|held| held.to_string());
+    let advice = advice(record, &verdicts).into_iter().map(|advice| advice.to_string());
+    for line in verdicts_in_words.chain(thresholds).chain(advice) {
+        text += &format!("{line}\n");
     }
     text
 }
@@ -333,92 +322,33 @@ fn programs(record: &RunRecord) -> String {
     text
 }
 
-fn append_row(record: &RunRecord, asked: &Log) -> Result<(), LabError> {
-    const HEAD: &str = "| date | commit | change | workload | predicted | measured A/B ratio (rounds) | verdict |\n\
-                        | --- | --- | --- | --- | --- | --- | --- |\n";
-    let Some(log) = &asked.log else { return Ok(()) };
-    let Some(row) = report::row(record, asked) else {
-        return Err(LabError::usage("--log: the record has only one subject, so there is no ratio to log"));
-    };
-    let text = match fs::read_to_string(log) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => HEAD.to_owned(),
-        Err(error) => return Err(LabError::usage(format!("cannot read {}: {error}", log.display()))),
-    };
-    let text = report::insert_row(&text, &row).ok_or_else(|| {
-        LabError::usage(format!(
-            "{} has no table that starts with \"| date |\": add this header:\n{HEAD}",
-            log.display()
-        ))
-    })?;
-    fs::write(log, text).map_err(LabError::io(format!("cannot write {}", log.display())))
-}
-
-fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
+fn show(directories: &[PathBuf]) -> Result<u8, LabError> {
     if let [directory] = directories
         && SuiteJournal::is_in(directory)
     {
-        return conclude_suite(&SuiteJournal::load(directory)?, false, &StopFlag::default());
+        return conclude_suite(&SuiteJournal::load(directory)?, &StopFlag::default());
     }
-    let mut records = Vec::new();
-    for directory in directories {
-        records.push(RunRecord::load(directory)?);
-    }
-    if let [record] = &records[..] {
-        let directory = &directories[0];
+    let records =
+        directories.iter().map(|directory| RunRecord::load(directory)).collect::<Result<Vec<_>, _>>()?;
+    if let ([record], [directory]) = (&records[..], directories) {
         if directory.is_dir() {
             report::save(directory, record)?;
         }
         console::result(&(summary(record, &[]) + &programs(record)));
-        append_row(record, log)?;
-        return Ok(0);
+    } else {
+        console::result(&report::compare(&records));
     }
-    if log.log.is_some() {
-        return Err(LabError::usage("--log: a row describes only one record, so give one directory"));
-    }
-    let comparison = report::compare(&records);
-    let page = Path::new("lab-comparison.html");
-    report::save_comparison(page, &comparison)?;
-    console::result(&format!("{comparison}\npage: {}", page.display()));
     Ok(0)
 }
 
 #[cfg(test)]
 mod tests {
-    use turnpike_testkit::Dir;
-
     use super::*;
 
     #[test]
     fn the_command_line_definition_is_valid() {
         use clap::CommandFactory;
         Lab::command().debug_assert();
-    }
-
-    #[test]
-    fn new_rows_go_to_the_top_of_the_log() {
-        let directory = Dir::new();
-        let path = directory.at("log.md");
-        let record = crate::record::tests::record("packets_per_cpu_s", &[(100.0, 100.1, 200.0); 8]);
-        for change in ["first", "second"] {
-            let asked = Log {
-                log: Some(path.clone()),
-                change: Some(change.to_owned()),
-                predicted: Some("1.9".to_owned()),
-            };
-            append_row(&record, &asked).unwrap();
-        }
-        let text = fs::read_to_string(&path).unwrap();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 4, "{text}");
-        assert!(lines[0].starts_with("| date |"));
-        assert!(
-            lines[2].contains("| second |") && lines[3].contains("| first |") && lines[3].contains("| 1.9 |")
-        );
-        fs::write(&path, "no table").unwrap();
-        let asked = Log { log: Some(path), ..Log::default() };
-        assert_eq!(append_row(&record, &asked).unwrap_err().exit_code(), 2);
-        assert!(append_row(&record, &Log::default()).is_ok());
     }
 
     #[test]

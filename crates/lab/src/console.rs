@@ -2,10 +2,8 @@
 
 use std::{
     io::{IsTerminal, Write},
-    time::Instant,
+    time::{Duration, Instant},
 };
-
-use crate::progress::RunProgress;
 
 pub(crate) struct Console {
     since: Instant,
@@ -17,12 +15,11 @@ impl Console {
         Self { since: Instant::now(), terminal: std::io::stderr().is_terminal() }
     }
 
-    pub(crate) fn now(&self) -> std::time::Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.since.elapsed()
     }
 
-    pub(crate) fn progress(&self, progress: &RunProgress) {
-        let line = progress.line(self.now());
+    pub(crate) fn progress(&self, line: &str) {
         // Errors are ignored, because standard error may be closed.
         let _ = if self.terminal {
             write!(std::io::stderr(), "\r\x1b[K{line}")

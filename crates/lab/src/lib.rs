@@ -20,7 +20,7 @@
 //!             └─ invalid_rounds::VoidLimits::check()   voids it if the generator fell behind or CPU time was stolen
 //! record::RunRecord::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
 //! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
-//! report::save(dir, record)                  report.html;  report::row() for docs/dev/performance-log.md
+//! report::save(dir, record)                  report.html
 //! report::compare(records)                   runs from different days, and whether they are comparable
 //! thresholds::hold(record)                   thresholds: met, missed, or undecided; a suite is a table of experiments
 //!

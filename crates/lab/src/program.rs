@@ -31,7 +31,6 @@ pub(crate) struct Launch {
     /// Prefix command that enters a namespace; must `exec` the command to keep the process ID.
     pub(crate) entry: Vec<String>,
     pub(crate) command: Vec<String>,
-    pub(crate) directory: Option<PathBuf>,
     pub(crate) environment: Vec<(String, String)>,
     /// List as for `taskset -c`, such as `0` or `1-3`.
     pub(crate) cpus: Option<String>,
@@ -45,7 +44,6 @@ pub(crate) struct Launch {
 #[derive(Debug)]
 pub(crate) struct ChildProgram {
     pub(crate) name: String,
-    file_name: String,
     child: Child,
     log: PathBuf,
     /// Length of the log when the program started; everything before is from an earlier run.
@@ -83,21 +81,10 @@ impl ChildProgram {
             .stderr(log)
             // Shields the program from Ctrl-C, because the lab stops its programs in a specific order.
             .process_group(0);
-        if let Some(directory) = &launch.directory {
-            command.current_dir(directory);
-        }
         let child = command.spawn().map_err(|error| {
             LabError::usage(format!("cannot start {} (`{}`): {error}", launch.name, launch.command.join(" ")))
         })?;
-        let file_name = launch.command.first().and_then(|word| word.rsplit('/').next()).unwrap_or_default();
-        Ok(Self {
-            name: launch.name.clone(),
-            file_name: file_name.to_owned(),
-            child,
-            log: launch.log.clone(),
-            log_start,
-            ended: None,
-        })
+        Ok(Self { name: launch.name.clone(), child, log: launch.log.clone(), log_start, ended: None })
     }
 
     pub(crate) fn attach(
@@ -184,7 +171,7 @@ impl ChildProgram {
                 (None, None) => "ended".to_owned(),
             },
         };
-        let words = exit_excerpt::of(&self.log, self.log_start, &self.file_name);
+        let words = exit_excerpt::of(&self.log, self.log_start);
         if words.is_empty() {
             format!("{} {how}", self.name)
         } else {

@@ -235,13 +235,6 @@ impl Round {
     }
 }
 
-impl Environment {
-    pub(crate) fn short_commit(&self) -> String {
-        let Some(commit) = &self.commit else { return "–".to_owned() };
-        format!("{}{}", commit.get(..9).unwrap_or(commit), if self.dirty { "+" } else { "" })
-    }
-}
-
 impl Syscall {
     pub(crate) fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
@@ -249,12 +242,10 @@ impl Syscall {
 }
 
 impl LatencySummary {
-    pub(crate) fn percentiles(&self) -> [(&'static str, f64); 5] {
-        [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
-    }
-
     pub(crate) fn metrics(&self) -> [(String, f64); 5] {
-        self.percentiles().map(|(name, value)| (format!("latency_{}_us", name.replace('.', "")), value))
+        let percentiles =
+            [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p999", self.p999), ("max", self.max)];
+        percentiles.map(|(name, value)| (format!("latency_{name}_us"), value))
     }
 }
 

@@ -87,7 +87,7 @@ pub(crate) struct Overrides {
     /// Seed for the order of the runs [default: drawn at random and printed]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Also make one run per subject under `perf trace` or `strace`
+    /// Also make one run per subject under `strace`
     #[arg(long)]
     pub(crate) syscalls: bool,
     /// Void a run if the generator falls behind by more than this (99th percentile, microseconds) [default:
@@ -216,7 +216,6 @@ impl Overrides {
         }
         experiment.metric = self.metric.clone().unwrap_or_else(|| experiment.metric.clone());
         experiment.seed = self.seed.or(experiment.seed);
-        experiment.syscalls |= self.syscalls;
         let limits = &mut experiment.limits;
         limits.late_p99_us = self.max_late_us.unwrap_or(limits.late_p99_us);
         limits.steal_percent = self.max_steal.unwrap_or(limits.steal_percent);

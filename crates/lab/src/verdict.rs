@@ -121,14 +121,6 @@ impl Evidence {
     }
 }
 
-impl MetricVerdict {
-    /// Improvement: above 1 is better, whatever the metric's direction. `None` without an estimate.
-    pub(crate) fn gain(&self) -> Option<f64> {
-        let ratio = self.estimate?.ratio();
-        Some(if metric::direction(&self.metric) == Preference::Lower { 1.0 / ratio } else { ratio })
-    }
-}
-
 impl Conclusion {
     pub(crate) fn word(&self) -> &'static str {
         match self {

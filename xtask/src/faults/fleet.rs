@@ -44,14 +44,6 @@ struct Reconnect {
 
 impl Figures {
     pub(super) fn row(&self, name: &str, what: &str, clients: u64, told: &[String]) -> String {
-        let cells: Vec<String> = self.lines(clients).into_iter().map(|(_, words)| words).collect();
-        let [rest @ .., whole] = cells.as_slice() else { return String::new() };
-        let last: Vec<&str> =
-            told.iter().map(String::as_str).chain([whole.as_str()]).filter(|w| !w.is_empty()).collect();
-        format!("| `{name}` | {what} | {} | {} |\n", rest.join(" | "), last.join("; "))
-    }
-
-    pub(super) fn lines(&self, clients: u64) -> Vec<(&'static str, String)> {
         let lost = match self.allocations_of_the_broken {
             Some(most) => format!("{} of the node's {most} ({clients} in total)", self.allocations_lost),
             None => format!("{} of {clients}", self.allocations_lost),
@@ -70,14 +62,11 @@ impl Figures {
         let listed = |counts: &[u64]| counts.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         let herd =
             format!("{}; {} %; {}", self.most_in_a_second, listed(&self.shares), listed(&self.newcomers));
-        vec![
-            ("sessions", lost),
-            ("others", others),
-            ("back", if times.is_empty() { "–".to_owned() } else { times }),
-            ("quota", quota),
-            ("herd", herd),
-            ("whole", format!("recovered after {:.1} s", self.healed)),
-        ]
+        let times = if times.is_empty() { "–" } else { &times };
+        let recovered = format!("recovered after {:.1} s", self.healed);
+        let last = told.iter().chain([&recovered]).filter(|words| !words.is_empty());
+        let last = last.map(String::as_str).collect::<Vec<_>>().join("; ");
+        format!("| `{name}` | {what} | {lost} | {others} | {times} | {quota} | {herd} | {last} |\n")
     }
 }
 

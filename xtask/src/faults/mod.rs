@@ -26,10 +26,6 @@ pub(crate) struct Options {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 
-    /// Print the tables in the form of docs/dev/reliability.md
-    #[arg(long)]
-    markdown: bool,
-
     /// Write the rows into the tables of docs/dev/reliability.md, keeping rows that did not run, and of docs/dev/fleet-faults.md, all of
     /// whose rows must run; nothing is written if a row is broken, void or skipped
     #[arg(long)]
@@ -86,7 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         fs::write(found.join(format!("{}.log", short(name))), &said)?;
         table.add(short(name), output.status.success(), &row, &said)?;
     }
-    print!("{}", if options.markdown { table.markdown() } else { table.text() });
+    print!("{}", table.markdown());
     println!("Logs are in {}", found.display());
     if options.write {
         match table.is_in_part() {

@@ -6,7 +6,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{VOID, fleet};
-use crate::{Failure, INCOMPLETE, LIMIT_EXCEEDED, document::with_table, why_skipped};
+use crate::{
+    Failure, INCOMPLETE, LIMIT_EXCEEDED,
+    document::{lines_of, with_table},
+    why_skipped,
+};
 
 const DOCUMENT: &str = "docs/dev/reliability.md";
 const BY: &str = "cargo xtask faults --write";
@@ -40,7 +44,6 @@ struct Row {
     pause_ms_p50: Option<f64>,
     pause_ms_max: Option<f64>,
     returns: Option<u64>,
-    log: Vec<String>,
     notes: Vec<String>,
     limits: Vec<Limit>,
     #[serde(default)]
@@ -150,7 +153,7 @@ impl Table {
             if found.is_empty() {
                 continue;
             }
-            let kept = lines_of(&document, table);
+            let kept = lines_of(&document, table, BY);
             let rows = all.iter().filter_map(|name| {
                 let new = found.iter().find(|(found, _)| found == name).map(|(_, row)| row.clone());
                 new.or_else(|| {
@@ -184,34 +187,6 @@ impl Table {
         text
     }
 
-    pub(super) fn text(&self) -> String {
-        let mut text = String::new();
-        for (name, outcome) in &self.rows {
-            match outcome {
-                Outcome::Healed(row) => {
-                    let _ = writeln!(text, "\n{name}: {}", row.what);
-                    let mut lines = vec![
-                        ("clients", row.seen()),
-                        ("log", row.log()),
-                        ("known", row.notes.join("; ")),
-                        ("limits", row.limits()),
-                    ];
-                    match &row.fleet {
-                        None => lines.push(("healed", row.healed())),
-                        Some(figures) => lines.extend(figures.lines(row.clients)),
-                    }
-                    for (title, words) in lines.into_iter().filter(|(_, words)| !words.is_empty()) {
-                        let _ = writeln!(text, "  {title:<8} {words}");
-                    }
-                }
-                Outcome::Broken(why) => _ = writeln!(text, "\n{name}: BROKEN: {why}"),
-                Outcome::Skipped(why) => _ = writeln!(text, "\n{name}: skipped: {why}"),
-            }
-        }
-        text.push('\n');
-        text
-    }
-
     pub(super) fn markdown(&self) -> String {
         let mut text = self.of_fleets();
         let others: String = self.others().map(|(name, outcome)| outcome.row(name)).collect();
@@ -236,12 +211,6 @@ impl Outcome {
     fn is_of_forwarder(&self) -> bool {
         matches!(self, Self::Healed(row) if row.what.starts_with(OF_FORWARDER))
     }
-}
-
-fn lines_of<'a>(document: &'a str, table: &str) -> Vec<&'a str> {
-    let (begin, end) = (format!("<!-- {table}: written by {BY} -->\n"), format!("<!-- end of {table} -->"));
-    let rest = document.split_once(&begin).map_or("", |(_, rest)| rest);
-    rest.split_once(&end).map_or("", |(lines, _)| lines).lines().collect()
 }
 
 impl Row {
@@ -277,40 +246,6 @@ impl Row {
         format!("{}→{}", figure(&self.before), figure(&self.after))
     }
 
-    fn seen(&self) -> String {
-        let mut seen = match (self.sent, self.lost) {
-            (Some(sent), Some(0)) => format!("{} clients: nothing lost of {sent} datagrams", self.clients),
-            (Some(sent), Some(lost)) => format!("{} clients: {lost} of {sent} datagrams lost", self.clients),
-            _ => return String::new(),
-        };
-        for (count, word) in [(self.duplicated, "duplicated"), (self.reordered, "late")] {
-            if let Some(count @ 1..) = count {
-                let _ = write!(seen, ", {count} {word}");
-            }
-        }
-        if let (Some(median), Some(longest)) = (self.pause_ms_p50, self.pause_ms_max) {
-            let _ = write!(
-                seen,
-                "; longest gap {:.2} s (median), {:.2} s (maximum)",
-                median / 1e3,
-                longest / 1e3
-            );
-        }
-        if let Some(returns @ 1..) = self.returns {
-            let _ = write!(seen, "; new allocations: {returns}");
-        }
-        seen
-    }
-
-    fn log(&self) -> String {
-        const MOST: usize = 4;
-        let mut said: Vec<String> = self.log.iter().take(MOST).map(|line| format!("\"{line}\"")).collect();
-        if self.log.len() > MOST {
-            said.push(format!("and {} more", self.log.len() - MOST));
-        }
-        said.join("; ")
-    }
-
     fn limits(&self) -> String {
         if !self.void.is_empty() {
             return format!("VOID, repeat on an idle machine: {}", self.void.join("; "));
@@ -320,12 +255,6 @@ impl Row {
             format!("{}: {:.2} ({verdict} {})", limit.what, limit.value, limit.most)
         };
         self.limits.iter().map(told).collect::<Vec<_>>().join("; ")
-    }
-
-    fn healed(&self) -> String {
-        let [sessions, descriptors, memory] = [("sessions", 1), ("descriptors", 1), ("memory", 1 << 20)]
-            .map(|(name, divisor)| self.change(name, divisor));
-        format!("recovered: sessions {sessions}, descriptors {descriptors}, MB {memory}")
     }
 }
 
@@ -339,7 +268,7 @@ mod tests {
         let row = json!({
             "what": "it | ends", "clients": 20, "sent": 1000, "lost": 3, "duplicated": 0, "reordered": 2,
             "pause_ms_p50": 1500.0, "pause_ms_max": 2250.0, "returns": 20,
-            "log": ["first", "second", "third", "fourth", "fifth"], "notes": ["known"],
+            "notes": ["known"],
             "limits": [{ "what": "seconds", "value": value, "most": 5.0 }],
             "before": { "sessions": 0, "descriptors": 27, "memory": 3 << 20 },
             "after": { "sessions": 0, "descriptors": 26, "memory": 4 << 20 },
@@ -349,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_losses_log_lines_and_resources() {
+    fn a_row_has_losses_limits_and_resources() {
         let markdown = table(4.5).markdown();
         let row = markdown.lines().nth(2).expect("a row follows the title");
         for words in [
@@ -360,15 +289,6 @@ mod tests {
         }
         let cells = |line: &str| line.replace("\\|", "").matches(" | ").count();
         assert_eq!(HEAD.lines().next().map(cells), Some(cells(row)), "{row}");
-        let text = table(4.5).text();
-        for words in [
-            "20 clients: 3 of 1000 datagrams lost, 2 late",
-            "longest gap 1.50 s (median), 2.25 s (maximum); new allocations: 20",
-            "\"fourth\"; and 1 more",
-            "sessions 0→0, descriptors 27→26, MB 3→4",
-        ] {
-            assert!(text.contains(words), "no {words:?} in {text}");
-        }
         assert!(!table(4.5).is_broken() && !table(4.5).is_exceeded());
     }
 
@@ -378,14 +298,14 @@ mod tests {
         let Some((_, Outcome::Healed(row))) = table.rows.first_mut() else { unreachable!("no row") };
         row.void.push("without: 27.00, above 10".to_owned());
         assert!(table.is_void() && !table.is_exceeded() && !table.is_broken());
-        let text = table.text();
+        let text = table.markdown();
         assert!(text.contains("VOID, repeat on an idle machine: without: 27.00, above 10"), "{text}");
         assert!(!text.contains("5.10"), "{text}");
     }
 
     #[test]
     fn exceeded_broken_and_skipped_rows_are_reported() {
-        assert!(table(5.1).is_exceeded() && table(5.1).text().contains("5.10 (ABOVE the limit of 5)"));
+        assert!(table(5.1).is_exceeded() && table(5.1).markdown().contains("5.10 (ABOVE the limit of 5)"));
         let mut table = Table::default();
         let nowhere = Path::new("/nonexistent");
         let said =
@@ -393,12 +313,12 @@ mod tests {
         table.add("a", false, nowhere, said).expect("nothing is read");
         table.add("b", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
         assert!(table.is_broken() && table.rows.len() == 2);
+        let text = table.markdown();
         assert!(
-            table.text().contains("a: BROKEN: media flows for all clients: not within 60s"),
-            "{}",
-            table.text()
+            text.contains("| **broken** |  |  |  | media flows for all clients: not within 60s |"),
+            "{text}"
         );
-        assert!(table.markdown().contains("| `b` | skipped |  |  |  | no freezer |"), "{}", table.markdown());
+        assert!(text.contains("| `b` | skipped |  |  |  | no freezer |"), "{text}");
     }
 
     #[test]
@@ -414,7 +334,6 @@ mod tests {
             table.add("a", true, nowhere, said).expect("nothing is read");
             assert_eq!((table.skipped(), table.code()), (vec!["a"], INCOMPLETE), "{said}");
             assert!(table.is_in_part().is_some_and(|why| why.contains("skipped")), "{said}");
-            assert!(table.text().contains("a: skipped: no freezer"), "{}", table.text());
         }
         let mut above = table(5.1);
         above.add("a", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
@@ -426,7 +345,7 @@ mod tests {
         let mut table = Table::default();
         table.add("a", true, Path::new("/nonexistent"), "test faults::a ... ok\n").expect("nothing is read");
         assert_eq!(table.code(), 1);
-        assert!(table.text().contains("a: BROKEN: the test passed but wrote no row"), "{}", table.text());
+        assert!(table.markdown().contains("the test passed but wrote no row"), "{}", table.markdown());
     }
 
     #[test]
@@ -451,7 +370,7 @@ mod tests {
     fn the_document_has_both_tables() {
         let document = include_str!("../../../docs/dev/reliability.md");
         for table in TABLES {
-            assert!(lines_of(document, table).len() > 10, "{table}");
+            assert!(lines_of(document, table, BY).len() > 10, "{table}");
         }
     }
 }

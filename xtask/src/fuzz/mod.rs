@@ -1,7 +1,6 @@
 //! `cargo xtask fuzz`: fuzzes targets, keeps new inputs, and records the cost. docs/dev/reliability.md has the results,
 //! CONTRIBUTING.md the instructions.
 
-mod capture;
 mod corpus;
 mod coverage;
 mod ledger;
@@ -9,11 +8,7 @@ mod program;
 mod report;
 mod targets;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{fs, path::Path, process::ExitCode};
 
 use clap::Args;
 
@@ -41,11 +36,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1, value_name = "N")]
     minutes: u32,
     /// Instead of fuzzing, measure the code that committed inputs reach, and write the coverage and the cost into docs/dev/reliability.md
-    #[arg(long, conflicts_with_all = ["minutes", "seeds"])]
+    #[arg(long, conflicts_with = "minutes")]
     coverage: bool,
-    /// Instead of fuzzing, take seeds from captures of real clients (tcpdump -w FILE)
-    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with = "minutes")]
-    seeds: Vec<PathBuf>,
     /// List the targets
     #[arg(long)]
     list: bool,
@@ -55,12 +47,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let places = Places::new(repository()?);
     if options.list {
         TARGETS.iter().for_each(|target| println!("{:<16} {}", target.name, target.holds));
-        return Ok(ExitCode::SUCCESS);
-    }
-    if !options.seeds.is_empty() {
-        for (name, added) in capture::add(&places, &options.seeds)? {
-            println!("{name:<16} seeds added: {added}");
-        }
         return Ok(ExitCode::SUCCESS);
     }
     let chosen: Vec<&Target> = if options.targets.is_empty() {

@@ -44,8 +44,7 @@ struct ArtifactTarget {
 
 impl Places {
     pub(super) fn new(repository: PathBuf) -> Self {
-        let target_dir =
-            env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from);
+        let target_dir = crate::target(&repository);
         Self { repository, target_dir }
     }
 

@@ -14,17 +14,19 @@ use super::{
     program::Places,
     targets::Target,
 };
-use crate::Failure;
+use crate::{
+    Failure,
+    document::{lines_of, with_table},
+};
 
-const BEGIN: &str = "<!-- fuzzing: written by cargo xtask fuzz --coverage -->";
-const END: &str = "<!-- end of fuzzing -->";
+const NAME: &str = "fuzzing";
+const BY: &str = "cargo xtask fuzz --coverage";
 
 /// Measures coverage and updates the table; rows of targets that were not measured stay unchanged.
 pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) -> Result<ExitCode, Failure> {
     let document = places.repository().join("docs/dev/reliability.md");
     let text = fs::read_to_string(&document)?;
-    let (before, after, mut rows) =
-        split(&text).ok_or_else(|| format!("{} has no markers for the table", document.display()))?;
+    let mut rows = rows(&text);
     let spent = ledger::load(&places.ledger())?;
     let mut known: BTreeMap<&Path, Vec<_>> = BTreeMap::new();
     for (target, program) in targets.iter().zip(programs) {
@@ -75,18 +77,16 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
         }
     }
     table += &format!("| all | | | {:.2} | {:.1} | | |\n", hours(seconds), millions(executions));
-    fs::write(&document, format!("{before}{BEGIN}\n{table}{END}{after}"))?;
+    fs::write(&document, with_table(&text, NAME, BY, &table)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn split(text: &str) -> Option<(&str, &str, BTreeMap<String, String>)> {
-    let (before, rest) = text.split_once(BEGIN)?;
-    let (table, after) = rest.split_once(END)?;
-    let rows = table.lines().filter_map(|line| {
+fn rows(document: &str) -> BTreeMap<String, String> {
+    let rows = lines_of(document, NAME, BY).into_iter().filter_map(|line| {
         let name = line.strip_prefix("| `")?.split('`').next()?;
         Some((name.to_owned(), line.to_owned()))
     });
-    Some((before, after, rows.collect()))
+    rows.collect()
 }
 
 fn percent(lines: &Lines) -> f64 {
@@ -118,14 +118,17 @@ mod tests {
 
     #[test]
     fn rows_of_other_targets_stay_unchanged() {
-        let text = format!("# A\n{BEGIN}\n| target |\n| `a` | 1 |\n| `b` | 2 |\n{END}\n## B\n");
-        let (before, after, rows) = split(&text).expect("both marks");
-        assert_eq!((before, after), ("# A\n", "\n## B\n"));
+        let text = with_table(
+            &format!("<!-- {NAME}: written by {BY} -->\n<!-- end of {NAME} -->"),
+            NAME,
+            BY,
+            "| target |\n| `a` | 1 |\n| `b` | 2 |\n",
+        );
         assert_eq!(
-            rows.into_iter().collect::<Vec<_>>(),
+            rows(&text.expect("both markers")).into_iter().collect::<Vec<_>>(),
             [("a", "| `a` | 1 |"), ("b", "| `b` | 2 |")].map(|(name, row)| (name.to_owned(), row.to_owned()))
         );
-        assert!(split("# A\n").is_none());
+        assert!(rows("# A\n").is_empty());
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The budget file: one line per file with its path and count, separated by a tab.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use crate::Failure;
 
@@ -8,20 +11,17 @@ const HEADER: &str = "path\tphrases";
 
 /// Number of phrases allowed by path; zero for every other file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Budget(BTreeMap<String, usize>);
+pub(super) struct Budget(pub(super) BTreeMap<String, usize>);
 
 /// A file whose count is above or below its budget.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Mistake {
-    Over { path: String, count: usize, allowed: usize },
-    Under { path: String, count: usize, allowed: usize },
+pub(super) struct Mistake {
+    pub(super) path: String,
+    pub(super) count: usize,
+    pub(super) allowed: usize,
 }
 
 impl Budget {
-    pub(super) fn of(counts: BTreeMap<String, usize>) -> Self {
-        Self(counts)
-    }
-
     pub(super) fn parse(text: &str) -> Result<Self, Failure> {
         let mut lines = text.lines();
         if lines.next() != Some(HEADER) {
@@ -55,16 +55,14 @@ impl Budget {
     }
 
     pub(super) fn compare(&self, counts: &BTreeMap<String, usize>) -> Vec<Mistake> {
-        let count_of = |path: &str| counts.get(path).copied().unwrap_or(0);
-        let over = counts.iter().filter_map(|(path, &count)| {
-            let allowed = self.0.get(path).copied().unwrap_or(0);
-            (count > allowed).then(|| Mistake::Over { path: path.clone(), count, allowed })
+        let paths: BTreeSet<&String> = counts.keys().chain(self.0.keys()).collect();
+        let of = |all: &BTreeMap<String, usize>, path: &String| all.get(path).copied().unwrap_or(0);
+        let mistakes = paths.into_iter().map(|path| Mistake {
+            count: of(counts, path),
+            allowed: of(&self.0, path),
+            path: path.clone(),
         });
-        let under = self.0.iter().filter_map(|(path, &allowed)| {
-            let count = count_of(path);
-            (count < allowed).then(|| Mistake::Under { path: path.clone(), count, allowed })
-        });
-        over.chain(under).collect()
+        mistakes.filter(|mistake| mistake.count != mistake.allowed).collect()
     }
 }
 
@@ -77,19 +75,11 @@ impl fmt::Display for Budget {
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Over { path, count, allowed } => {
-                write!(
-                    f,
-                    "{path}: phrase count {count}, budget {allowed}: rewrite until at most {allowed} remain"
-                )
-            }
-            Self::Under { path, count, allowed } => {
-                write!(
-                    f,
-                    "{path}: phrase count {count}, budget {allowed}: lower it with cargo xtask prose --update"
-                )
-            }
+        let Self { path, count, allowed } = self;
+        write!(f, "{path}: phrase count {count}, budget {allowed}: ")?;
+        match count > allowed {
+            true => write!(f, "rewrite until at most {allowed} remain"),
+            false => f.write_str("lower it with cargo xtask prose --update"),
         }
     }
 }
@@ -104,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_written_budget_can_be_read_back() {
-        let budget = Budget::of(counts(&[("a.rs", 2), ("b.md", 1)]));
+        let budget = Budget(counts(&[("a.rs", 2), ("b.md", 1)]));
         assert_eq!(budget.to_string(), "path\tphrases\na.rs\t2\nb.md\t1\n");
         assert_eq!(Budget::parse(&budget.to_string()).expect("the budget is valid"), budget);
         assert!(Budget::parse("a.rs\t2\n").is_err());
@@ -113,27 +103,24 @@ mod tests {
 
     #[test]
     fn a_count_above_or_below_its_budget_is_reported() {
-        let budget = Budget::of(counts(&[("a.rs", 2), ("b.rs", 1), ("gone.rs", 1)]));
+        let budget = Budget(counts(&[("a.rs", 2), ("b.rs", 1), ("gone.rs", 1)]));
         let mistakes = budget.compare(&counts(&[("a.rs", 3), ("b.rs", 1), ("new.rs", 1)]));
-        let expected = [
-            Mistake::Over { path: "a.rs".to_owned(), count: 3, allowed: 2 },
-            Mistake::Over { path: "new.rs".to_owned(), count: 1, allowed: 0 },
-            Mistake::Under { path: "gone.rs".to_owned(), count: 0, allowed: 1 },
-        ];
+        let expected = [("a.rs", 3, 2), ("gone.rs", 0, 1), ("new.rs", 1, 0)]
+            .map(|(path, count, allowed)| Mistake { path: path.to_owned(), count, allowed });
         assert_eq!(mistakes, expected);
     }
 
     #[test]
     fn an_update_never_raises_a_budget() {
-        let mut budget = Budget::of(counts(&[("a.rs", 2), ("b.rs", 3), ("c.rs", 1)]));
+        let mut budget = Budget(counts(&[("a.rs", 2), ("b.rs", 3), ("c.rs", 1)]));
         budget.lower(&counts(&[("a.rs", 4), ("b.rs", 1), ("c.rs", 1), ("new.rs", 5)]));
-        assert_eq!(budget, Budget::of(counts(&[("a.rs", 2), ("b.rs", 1), ("c.rs", 1)])));
+        assert_eq!(budget, Budget(counts(&[("a.rs", 2), ("b.rs", 1), ("c.rs", 1)])));
     }
 
     #[test]
     fn a_renamed_file_keeps_its_budget() {
-        let mut budget = Budget::of(counts(&[("old.rs", 3)]));
+        let mut budget = Budget(counts(&[("old.rs", 3)]));
         budget.lower(&counts(&[("new.rs", 2), ("other.rs", 4)]));
-        assert_eq!(budget, Budget::of(counts(&[("new.rs", 2), ("other.rs", 1)])));
+        assert_eq!(budget, Budget(counts(&[("new.rs", 2), ("other.rs", 1)])));
     }
 }

@@ -69,7 +69,7 @@ fn numbered(text: &str) -> Vec<(usize, &str)> {
     text.lines().enumerate().map(|(at, line)| (at + 1, line)).collect()
 }
 
-fn outside_code_blocks(text: &str) -> Vec<(usize, &str)> {
+pub(crate) fn outside_code_blocks(text: &str) -> Vec<(usize, &str)> {
     let mut inside = false;
     let mut is_prose = |line: &str| {
         let is_fence = line.trim_start().starts_with("```");

@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_strict::{Document, hint, nearest};
 
-use super::{Experiment, ResultFormat, ServiceSpec, fill::Variables, plain};
+use super::{Experiment, ServiceSpec, fill::Variables, plain};
 use crate::{
     error::LabError,
     metric,
@@ -103,9 +103,7 @@ impl Experiment {
                 if ready.probe().is_none() {
                     document.problem(
                         &format!("{path}.ready"),
-                        format!(
-                            "{name}: ready needs exactly one of stun, tcp, http, log, udp_port, tcp_port"
-                        ),
+                        format!("{name}: ready needs exactly one of stun, log, udp_port, tcp_port"),
                     );
                 }
                 places.push((format!("{path}.ready.from"), ready.from.as_ref()));
@@ -169,9 +167,6 @@ impl Experiment {
                 .map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"));
             let list = known().collect::<Vec<_>>().join(", ");
             document.problem(&path, format!("no metric \"{name}\"{hint} (expected one of {list})"));
-        }
-        if self.workload.format == ResultFormat::Json && self.workload.fields.is_empty() {
-            document.problem("workload.format", "workload.format = \"json\" needs workload.fields");
         }
     }
 

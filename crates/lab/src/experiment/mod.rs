@@ -6,7 +6,6 @@ mod service;
 
 use std::{
     collections::BTreeMap,
-    env,
     path::{Path, PathBuf},
 };
 
@@ -58,8 +57,6 @@ pub(crate) struct Experiment {
     /// Reads hardware counters with `perf stat`, which slows down all subjects equally.
     #[serde(default = "yes")]
     pub(crate) counters: bool,
-    #[serde(default)]
-    pub(crate) syscalls: bool,
     /// Shared part; its variables and programs come before those of this file.
     include: Option<String>,
     #[serde(default)]
@@ -103,7 +100,6 @@ struct ExperimentPart {
 #[serde(deny_unknown_fields)]
 pub(crate) struct WorkloadSpec {
     pub(crate) command: CommandLine,
-    pub(crate) cwd: Option<PathBuf>,
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) cpus: Option<String>,
@@ -137,7 +133,6 @@ pub(crate) enum ResultFormat {
     #[default]
     Turnpike,
     Iperf3,
-    Json,
     None,
 }
 
@@ -192,10 +187,9 @@ impl Experiment {
 
     /// Removes subjects whose program is not installed; returns a message for each.
     pub(crate) fn drop_missing_subjects(&mut self, variables: &Variables) -> Vec<String> {
-        let base = env::current_dir().unwrap_or_default();
         let mut told = Vec::new();
         self.subject.retain(|service| {
-            let found = service.check_tools(variables, &base);
+            let found = service.check_tools(variables);
             let missing = found.err().filter(|_| service.optional);
             told.extend(missing.iter().map(|error| format!("{} is skipped: {error}", service.name)));
             missing.is_none()
@@ -259,12 +253,10 @@ impl Experiment {
     }
 
     pub(crate) fn check_tools(&self, variables: &Variables) -> Result<(), LabError> {
-        let base = env::current_dir().unwrap_or_default();
         for service in self.services() {
-            service.check_tools(variables, &base)?;
+            service.check_tools(variables)?;
         }
-        let words = self.workload_of_first(variables)?;
-        require(&words, self.workload.cwd.as_deref().unwrap_or(&base), "the workload")?;
+        require(&self.workload_of_first(variables)?, "the workload")?;
         let is_pinned = |service: &ServiceSpec| {
             service.cpus.is_some() || service.node.iter().any(|node| node.cpus.is_some())
         };

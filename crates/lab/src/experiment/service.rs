@@ -1,10 +1,7 @@
 //! Programs that run alongside the workload: a subject or a helper, possibly consisting of several processes,
 //! such as the nodes of a fleet.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
@@ -16,7 +13,6 @@ use crate::{error::LabError, record, tools};
 pub(crate) struct ServiceSpec {
     pub(crate) name: String,
     pub(crate) command: CommandLine,
-    pub(crate) cwd: Option<PathBuf>,
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
     /// List as for `taskset -c`.
@@ -44,12 +40,10 @@ pub(crate) struct ServiceSpec {
 pub(crate) struct Ready {
     /// Ready when `ADDRESS:PORT` answers a STUN Binding request over UDP.
     pub(crate) stun: Option<String>,
-    pub(crate) tcp: Option<String>,
-    pub(crate) http: Option<String>,
     pub(crate) log: Option<String>,
     /// Ready when a UDP socket in the service's namespace is bound to this port.
     pub(crate) udp_port: Option<String>,
-    /// Ready when a TCP socket in the service's namespace listens on this port; unlike `tcp`, this opens no connection.
+    /// Ready when a TCP socket in the service's namespace listens on this port.
     pub(crate) tcp_port: Option<String>,
     /// Namespace from which to probe; defaults to the service's own namespace.
     pub(crate) from: Option<String>,
@@ -68,9 +62,9 @@ pub(crate) struct SubjectNode {
 }
 
 impl ServiceSpec {
-    pub(super) fn check_tools(&self, variables: &Variables, base: &Path) -> Result<(), LabError> {
+    pub(super) fn check_tools(&self, variables: &Variables) -> Result<(), LabError> {
         for process in self.processes(variables)? {
-            require(&process.command.words()?, self.cwd.as_deref().unwrap_or(base), &self.name)?;
+            require(&process.command.words()?, &self.name)?;
         }
         Ok(())
     }
@@ -156,11 +150,9 @@ impl SubjectNode {
 }
 
 impl Ready {
-    fn probes(&mut self) -> [(&'static str, &mut Option<String>, &'static str); 6] {
+    fn probes(&mut self) -> [(&'static str, &mut Option<String>, &'static str); 4] {
         [
             ("stun", &mut self.stun, "answers STUN"),
-            ("tcp", &mut self.tcp, "accepts TCP"),
-            ("http", &mut self.http, "answers HTTP"),
             ("log", &mut self.log, "appears in its output"),
             ("udp_port", &mut self.udp_port, "is bound as a UDP port"),
             ("tcp_port", &mut self.tcp_port, "is a listening TCP port"),
@@ -175,11 +167,8 @@ impl Ready {
     }
 }
 
-pub(super) fn require(words: &[String], base: &Path, who: &str) -> Result<(), LabError> {
-    let Some(program) = words.first() else { return Ok(()) };
-    let found =
-        if program.contains('/') { base.join(program).is_file() } else { tools::find(program).is_some() };
-    if found { Ok(()) } else { Err(LabError::usage(tools::missing(program, &format!("for {who}")))) }
+pub(super) fn require(words: &[String], who: &str) -> Result<(), LabError> {
+    words.first().map_or(Ok(()), |program| tools::require(program, &format!("for {who}")).map(drop))
 }
 
 fn ten() -> f64 {

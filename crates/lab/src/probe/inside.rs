@@ -52,10 +52,6 @@ pub(crate) fn answers_stun(address: SocketAddr) -> Option<()> {
     is_binding_success(&answer[..length]).then_some(())
 }
 
-pub(crate) fn accepts_tcp(address: SocketAddr) -> Option<()> {
-    TcpStream::connect_timeout(&address, PATIENCE).ok().map(drop)
-}
-
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
     stream.set_read_timeout(Some(10 * PATIENCE)).ok()?;

@@ -75,7 +75,7 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<RunRecor
             kept.syscalls.insert(service.name.clone(), table);
             text
         }
-        Ok(None) => "not supported: neither `perf trace` nor `strace` works\n".to_owned(),
+        Ok(None) => "not supported, because strace is not installed\n".to_owned(),
         Err(halt) => format!("not measured: {}\n", halt.into_error()),
     };
     let text = format!("{}\nsyscalls\n{table}", stacks.describe(ROWS));

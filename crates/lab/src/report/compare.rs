@@ -1,155 +1,41 @@
 //! Comparison of several records, after a check of whether they are comparable.
 //!
 //! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the same machine, kernel and
-//! workload. The page therefore begins with the differences that prevent the comparison; the ratios follow.
+//! workload.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use maud::{PreEscaped, html};
-
-use super::page::{document, section};
-use super::plots::{self, Ratio};
-use super::tables::{TableRow, cards, class, table};
 use super::verdicts;
 use crate::metric;
 use crate::record::{BuildFile, RecordedExperiment, RecordedSubject, RunRecord};
 use crate::stats;
-use crate::verdict::MetricVerdict;
 
-#[derive(Clone, Debug)]
-pub(crate) struct Comparison {
-    pub(crate) entries: Vec<ComparedRecord>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct ComparedRecord {
-    pub(crate) id: String,
-    pub(crate) started: String,
-    /// Commit, followed by `+` if the tree had uncommitted changes.
-    pub(crate) commit: String,
-    pub(crate) differences: Vec<RecordDifference>,
-    pub(crate) verdicts: Vec<MetricVerdict>,
-    pub(crate) baseline: Option<f64>,
-    metric: String,
-}
-
-pub(crate) fn compare(records: &[RunRecord]) -> Comparison {
-    let entry = |record: &RunRecord| {
-        let metric = record.experiment.metric.clone();
-        ComparedRecord {
-            id: record.id.clone(),
-            started: record.started.clone(),
-            commit: record.environment.short_commit(),
-            differences: comparable(&records[0], record),
-            verdicts: verdicts(record),
-            baseline: record.baseline().and_then(|name| stats::median(&record.values(name, &metric))),
-            metric,
+/// Describes the records one after the other; differences from the first record come before the verdicts.
+pub(crate) fn compare(records: &[RunRecord]) -> String {
+    let mut text = String::new();
+    for record in records {
+        let differences = comparable(&records[0], record);
+        let forbidden = differences.iter().any(|difference| difference.forbids);
+        let metric = &record.experiment.metric;
+        let baseline = record.baseline().and_then(|name| stats::median(&record.values(name, metric)));
+        let (date, environment) = (record.started.get(..10).unwrap_or(&record.started), &record.environment);
+        let commit = environment.commit.as_deref().unwrap_or("–");
+        text += &format!(
+            "{date} {} commit {}{}, baseline {}{}\n",
+            record.id,
+            commit.get(..9).unwrap_or(commit),
+            if environment.dirty { "+" } else { "" },
+            baseline.map_or_else(|| "–".to_owned(), |value| metric::show(metric, value)),
+            if forbidden { ", NOT COMPARABLE with the first" } else { "" }
+        );
+        for difference in differences {
+            text += &format!("    {} {difference}\n", if difference.forbids { "!" } else { "-" });
         }
-    };
-    Comparison { entries: records.iter().map(entry).collect() }
-}
-
-impl ComparedRecord {
-    pub(crate) fn is_comparable(&self) -> bool {
-        !self.differences.iter().any(|difference| difference.forbids)
-    }
-
-    fn baseline_text(&self) -> String {
-        self.baseline.map_or_else(|| "–".to_owned(), |value| metric::show(&self.metric, value))
-    }
-}
-
-impl Comparison {
-    pub(crate) fn is_comparable(&self) -> bool {
-        self.entries.iter().all(ComparedRecord::is_comparable)
-    }
-
-    pub(crate) fn page(&self) -> String {
-        let answer = if self.is_comparable() { "comparable" } else { "not comparable" };
-        let differences: Vec<Vec<String>> = self
-            .entries
-            .iter()
-            .flat_map(|entry| entry.differences.iter().map(move |difference| (entry, difference)))
-            .map(|(entry, d)| {
-                let weight = if d.forbids { "prevents the comparison" } else { "informational" };
-                vec![entry.id.clone(), d.what.clone(), d.first.clone(), d.second.clone(), weight.to_owned()]
-            })
-            .collect();
-        let of_each = || {
-            self.entries.iter().flat_map(|entry| entry.verdicts.iter().map(move |verdict| (entry, verdict)))
-        };
-        let ratios: Vec<Ratio> = of_each()
-            .filter_map(|(entry, verdict)| {
-                let mark = if entry.is_comparable() { "" } else { " (not comparable)" };
-                Ratio::of(format!("{} {}{mark}", entry.date(), verdict.subject), verdict)
-            })
-            .collect();
-        let rows: Vec<TableRow> = of_each().map(|(entry, verdict)| entry.row(verdict)).collect();
-        let head =
-            ["record", "verdict", "metric", "ratio", "interval", "baseline", "subject", "started", "commit"];
-        let body = html! {
-            h1 { "Comparison" }
-            p.verdict { "These records are " (answer) "." }
-            (section(
-                "Differences from the first",
-                &table(&["record", "what", "first", "this", ""], &differences),
-            ))
-            (section("Ratios", &PreEscaped(plots::ratios(&ratios))))
-            (section("Records", &cards(&head, &rows)))
-            p { "Ratios are those of a subject to the baseline of the same record." }
-        };
-        document("Comparison", &body)
-    }
-}
-
-impl ComparedRecord {
-    fn row(&self, verdict: &MetricVerdict) -> TableRow {
-        let (ratio, interval) = verdict.estimate.map_or_else(Default::default, |e| {
-            (format!("{:.3}", e.ratio()), format!("{:.3} to {:.3}", e.interval().low, e.interval().high))
-        });
-        let texts = [
-            self.id.clone(),
-            verdict.outcome.to_string(),
-            verdict.metric.clone(),
-            ratio,
-            interval,
-            self.baseline_text(),
-            verdict.subject.clone(),
-            self.started.clone(),
-            self.commit.clone(),
-        ];
-        TableRow::of(class(&verdict.outcome), &texts)
-    }
-
-    fn date(&self) -> &str {
-        self.started.get(..10).unwrap_or(&self.started)
-    }
-}
-
-impl fmt::Display for Comparison {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for entry in &self.entries {
-            let mark = if entry.is_comparable() { "" } else { ", NOT COMPARABLE with the first" };
-            writeln!(
-                f,
-                "{} {} commit {}, baseline {}{mark}",
-                entry.date(),
-                entry.id,
-                entry.commit,
-                entry.baseline_text()
-            )?;
-            for difference in &entry.differences {
-                writeln!(f, "    {} {difference}", if difference.forbids { "!" } else { "-" })?;
-            }
-            for verdict in &entry.verdicts {
-                writeln!(f, "    {verdict}")?;
-            }
+        for verdict in verdicts(record) {
+            text += &format!("    {verdict}\n");
         }
-        Ok(())
     }
+    text
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -256,33 +142,21 @@ mod tests {
 
     #[test]
     fn records_from_two_days_on_one_machine_are_comparable() {
-        let comparison = compare(&two_days());
-        assert!(comparison.is_comparable());
-        let text = comparison.to_string();
+        let text = compare(&two_days());
         assert!(
             text.contains("1.500 times") && text.contains("1.667 times") && !text.contains("NOT"),
             "{text}"
         );
-        let html = comparison.page();
-        assert!(html.contains("These records are comparable") && html.contains("<svg"), "{html}");
+        assert_eq!(compare(&[]), "");
     }
 
     #[test]
     fn a_different_kernel_prevents_the_comparison() {
         let mut records = two_days();
         records[1].environment.kernel = "6.1.0".to_owned();
-        let comparison = compare(&records);
-        assert!(!comparison.is_comparable());
-        assert!(comparison.entries[0].is_comparable() && !comparison.entries[1].is_comparable());
-        let text = comparison.to_string();
-        assert!(text.contains("NOT COMPARABLE") && text.contains("! kernel: 6.12.1 and 6.1.0"), "{text}");
-        let html = comparison.page();
-        assert!(html.contains("not comparable") && html.contains("prevents the comparison"), "{html}");
-    }
-
-    #[test]
-    fn comparing_no_records_yields_an_empty_page() {
-        assert!(compare(&[]).page().contains("comparable"));
+        let text = compare(&records);
+        assert_eq!(text.matches("NOT COMPARABLE").count(), 1, "{text}");
+        assert!(text.contains("! kernel: 6.12.1 and 6.1.0"), "{text}");
     }
 
     #[test]

@@ -1,18 +1,16 @@
-//! Presentation of records: an HTML page, a row for the log, and a comparison of several records.
+//! Presentation of records: an HTML page, and a comparison of several records.
 //!
 //! The page is a single file without scripts, fonts or external resources.
 
 mod compare;
 mod page;
 mod plots;
-mod row;
 mod tables;
 
 use std::path::Path;
 
-pub(crate) use compare::{Comparison, compare};
+pub(crate) use compare::compare;
 pub(crate) use page::page;
-pub(crate) use row::{insert_row, row};
 
 use crate::error::LabError;
 use crate::metric::{self, Preference};
@@ -23,10 +21,6 @@ pub(crate) const FILE: &str = "report.html";
 
 pub(crate) fn save(dir: &Path, record: &RunRecord) -> Result<(), LabError> {
     write_whole(&dir.join(FILE), page(record).as_bytes())
-}
-
-pub(crate) fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), LabError> {
-    write_whole(file, comparison.page().as_bytes())
 }
 
 pub(crate) fn verdicts(record: &RunRecord) -> Vec<MetricVerdict> {

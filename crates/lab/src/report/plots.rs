@@ -8,7 +8,7 @@ use plotters::prelude::*;
 
 use crate::metric;
 use crate::record::{Round, RunRecord, Sweep};
-use crate::stats;
+use crate::stats::{self, ConfidenceInterval};
 use crate::verdict::{Conclusion, MetricVerdict};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -33,43 +33,40 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
+/// Row of [`ratios`]; all figures are logarithms.
 pub(super) struct Ratio {
     pub(crate) label: String,
     pub(crate) ratio: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-    /// Half-width of the noise band around 1, as a logarithm.
-    pub(crate) floor: Option<f64>,
+    pub(crate) interval: ConfidenceInterval,
+    /// Half-width of the noise band around 0.
+    pub(crate) floor: f64,
     pub(crate) better: Option<bool>,
 }
 
 impl Ratio {
     pub(super) fn of(label: String, verdict: &MetricVerdict) -> Option<Self> {
         let estimate = verdict.estimate?;
-        let interval = estimate.interval();
-        let floor = verdict.floor.map(|floor| floor.level);
         let better = match verdict.outcome {
             Conclusion::Faster => Some(true),
             Conclusion::Slower => Some(false),
             _ => None,
         };
-        Some(Self { label, ratio: estimate.ratio(), low: interval.low, high: interval.high, floor, better })
+        let floor = verdict.floor.map_or(0.0, |floor| floor.level);
+        Some(Self { label, ratio: estimate.log_ratio, interval: estimate.log_interval, floor, better })
     }
 }
 
 /// Ratios with intervals on a logarithmic scale, with a line at 1 and the noise floor as a band.
 pub(super) fn ratios(rows: &[Ratio]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
     let rows = &rows[..rows.len().min(MOST_ROWS)];
-    let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+    let ends = rows.iter().flat_map(|row| [row.interval.low, row.interval.high, -row.floor, row.floor]);
+    let Some((low, high)) = range(ends) else { return String::new() };
     let labels: Vec<String> =
-        rows.iter().map(|row| format!("{}  {}", row.label, figure(row.ratio))).collect();
+        rows.iter().map(|row| format!("{}  {}", row.label, figure(row.ratio.exp()))).collect();
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
-    let label_area = (CHARACTER * u32::try_from(longest).unwrap_or(u32::MAX)).clamp(60, WIDTH / 2);
-    svg(60 + 34 * count.max(2), |area| {
-        let (low, high) = extent(rows);
+    let pixels = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let label_area = (CHARACTER * pixels(longest)).clamp(60, WIDTH / 2);
+    svg(60 + 34 * pixels(rows.len()).max(2), |area| {
         // A single row gets an empty row below it, because plotters misplaces a segment that is the only one on its axis.
         let last = (rows.len() - 1).max(1);
         let mut chart = ChartBuilder::on(area)
@@ -77,10 +74,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             .margin_right(30)
             .x_label_area_size(34)
             .y_label_area_size(label_area)
-            .build_cartesian_2d(
-                (low..high).log_scale().with_key_points(ticks(low, high)),
-                (0..last).into_segmented(),
-            )?;
+            .build_cartesian_2d(low..high, (0..last).into_segmented())?;
         let label = |place: &SegmentValue<usize>| match place {
             SegmentValue::CenterOf(place) => {
                 labels.get(last - place.min(&last)).map_or_else(String::new, Clone::clone)
@@ -92,84 +86,30 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             .light_line_style(TRANSPARENT)
             .y_labels(rows.len() + 1)
             .y_label_formatter(&label)
-            .x_label_formatter(&|x| tick_label(*x))
+            .x_labels(8)
+            .x_label_formatter(&|x| figure(x.exp()))
             .x_desc("ratio to the baseline")
             .label_style(FONT)
             .draw()?;
         for (i, row) in rows.iter().enumerate() {
             let place = last - i;
             let middle = SegmentValue::CenterOf(place);
-            if let Some(floor) = row.floor {
-                let band = [((-floor).exp(), SegmentValue::Exact(place)), (floor.exp(), after(place, last))];
-                chart.draw_series([Rectangle::new(band, BLACK.mix(0.08).filled())])?;
-            }
+            let end = if place == last { SegmentValue::Last } else { SegmentValue::Exact(place + 1) };
+            let band = [(-row.floor, SegmentValue::Exact(place)), (row.floor, end)];
+            chart.draw_series([Rectangle::new(band, BLACK.mix(0.08).filled())])?;
             let colour = match row.better {
                 Some(true) => COLOURS[2],
                 Some(false) => COLOURS[1],
                 None => RGBColor(120, 120, 120),
             };
-            chart.draw_series([PathElement::new(
-                vec![(row.low, middle.clone()), (row.high, middle.clone())],
-                colour.stroke_width(3),
-            )])?;
+            let interval = vec![(row.interval.low, middle.clone()), (row.interval.high, middle.clone())];
+            chart.draw_series([PathElement::new(interval, colour.stroke_width(3))])?;
             chart.draw_series([Circle::new((row.ratio, middle), DOT, colour.filled())])?;
         }
-        chart.draw_series([PathElement::new(
-            vec![(1.0, SegmentValue::Exact(0)), (1.0, SegmentValue::Last)],
-            BLACK.stroke_width(1),
-        )])?;
+        let one = vec![(0.0, SegmentValue::Exact(0)), (0.0, SegmentValue::Last)];
+        chart.draw_series([PathElement::new(one, BLACK.stroke_width(1))])?;
         Ok(())
     })
-}
-
-fn extent(rows: &[Ratio]) -> (f64, f64) {
-    let ends = rows.iter().flat_map(|row| {
-        let floor = row.floor.unwrap_or(0.0);
-        [row.low, row.ratio, row.high, (-floor).exp(), floor.exp()]
-    });
-    let (low, high) = ends.fold((0.98_f64, 1.02_f64), |(low, high), end| (low.min(end), high.max(end)));
-    let margin = (high / low).powf(0.05);
-    (low / margin, high * margin)
-}
-
-/// Ratios with round values between `low` and `high`, starting from 1; as many as fit without overlapping labels.
-fn ticks(low: f64, high: f64) -> Vec<f64> {
-    const ROUND: [f64; 12] = [1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.5, 7.0];
-    const ROUND_BELOW: [f64; 12] = [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.3, 0.15, 0.03];
-    let apart = (high / low).ln() * 0.09;
-    // On a wide range, the ticks have the same leading digits in each decade.
-    let figures: &[f64] = match apart {
-        0.0..0.69 => &[1.0, 2.0, 5.0],
-        0.69..1.09 => &[1.0, 3.0],
-        _ => &[1.0],
-    };
-    let is_wide = high / low > 20.0;
-    let decades =
-        || (-300..300_i32).flat_map(|power| figures.iter().map(move |figure| figure * 10_f64.powi(power)));
-    let mut ticks = vec![1.0_f64];
-    for (side, near) in [(1.0, &ROUND), (-1.0, &ROUND_BELOW)] {
-        let mut candidates: Vec<f64> = near
-            .iter()
-            .copied()
-            .filter(|_| !is_wide)
-            .chain(decades())
-            .filter(|tick| (low..=high).contains(tick) && (tick.ln() * side) > 0.0)
-            .collect();
-        candidates.sort_by(|a, b| a.ln().abs().total_cmp(&b.ln().abs()));
-        let mut last = 1.0_f64;
-        for tick in candidates {
-            if (tick / last).ln().abs() >= apart {
-                ticks.push(tick);
-                last = tick;
-            }
-        }
-    }
-    ticks.sort_by(f64::total_cmp);
-    ticks
-}
-
-fn tick_label(x: f64) -> String {
-    if (1e-3..1e5).contains(&x) { format!("{}", (x * 1e6).round() / 1e6) } else { format!("{x:.0e}") }
 }
 
 fn figure(ratio: f64) -> String {
@@ -178,10 +118,6 @@ fn figure(ratio: f64) -> String {
         0.001..0.1 => format!("{ratio:.4}"),
         _ => format!("{ratio:.2e}"),
     }
-}
-
-fn after(place: usize, last: usize) -> SegmentValue<usize> {
-    if place == last { SegmentValue::Last } else { SegmentValue::Exact(place + 1) }
 }
 
 /// All runs as dots, void runs as rings, and the median as a line; see [`rounds_legend`].
@@ -242,69 +178,6 @@ pub(super) fn rounds_legend(record: &RunRecord, metric: &str) -> Markup {
     }
 }
 
-pub(super) fn latency(record: &RunRecord) -> String {
-    let curves = lines(record, |subject| median_percentiles(record, subject));
-    let all = || curves.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
-    let Some((_, high)) = range(all()) else { return String::new() };
-    let low = all().fold(f64::INFINITY, f64::min) / 1.2;
-    let names = ["p50", "p90", "p99", "p99.9", "max"];
-    svg(HEIGHT, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(10)
-            .x_label_area_size(34)
-            .y_label_area_size(80)
-            .build_cartesian_2d(
-                (0..names.len() - 1).into_segmented(),
-                (low..high.max(low * 10.0)).log_scale(),
-            )?;
-        let label = |place: &SegmentValue<usize>| match place {
-            SegmentValue::CenterOf(place) => names.get(*place).copied().unwrap_or_default().to_owned(),
-            _ => String::new(),
-        };
-        chart
-            .configure_mesh()
-            .light_line_style(TRANSPARENT)
-            .x_label_formatter(&label)
-            .y_labels(6)
-            .y_label_formatter(&|y| format!("{y:.0} µs"))
-            .label_style(FONT)
-            .draw()?;
-        draw_lines(&mut chart, curves)
-    })
-}
-
-struct PlotLine<'a, X> {
-    subject: usize,
-    name: &'a str,
-    points: Vec<(X, f64)>,
-}
-
-fn lines<X>(record: &RunRecord, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<PlotLine<'_, X>> {
-    let subjects = record.experiment.subjects.iter().map(|subject| subject.name.as_str()).enumerate();
-    subjects
-        .map(|(subject, name)| PlotLine { subject, name, points: points(name) })
-        .filter(|line| !line.points.is_empty())
-        .collect()
-}
-
-fn median_percentiles(record: &RunRecord, subject: &str) -> Vec<(SegmentValue<usize>, f64)> {
-    let latencies: Vec<_> = record
-        .rounds
-        .iter()
-        .filter(|round| round.subject == subject && round.voided.is_none())
-        .filter_map(|round| round.latency.as_ref().map(crate::record::LatencySummary::percentiles))
-        .collect();
-    (0..5)
-        .filter_map(|i| {
-            Some((
-                SegmentValue::CenterOf(i),
-                stats::median(&latencies.iter().map(|p| p[i].1).collect::<Vec<_>>())?,
-            ))
-        })
-        .filter(|(_, value)| *value > 0.0)
-        .collect()
-}
-
 #[derive(Clone, Copy)]
 pub(super) enum Curve {
     Delivered,
@@ -313,8 +186,10 @@ pub(super) enum Curve {
 }
 
 pub(super) fn sweeps(record: &RunRecord, curve: Curve) -> String {
-    let curves = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
-    let points = || curves.iter().flat_map(|line| &line.points);
+    let subjects = record.experiment.subjects.iter().map(|subject| subject.name.as_str()).enumerate();
+    let curves: Vec<_> =
+        subjects.map(|(i, name)| (i, name, sweep_points(&record.sweeps, name, curve))).collect();
+    let points = || curves.iter().flat_map(|(.., points)| points);
     let (Some((low, high)), Some((left, right))) =
         (range(points().map(|p| p.1)), range(points().map(|p| p.0)))
     else {
@@ -343,7 +218,21 @@ pub(super) fn sweeps(record: &RunRecord, curve: Curve) -> String {
             let (from, to) = (left.max(low).max(0.0), right.min(high));
             chart.draw_series(LineSeries::new([(from, from), (to, to)], BLACK.mix(0.3)))?;
         }
-        draw_lines(&mut chart, curves)
+        for (i, name, points) in &curves {
+            let colour = colour(*i);
+            chart
+                .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
+                .label(*name)
+                .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+            chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, colour.filled())))?;
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.8))
+            .label_font(FONT)
+            .draw()?;
+        Ok(())
     })
 }
 
@@ -381,32 +270,6 @@ fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 
 fn colour(subject: usize) -> RGBColor {
     COLOURS[subject % COLOURS.len()]
-}
-
-fn draw_lines<'a, DB, X: Ranged>(
-    chart: &mut ChartContext<'a, DB, Cartesian2d<X, impl Ranged<ValueType = f64>>>,
-    curves: Vec<PlotLine<'_, X::ValueType>>,
-) -> PlotResult
-where
-    DB: DrawingBackend + 'a,
-    DB::ErrorType: 'static,
-    X::ValueType: Clone + 'static,
-{
-    for PlotLine { subject, name, points } in curves {
-        let colour = colour(subject);
-        chart
-            .draw_series(LineSeries::new(points.iter().cloned(), colour.stroke_width(2)))?
-            .label(name)
-            .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
-        chart.draw_series(points.into_iter().map(|point| Circle::new(point, 4, colour.filled())))?;
-    }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .background_style(WHITE.mix(0.8))
-        .label_font(FONT)
-        .draw()?;
-    Ok(())
 }
 
 fn svg(height: u32, draw: impl FnOnce(&Area<'_>) -> PlotResult) -> String {

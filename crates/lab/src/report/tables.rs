@@ -1,4 +1,4 @@
-//! Tables of a page. On narrow screens, tables with long text turn into cards.
+//! Tables of a page, which turn into one card per row on a narrow screen.
 
 use maud::{Markup, html};
 
@@ -8,41 +8,38 @@ use crate::stats;
 use crate::thresholds::{ThresholdOutcome, evaluate};
 use crate::verdict::{Conclusion, MetricVerdict};
 
-pub(super) struct TableRow {
-    pub(super) class: &'static str,
-    pub(super) cells: Vec<Cell>,
-}
-
-pub(super) struct Cell {
-    pub(super) html: Markup,
-    pub(super) class: &'static str,
+struct TableRow {
+    class: &'static str,
+    /// Content and class of each cell.
+    cells: Vec<(Markup, &'static str)>,
 }
 
 impl TableRow {
-    pub(super) fn of(class: &'static str, texts: &[String]) -> Self {
-        let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
-        cells[1].class = "verdict";
-        Self { class, cells }
+    /// Row whose second cell contains a verdict.
+    fn judged(class: &'static str, texts: &[String]) -> Self {
+        let mut row = Self::of(texts);
+        row.cells[1].1 = "verdict";
+        Self { class, ..row }
+    }
+
+    fn of(texts: &[impl AsRef<str>]) -> Self {
+        let cell = |text: &str| (html! { (text) }, number(text).unwrap_or_default());
+        Self { class: "", cells: texts.iter().map(|text| cell(text.as_ref())).collect() }
     }
 }
 
-impl Cell {
-    pub(super) fn text(text: &str) -> Self {
-        Self { html: html! { (text) }, class: number(text).unwrap_or_default() }
-    }
-}
-
-/// Table that turns into one card per row on a narrow screen.
-pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
+fn table(head: &[&str], rows: &[TableRow]) -> Markup {
     html! {
         @if !rows.is_empty() {
             table.cards {
-                thead { tr { @for cell in head { th { (cell) } } } }
+                @if head.iter().any(|name| !name.is_empty()) {
+                    thead { tr { @for name in head { th { (name) } } } }
+                }
                 tbody {
                     @for row in rows {
                         tr class=(row.class) {
-                            @for (cell, name) in row.cells.iter().zip(head) {
-                                td class=(cell.class) data-label=(name) { (cell.html) }
+                            @for ((cell, class), name) in row.cells.iter().zip(head) {
+                                td class=(class) data-label=(name) { (cell) }
                             }
                         }
                     }
@@ -58,7 +55,7 @@ pub(super) fn metrics(record: &RunRecord, judged: &[&MetricVerdict]) -> Markup {
     let rows: Vec<TableRow> = judged.iter().map(|verdict| metric_row(record, verdict, several)).collect();
     let baseline = record.baseline().unwrap_or("baseline");
     let subject = if several { "subject" } else { record.candidates().next().unwrap_or("subject") };
-    cards(
+    table(
         &["metric", "verdict", "ratio", "interval", baseline, subject, "effect / noise", "noise floor"],
         &rows,
     )
@@ -81,26 +78,21 @@ fn metric_row(record: &RunRecord, verdict: &MetricVerdict, several: bool) -> Tab
         br;
         small { (metric::find(name).map_or("", |metric| metric.about)) (better) }
     };
-    let ratio = verdict.estimate.map_or_else(dash, |e| format!("{:.3}", e.ratio()));
-    let interval = verdict
-        .estimate
-        .filter(|e| e.rounds > 1)
-        .map_or_else(dash, |e| format!("{:.3} to {:.3}", e.interval().low, e.interval().high));
+    let interval = verdict.estimate.filter(|e| e.rounds > 1).map(|e| e.interval());
     let effect = verdict.estimate.map(|e| e.effect_size()).filter(|size| size.is_finite());
-    let figures = [
-        ratio,
-        interval,
+    let texts = [
+        String::new(),
+        in_short(&verdict.outcome),
+        verdict.estimate.map_or_else(dash, |e| format!("{:.3}", e.ratio())),
+        interval.map_or_else(dash, |interval| format!("{:.3} to {:.3}", interval.low, interval.high)),
         median(&verdict.baseline),
         median(&verdict.subject),
         effect.map_or_else(dash, |size| format!("{size:.1}")),
         verdict.floor.map_or_else(dash, |floor| format!("±{:.1} %", floor.percent())),
     ];
-    let mut cells = vec![
-        Cell { html: title, class: "" },
-        Cell { class: "verdict", ..Cell::text(&in_short(&verdict.outcome)) },
-    ];
-    cells.extend(figures.iter().map(|text| Cell::text(text)));
-    TableRow { class: class(&verdict.outcome), cells }
+    let mut row = TableRow::judged(class(&verdict.outcome), &texts);
+    row.cells[0].0 = title;
+    row
 }
 
 pub(super) fn class(outcome: &Conclusion) -> &'static str {
@@ -136,148 +128,128 @@ pub(super) fn thresholds(record: &RunRecord) -> Markup {
                 ThresholdOutcome::Missed => "slower",
                 ThresholdOutcome::Undecided(_) => "",
             };
-            let figure = held.figure_in_words().unwrap_or_else(dash);
             let whom = held.against.clone().unwrap_or_else(|| format!("of {}", held.subject));
             let texts = [
                 held.threshold.metric.clone(),
                 held.outcome.to_string(),
-                figure,
+                held.figure_in_words().unwrap_or_else(dash),
                 format!("{} {} {whom}", held.kind, held.threshold),
             ];
-            TableRow::of(class, &texts)
+            TableRow::judged(class, &texts)
         })
         .collect();
-    cards(&["metric", "verdict", "figure", "threshold"], &rows)
+    table(&["metric", "verdict", "figure", "threshold"], &rows)
 }
 
 pub(super) fn found(record: &RunRecord) -> Markup {
-    let rows: Vec<Vec<String>> = record
-        .sweeps
-        .iter()
-        .flat_map(|sweep| sweep.found.iter().map(move |found| (sweep, found)))
-        .map(|(sweep, found)| {
-            let rate = |pps: Option<u64>| pps.map_or_else(dash, |pps| pps.to_string());
-            vec![
-                sweep.subject.clone(),
-                format!("{} %", found.max_loss * 100.0),
-                rate(found.lower_pps),
-                rate(found.upper_pps),
-                found.delivered_pps.map_or_else(dash, |pps| format!("{pps:.0}")),
-                found.because.to_string(),
-            ]
-        })
-        .collect();
-    table(
-        &["subject", "loss at most", "met at, /s", "missed at, /s", "delivered, /s", "end of search"],
-        &rows,
-    )
+    let found = record.sweeps.iter().flat_map(|sweep| sweep.found.iter().map(move |found| (sweep, found)));
+    let rate = |pps: Option<u64>| pps.map_or_else(dash, |pps| pps.to_string());
+    let rows = found.map(|(sweep, found)| {
+        TableRow::of(&[
+            sweep.subject.clone(),
+            format!("{} %", found.max_loss * 100.0),
+            rate(found.lower_pps),
+            rate(found.upper_pps),
+            found.delivered_pps.map_or_else(dash, |pps| format!("{pps:.0}")),
+            found.because.to_string(),
+        ])
+    });
+    let head = ["subject", "loss at most", "met at, /s", "missed at, /s", "delivered, /s", "end of search"];
+    table(&head, &rows.collect::<Vec<_>>())
 }
 
 pub(super) fn symbols(profile: &CpuProfile) -> Markup {
-    let rows: Vec<Vec<String>> = profile
-        .symbols
-        .iter()
-        .map(|symbol| {
-            let side = if symbol.kernel { "kernel" } else { "user" };
-            vec![format!("{:.2} %", symbol.percent), side.to_owned(), symbol.name.clone()]
-        })
-        .collect();
+    let rows = profile.symbols.iter().map(|symbol| {
+        let side = if symbol.kernel { "kernel" } else { "user" };
+        TableRow::of(&[&format!("{:.2} %", symbol.percent), side, &symbol.name])
+    });
     html! {
         p {
             (profile.samples) " samples, " (format!("{:.1}", profile.kernel_percent)) " % in the kernel; "
             a href="flame.svg" { "flame graph" } "."
         }
-        (table(&["samples", "side", "symbol"], &rows))
+        (table(&["samples", "side", "symbol"], &rows.collect::<Vec<_>>()))
     }
 }
 
 pub(super) fn syscalls(syscalls: &[Syscall]) -> Markup {
-    let rows: Vec<Vec<String>> = syscalls
-        .iter()
-        .map(|row| {
-            vec![
-                row.name.clone(),
-                row.calls.to_string(),
-                row.errors.to_string(),
-                format!("{:.6}", row.seconds),
-                format!("{:.2}", row.us_per_call()),
-            ]
-        })
-        .collect();
+    let rows = syscalls.iter().map(|row| {
+        TableRow::of(&[
+            row.name.clone(),
+            row.calls.to_string(),
+            row.errors.to_string(),
+            format!("{:.6}", row.seconds),
+            format!("{:.2}", row.us_per_call()),
+        ])
+    });
     html! {
-        @if !rows.is_empty() {
-            p { "From a separate run under a tracer, which slows the subject down; waiting time is included." }
-            (table(&["syscall", "calls", "errors", "seconds", "µs per call"], &rows))
-        }
+        p { "From a separate run under a tracer, which slows the subject down; waiting time is included." }
+        (table(&["syscall", "calls", "errors", "seconds", "µs per call"], &rows.collect::<Vec<_>>()))
     }
 }
 
 pub(super) fn experiment(record: &RunRecord) -> Markup {
     let experiment = &record.experiment;
-    let line = |name: &str, value: String| vec![name.to_owned(), value];
+    let (rules, limits) = (experiment.rules, experiment.limits);
     let mut rows = vec![
-        line("command", record.command.join(" ")),
-        line("workload", experiment.workload.clone()),
-        line("deciding metric", experiment.metric.clone()),
-        line("requested rounds", experiment.rounds.to_string()),
-        line(
+        ["command", &record.command.join(" ")],
+        ["workload", &experiment.workload],
+        ["deciding metric", &experiment.metric],
+        ["requested rounds", &experiment.rounds.to_string()],
+        [
             "duration of a run",
-            format!("{} s after {} s of warm-up", experiment.duration_s, experiment.warmup_s),
-        ),
-        line("seed", record.seed.to_string()),
-        line(
+            &format!("{} s after {} s of warm-up", experiment.duration_s, experiment.warmup_s),
+        ],
+        ["seed", &record.seed.to_string()],
+        [
             "rules",
-            format!(
+            &format!(
                 "at least {} rounds, resolution {} %, noise floor {}, at most {} % of the rounds void",
-                experiment.rules.min_rounds,
-                experiment.rules.resolution * 100.0,
-                if experiment.rules.need_noise_floor { "needed" } else { "not needed" },
-                experiment.rules.max_voided * 100.0
+                rules.min_rounds,
+                rules.resolution * 100.0,
+                if rules.need_noise_floor { "needed" } else { "not needed" },
+                rules.max_voided * 100.0
             ),
-        ),
-        line(
+        ],
+        [
             "a run is void",
-            format!(
+            &format!(
                 "if the generator falls behind by more than {} µs (p99), more than {} % of CPU time is stolen, or other processes use more than {} % \
                  of the subject's cores",
-                experiment.limits.late_p99_us,
-                experiment.limits.steal_percent,
-                experiment.limits.foreign_percent
+                limits.late_p99_us, limits.steal_percent, limits.foreign_percent
             ),
-        ),
-    ];
+        ],
+    ]
+    .into_iter()
+    .map(|cells| TableRow::of(&cells))
+    .collect::<Vec<_>>();
     for (i, subject) in experiment.subjects.iter().enumerate() {
         let role = if i == 0 { "baseline" } else { "subject" };
         let cpus = subject.cpus.as_ref().map_or_else(String::new, |cpus| format!(" (CPUs {cpus})"));
-        rows.push(line(role, format!("{}: {}{cpus}", subject.name, subject.command.join(" "))));
+        rows.push(TableRow::of(&[role, &format!("{}: {}{cpus}", subject.name, subject.command.join(" "))]));
     }
     table(&["", ""], &rows)
 }
 
 pub(super) fn environment(record: &RunRecord) -> Markup {
     let environment = &record.environment;
-    let line = |name: &str, value: String| vec![name.to_owned(), value];
+    let memory = format!("{:.1} GiB", environment.memory_bytes as f64 / f64::from(1 << 30));
+    let commit = environment.commit.as_deref().unwrap_or("none");
+    let changes = if environment.dirty { ", with uncommitted changes" } else { "" };
     let mut rows = vec![
-        line("kernel", environment.kernel.clone()),
-        line("CPU", format!("{}, {} cores", environment.cpu_model, environment.cores)),
-        line("idle CPUs", environment.idle.clone()),
-        line("memory", format!("{:.1} GiB", environment.memory_bytes as f64 / f64::from(1 << 30))),
-        line(
-            "commit",
-            match &environment.commit {
-                Some(commit) if environment.dirty => format!("{commit}, with uncommitted changes"),
-                Some(commit) => commit.clone(),
-                None => "none".to_owned(),
-            },
-        ),
+        TableRow::of(&["kernel", &environment.kernel]),
+        TableRow::of(&["CPU", &format!("{}, {} cores", environment.cpu_model, environment.cores)]),
+        TableRow::of(&["idle CPUs", &environment.idle]),
+        TableRow::of(&["memory", &memory]),
+        TableRow::of(&["commit", &format!("{commit}{changes}")]),
     ];
     for (interface, features) in &environment.offloads {
-        let list: Vec<String> =
-            features.iter().map(|(name, on)| format!("{name} {}", if *on { "on" } else { "off" })).collect();
-        rows.push(line(&format!("offloads of {interface}"), list.join(", ")));
+        let state = |(name, on): (&String, &bool)| format!("{name} {}", if *on { "on" } else { "off" });
+        let list: Vec<String> = features.iter().map(state).collect();
+        rows.push(TableRow::of(&[format!("offloads of {interface}"), list.join(", ")]));
     }
-    rows.extend(environment.tools.iter().map(|(tool, version)| line(tool, version.clone())));
-    rows.extend(environment.notes.iter().map(|note| line("note", note.clone())));
+    rows.extend(environment.tools.iter().map(|(tool, version)| TableRow::of(&[tool, version])));
+    rows.extend(environment.notes.iter().map(|note| TableRow::of(&["note", note])));
     table(&["", ""], &rows)
 }
 
@@ -307,7 +279,9 @@ pub(super) fn rounds(record: &RunRecord, rounds: &[Round]) -> Markup {
                     th { "remarks" }
                 }
                 @for round in rounds {
-                    tr class=[round.voided.as_ref().map(|_| "void")] { (cells(&row(round))) }
+                    tr class=[round.voided.as_ref().map(|_| "void")] {
+                        @for cell in row(round) { td class=[number(&cell)] { (cell) } }
+                    }
                 }
             }
         }
@@ -315,40 +289,20 @@ pub(super) fn rounds(record: &RunRecord, rounds: &[Round]) -> Markup {
 }
 
 pub(super) fn programs(record: &RunRecord) -> Markup {
-    let rows: Vec<TableRow> = record
-        .programs
-        .iter()
-        .map(|build| {
-            let mut cells: Vec<Cell> = [
-                &build.name,
-                &build.path,
-                build.version.as_deref().unwrap_or("unknown"),
-                &build.size.to_string(),
-                &build.modified,
-            ]
-            .map(Cell::text)
-            .into();
-            let hash = html! { code { (build.sha256.as_deref().unwrap_or("unknown")) } };
-            cells.push(Cell { html: hash, class: "hash" });
-            TableRow { class: "", cells }
-        })
-        .collect();
-    cards(&["program", "file", "version", "bytes", "modified", "SHA-256"], &rows)
-}
-
-pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> Markup {
-    html! {
-        @if !rows.is_empty() {
-            table {
-                tr { @for cell in head { th { (cell) } } }
-                @for row in rows { tr { (cells(row)) } }
-            }
-        }
-    }
-}
-
-fn cells(row: &[String]) -> Markup {
-    html! { @for cell in row { td class=[number(cell)] { (cell) } } }
+    let rows = record.programs.iter().map(|build| {
+        let mut row = TableRow::of(&[
+            &build.name,
+            &build.path,
+            build.version.as_deref().unwrap_or("unknown"),
+            &build.size.to_string(),
+            &build.modified,
+        ]);
+        let hash = html! { code { (build.sha256.as_deref().unwrap_or("unknown")) } };
+        row.cells.push((hash, "hash"));
+        row
+    });
+    let head = ["program", "file", "version", "bytes", "modified", "SHA-256"];
+    table(&head, &rows.collect::<Vec<_>>())
 }
 
 fn number(cell: &str) -> Option<&'static str> {

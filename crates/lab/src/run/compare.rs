@@ -13,7 +13,7 @@ use crate::{
     progress::RunProgress,
     record::{Round, RunRecord},
     request::RunRequest,
-    stats::Estimate,
+    stats::{self, Estimate},
 };
 
 /// Expected time for starting and stopping the programs of a run, in seconds.
@@ -24,36 +24,49 @@ const HOPELESS: usize = 2;
 /// Runs the experiment of `request`. The record is saved in its directory even if the run is interrupted.
 pub(super) fn compare(request: &RunRequest, stage: &RunStage) -> Result<RunRecord, LabError> {
     let mut record = stage.record(request)?;
-    let outcome = stage.run_rounds(&mut record);
+    let experiment = &stage.experiment;
+    let expected =
+        experiment.discard + experiment.workload.rest + experiment.warmup + experiment.duration + OVERHEAD;
+    let outcome = stage.run_rounds(&mut record, experiment.aa, expected, |service, round, _| {
+        let mut session = stage.start(service)?;
+        session.discard_first()?;
+        session.measure(stage.window(), |_| {}, round)?;
+        round.voided = experiment.limits.check(&round.metrics);
+        Ok(())
+    });
+    let outcome = outcome.and_then(|()| match stage.traces_syscalls && !record.interrupted {
+        true => stage.trace_all(&mut record),
+        false => Ok(()),
+    });
     let is_wrong = matches!(outcome, Err(LabError::Usage(_)));
     let is_measured = !record.rounds.is_empty() && !is_wrong;
     stage.keep(&mut record, is_measured)?;
     outcome.map(|()| record)
 }
 
-enum Prospect {
-    Good,
-    WithoutIt,
-    None,
-}
-
 impl RunStage {
-    fn run_rounds(&self, record: &mut RunRecord) -> Result<(), LabError> {
-        let experiment = &self.experiment;
-        let subjects = &experiment.subject;
-        // The baseline's second run is an additional entry of the round.
-        let runs = subjects.len() + usize::from(experiment.aa);
-        let wanted = experiment.rounds as usize;
+    /// Runs all rounds, each with every subject and, if `aa` is true, the baseline again. `measure` measures a subject once, which takes
+    /// about `expected` seconds.
+    pub(super) fn run_rounds(
+        &self,
+        record: &mut RunRecord,
+        aa: bool,
+        expected: f64,
+        mut measure: impl FnMut(&ServiceSpec, &mut Round, &mut RunRecord) -> Result<(), RunFailure>,
+    ) -> Result<(), LabError> {
+        let subjects = &self.experiment.subject;
+        let runs = subjects.len() + usize::from(aa);
+        let wanted = record.experiment.rounds as usize;
         // Limit on the number of rounds, including repetitions of rounds that were void for external reasons.
         let most = wanted + wanted.div_ceil(2);
         let mut rounds = wanted;
-        let each = experiment.discard
-            + experiment.workload.rest
-            + experiment.warmup
-            + experiment.duration
-            + OVERHEAD;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let mut progress = RunProgress::new(count(wanted), count(runs), Duration::from_secs_f64(each));
+        let mut progress = RunProgress {
+            rounds: count(wanted),
+            runs_per_round: count(runs),
+            expected: Duration::from_secs_f64(expected),
+            ..RunProgress::default()
+        };
         let mut given_up = BTreeSet::new();
         self.console.note(&format!("{}: seed {}", record.id, record.seed));
         for (index, order) in order::plan(record.seed, runs, count(most)).into_iter().enumerate() {
@@ -64,109 +77,65 @@ impl RunStage {
                 let again = run == subjects.len();
                 let service = &subjects[if again { 0 } else { run }];
                 if given_up.contains(&service.name) {
-                    progress.skip_run();
+                    progress.runs_done += 1;
+                    progress.runs_skipped += 1;
                     continue;
                 }
                 let name = if again { format!("{} (again)", service.name) } else { service.name.clone() };
-                progress.run_begins(name, self.console.now());
-                self.console.progress(&progress);
-                let round = match self.run_once(service, count(index), count(place), record) {
-                    Ok(round) => round,
-                    Err(RunFailure::Interrupted) => {
+                self.console.progress(&progress.line(&name, self.console.elapsed()));
+                let mut round = Round::new(count(index), &service.name, count(place));
+                if let Err(halt) = measure(service, &mut round, record) {
+                    if matches!(halt, RunFailure::Interrupted) {
                         record.interrupted = true;
                         self.console.note("interrupted: finished measurements are kept");
                         return Ok(());
                     }
-                    Err(halt) => return Err(halt.into_error()),
-                };
-                progress.run_ends(self.console.now());
-                match self.add(round, again, service, record)? {
-                    Prospect::Good => {}
-                    Prospect::WithoutIt => {
-                        given_up.insert(service.name.clone());
+                    // If the very first start fails, the experiment itself must be wrong.
+                    let is_start = matches!(halt, RunFailure::NotReady(_) | RunFailure::HelperNotReady(_));
+                    let is_first = !service.optional && runs_of(record, &service.name).next().is_none();
+                    round.voided = halt.void().filter(|_| !(is_start && is_first));
+                    if round.voided.is_none() {
+                        return Err(halt.into_error());
                     }
-                    Prospect::None => return Ok(()),
+                    round.metrics.clear();
+                    round.latency = None;
+                }
+                progress.runs_done += 1;
+                self.add(round, again, record)?;
+                if always_fails(record, &service.name) {
+                    let rest = if service.optional { "continuing without it" } else { "giving up" };
+                    self.console.note(&format!("{} failed every time: {rest}", service.name));
+                    if !service.optional {
+                        return Ok(());
+                    }
+                    given_up.insert(service.name.clone());
                 }
             }
             if let Some(candidate) = subjects.get(1) {
-                let pairs = record.pairs(&subjects[0].name, &candidate.name, &experiment.metric);
-                let ratios = crate::stats::log_ratios(pairs);
-                let what = format!("{} / {}, {}", candidate.name, subjects[0].name, experiment.metric);
-                progress.estimate(what, Estimate::new(&ratios.values, record.seed));
+                let metric = &record.experiment.metric;
+                let pairs = record.pairs(&subjects[0].name, &candidate.name, metric);
+                let what = format!("{} / {}, {metric}", candidate.name, subjects[0].name);
+                let estimate = Estimate::new(&stats::log_ratios(pairs).values, record.seed);
+                progress.estimate = estimate.map(|estimate| (what, estimate));
             }
             // A round is repeated only if most rounds so far were valid.
             if is_void(record, index) && rounds < most && good_rounds(record, index) * 2 > index {
                 rounds += 1;
-                progress.add_round();
+                progress.rounds += 1;
             }
-        }
-        if experiment.syscalls {
-            self.trace_all(record)?;
         }
         Ok(())
     }
 
-    fn add(
-        &self,
-        round: Round,
-        again: bool,
-        service: &ServiceSpec,
-        record: &mut RunRecord,
-    ) -> Result<Prospect, LabError> {
-        let (name, index) = (&service.name, round.index + 1);
+    fn add(&self, round: Round, again: bool, record: &mut RunRecord) -> Result<(), LabError> {
         if let Some(void) = &round.voided {
             let counts = record.counts(&round, &record.experiment.metric);
             let what = if counts { "counts only for the cost per datagram" } else { "void" };
-            self.console.note(&format!("round {index}, {name}: {what}, {void}"));
+            self.console.note(&format!("round {}, {}: {what}, {void}", round.index + 1, round.subject));
         }
-        if again {
-            record.aa.push(round);
-        } else {
-            record.rounds.push(round);
-        }
-        record.save(&self.directory)?;
-        if !always_fails(record, name) {
-            return Ok(Prospect::Good);
-        }
-        let (prospect, rest) = match service.optional {
-            true => (Prospect::WithoutIt, "continuing without it"),
-            false => (Prospect::None, "giving up"),
-        };
-        self.console.note(&format!("{name} failed every time: {rest}"));
-        Ok(prospect)
-    }
-
-    /// Returns errors that end the experiment; reasons that void only this run are recorded in the round.
-    fn run_once(
-        &self,
-        service: &ServiceSpec,
-        index: u32,
-        place: u32,
-        record: &RunRecord,
-    ) -> Result<Round, RunFailure> {
-        let mut round = Round::new(index, &service.name, place);
-        let measured = self.start(service).and_then(|mut session| {
-            session.discard_first()?;
-            session.measure(self.window(), |_| {}, &mut round)
-        });
-        match measured {
-            Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
-            // If the very first start fails, the experiment itself must be wrong, so it ends here.
-            Err(halt @ (RunFailure::NotReady(_) | RunFailure::HelperNotReady(_)))
-                if !has_run(record, &service.name) && !service.optional =>
-            {
-                return Err(halt);
-            }
-            Err(halt) => match halt.void() {
-                Some(void) => {
-                    round.metrics.clear();
-                    round.latency = None;
-                    round.voided = Some(void);
-                }
-                None => return Err(halt),
-            },
-        }
-        Ok(round)
+        let rounds = if again { &mut record.aa } else { &mut record.rounds };
+        rounds.push(round);
+        record.save(&self.directory)
     }
 
     fn trace_all(&self, record: &mut RunRecord) -> Result<(), LabError> {
@@ -176,7 +145,7 @@ impl RunStage {
             let table = match traced {
                 Ok(Some(table)) => table,
                 Ok(None) => {
-                    let missing = "syscalls: not supported, neither `perf trace` nor `strace` works";
+                    let missing = "syscalls: not supported, because strace is not installed";
                     record.environment.notes.push(missing.to_owned());
                     return Ok(());
                 }
@@ -204,10 +173,6 @@ impl RunStage {
 
 fn runs_of<'a>(record: &'a RunRecord, subject: &'a str) -> impl Iterator<Item = &'a Round> {
     record.rounds.iter().chain(&record.aa).filter(move |round| round.subject == subject)
-}
-
-fn has_run(record: &RunRecord, subject: &str) -> bool {
-    runs_of(record, subject).next().is_some()
 }
 
 fn always_fails(record: &RunRecord, subject: &str) -> bool {

@@ -2,7 +2,6 @@
 //! failures.
 
 mod compare;
-mod links;
 pub(crate) mod rates;
 mod ready;
 mod result;

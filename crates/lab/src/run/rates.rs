@@ -11,7 +11,7 @@ use crate::{
     error::LabError,
     experiment::ServiceSpec,
     invalid_rounds::VoidReason,
-    metric, order,
+    metric,
     record::{Round, RunRecord, Sweep, SweepPoint},
     request::RunRequest,
     search::{RatePlan, Search, SearchEnd, SearchSettings, Trial},
@@ -26,6 +26,8 @@ fn metric_of(goal: f64, variable: &str) -> String {
     format!("find_max_{percent}_{unit}")
 }
 
+/// Expected duration of a subject's trials, in seconds.
+const EXPECTED: f64 = 60.0;
 /// Number of consecutive void trials after which a high rate cannot be the cause, because the rate has fallen to a 32nd of the first one.
 const HOPELESS: u32 = 18;
 
@@ -57,7 +59,20 @@ pub(super) fn run(
             .or(settings.goals.first())
             .map_or_else(String::new, |goal| metric_of(*goal, variable));
     }
-    let outcome = stage.run_rates(plan, &mut record, rounds);
+    let experiment = &stage.experiment;
+    let aa = experiment.aa && rounds >= experiment.rules.min_rounds;
+    let outcome = stage.run_rounds(&mut record, aa, EXPECTED, |service, round, record| {
+        let mut sweep = Sweep { subject: service.name.clone(), round: Some(round.index), ..Sweep::default() };
+        let done = stage.offer(plan, service, &mut sweep, round);
+        for found in &sweep.found {
+            let rate = found.lower_pps.map(|rate| (metric_of(found.max_loss, variable), rate as f64));
+            round.metrics.extend(rate);
+        }
+        if !sweep.points.is_empty() {
+            record.sweeps.push(sweep);
+        }
+        done
+    });
     let ends = ended_by_the_generator(&record);
     record.environment.notes.extend(ends);
     let is_measured = !record.sweeps.is_empty();
@@ -66,53 +81,6 @@ pub(super) fn run(
 }
 
 impl RunStage {
-    fn run_rates(&self, plan: &RatePlan, record: &mut RunRecord, rounds: u32) -> Result<(), LabError> {
-        let subjects = &self.experiment.subject;
-        let enough = rounds >= self.experiment.rules.min_rounds;
-        let runs = subjects.len() + usize::from(enough && self.experiment.aa);
-        self.console.note(&format!("{}: seed {}", record.id, record.seed));
-        for (index, order) in (0..rounds).zip(order::plan(record.seed, runs, rounds)) {
-            for (place, run) in (0..).zip(order) {
-                let again = run == subjects.len();
-                let service = &subjects[if again { 0 } else { run }];
-                let mut round = Round::new(index, &service.name, place);
-                let mut sweep =
-                    Sweep { subject: service.name.clone(), round: Some(index), ..Sweep::default() };
-                let done = self.offer(plan, service, &mut sweep, &mut round);
-                let variable = &self.experiment.workload.rate;
-                for found in &sweep.found {
-                    let rate = found.lower_pps.map(|rate| (metric_of(found.max_loss, variable), rate as f64));
-                    round.metrics.extend(rate);
-                }
-                let halted = done.err();
-                round.voided = halted.as_ref().and_then(RunFailure::void);
-                if !sweep.points.is_empty() {
-                    record.sweeps.push(sweep);
-                }
-                match halted {
-                    None | Some(RunFailure::Subject(_) | RunFailure::Other(_)) => {}
-                    Some(RunFailure::NotReady(_)) if service.optional => {}
-                    Some(RunFailure::Interrupted) => {
-                        record.interrupted = true;
-                        self.console.note("interrupted: finished measurements are kept");
-                        return Ok(());
-                    }
-                    Some(halt) => return Err(halt.into_error()),
-                }
-                if let Some(void) = &round.voided {
-                    self.console.note(&format!("{}: void, {void}", service.name));
-                }
-                if again {
-                    record.aa.push(round);
-                } else {
-                    record.rounds.push(round);
-                }
-                record.save(&self.directory)?;
-            }
-        }
-        Ok(())
-    }
-
     fn offer(
         &self,
         plan: &RatePlan,
@@ -126,18 +94,18 @@ impl RunStage {
             RatePlan::Sweep(rates) => {
                 for rate in rates {
                     let trial = Trial { rate_pps: *rate, duration_s: self.experiment.duration };
-                    let (point, _) = self.trial(&mut session, service, trial)?;
+                    let (point, _) = self.trial(&mut session, trial, &mut Round::default())?;
                     sweep.points.push(point);
                 }
                 Ok(())
             }
             RatePlan::FindMax(settings) => {
                 let mut search = Search::new(settings.clone());
-                let searched = self.search(&mut session, service, settings, &mut search, sweep);
+                let searched = self.search(&mut session, settings, &mut search, sweep);
                 // Recorded even if the search was interrupted; such results are marked.
                 sweep.found = search.found();
                 searched?;
-                self.shares(&mut session, service, sweep, round)
+                self.shares(&mut session, sweep, round)
             }
         }
     }
@@ -145,14 +113,13 @@ impl RunStage {
     fn search(
         &self,
         session: &mut SubjectSession<'_>,
-        service: &ServiceSpec,
         settings: &SearchSettings,
         search: &mut Search,
         sweep: &mut Sweep,
     ) -> Result<(), RunFailure> {
         let mut voids = 0;
         while let Some(trial) = search.next() {
-            let (point, void) = self.trial(session, service, trial)?;
+            let (point, void) = self.trial(session, trial, &mut Round::default())?;
             let (sent, received) = counts(&point, trial, &self.experiment.workload.rate);
             let p99 = point.latency.as_ref().map_or(0.0, |latency| latency.p99);
             // Datagrams that arrive too late are useless in a call and count as lost.
@@ -184,7 +151,6 @@ impl RunStage {
     fn shares(
         &self,
         session: &mut SubjectSession<'_>,
-        service: &ServiceSpec,
         sweep: &mut Sweep,
         round: &mut Round,
     ) -> Result<(), RunFailure> {
@@ -193,8 +159,8 @@ impl RunStage {
         for percent in SHARES {
             let rate_pps = share_of(highest, percent);
             let trial = Trial { rate_pps, duration_s: self.experiment.duration };
-            let mut one = Round::new(round.index, &service.name, round.order_in_round);
-            let (point, void) = self.trial_into(session, service, trial, &mut one)?;
+            let mut one = Round::default();
+            let (point, void) = self.trial(session, trial, &mut one)?;
             match percent {
                 WHOLE => {
                     let late = matches!(void, Some(VoidReason::GeneratorLate { .. }));
@@ -215,7 +181,7 @@ impl RunStage {
             if let Some(latency) = &point.latency {
                 self.console.note(&format!(
                     "{}: at {percent} % ({rate_pps}/s) latency p50 {:.0} us, p99 {:.0} us, p99.9 {:.0} us",
-                    service.name, latency.p50, latency.p99, latency.p999
+                    session.subject, latency.p50, latency.p99, latency.p999
                 ));
             }
             sweep.points.push(point);
@@ -226,16 +192,6 @@ impl RunStage {
     fn trial(
         &self,
         session: &mut SubjectSession<'_>,
-        service: &ServiceSpec,
-        trial: Trial,
-    ) -> Result<(SweepPoint, Option<VoidReason>), RunFailure> {
-        self.trial_into(session, service, trial, &mut Round::new(0, &service.name, 0))
-    }
-
-    fn trial_into(
-        &self,
-        session: &mut SubjectSession<'_>,
-        service: &ServiceSpec,
         trial: Trial,
         round: &mut Round,
     ) -> Result<(SweepPoint, Option<VoidReason>), RunFailure> {
@@ -255,8 +211,8 @@ impl RunStage {
             Some(void) => format!("{:.3} % lost, but {void}", point.loss_percent),
             None => format!("{:.3} % lost", point.loss_percent),
         };
-        self.console
-            .note(&format!("{}: {}/s for {} s: {verdict}", service.name, trial.rate_pps, trial.duration_s));
+        let (name, rate) = (&session.subject, trial.rate_pps);
+        self.console.note(&format!("{name}: {rate}/s for {} s: {verdict}", trial.duration_s));
         Ok((point, void))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    net::SocketAddr,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -74,23 +73,14 @@ fn is_ready(service: &ServiceSpec, topology: &Topology, log: &Path) -> Result<bo
     };
     let refuse =
         |expected| LabError::usage(format!("{}: ready.{key} \"{text}\": expected {expected}", service.name));
-    let address = || text.parse::<SocketAddr>().map_err(|_| refuse("ADDRESS:PORT, IPv6 in brackets"));
     let port = || text.parse::<u16>().map_err(|_| refuse("a port"));
     let pid = |name: Option<&String>| name.map(|name| topology.anchor(name)).transpose();
     let from = pid(ready.from.as_ref().or(service.namespace.as_ref()))?;
     let own = pid(service.namespace.as_ref())?.unwrap_or_else(std::process::id);
     Ok(match key {
         "stun" => {
-            let address = address()?;
+            let address = text.parse().map_err(|_| refuse("ADDRESS:PORT, IPv6 in brackets"))?;
             inside::inside(from, || inside::answers_stun(address))?.is_some()
-        }
-        "tcp" => {
-            let address = address()?;
-            inside::inside(from, || inside::accepts_tcp(address))?.is_some()
-        }
-        "http" => {
-            let (address, path) = inside::parse_url(&text)?;
-            inside::inside(from, || inside::http_get(address, &path))?.is_some()
         }
         "udp_port" => kernel::udp_port_is_bound(own, port()?),
         "tcp_port" => kernel::tcp_port_listens(own, port()?),
@@ -101,8 +91,6 @@ fn is_ready(service: &ServiceSpec, topology: &Topology, log: &Path) -> Result<bo
 fn missing(ready: &Ready) -> String {
     match ready.probe() {
         Some(("stun", address, _)) => format!("no answer to STUN from {address}"),
-        Some(("tcp", address, _)) => format!("no TCP connection to {address}"),
-        Some(("http", url, _)) => format!("no answer to {url}"),
         Some(("udp_port", port, _)) => format!("no UDP socket on port {port}"),
         Some(("tcp_port", port, _)) => format!("nothing listens on TCP port {port}"),
         Some((_, text, _)) => format!("its output does not contain \"{text}\""),

@@ -38,6 +38,7 @@ const SATURATED: f64 = 0.97;
 
 pub(crate) struct SubjectSession<'a> {
     stage: &'a RunStage,
+    pub(crate) subject: String,
     variables: Variables,
     // Fields are dropped in order, so the subject is stopped before the programs that it depends on.
     nodes: Vec<ChildProgram>,
@@ -71,6 +72,7 @@ impl RunStage {
         let variables = subject.scope(&self.variables)?;
         let mut session = SubjectSession {
             stage: self,
+            subject: subject.name.clone(),
             variables,
             nodes,
             helpers,
@@ -94,7 +96,6 @@ impl RunStage {
             name: service.name.clone(),
             entry: self.topology.entry(service.namespace.as_deref())?,
             command: service.command.words()?,
-            directory: service.cwd.clone(),
             environment: service.env.clone().into_iter().collect(),
             cpus: service.cpus.clone(),
             mark: self.topology.id().to_owned(),
@@ -266,7 +267,6 @@ impl SubjectSession<'_> {
             name: "the workload".to_owned(),
             entry: stage.topology.entry(workload.namespace.as_deref())?,
             command: variables.command(&workload.command)?,
-            directory: workload.cwd.clone(),
             environment,
             cpus: workload.cpus.clone(),
             mark: stage.topology.id().to_owned(),

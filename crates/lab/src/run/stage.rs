@@ -5,7 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::links;
 use crate::{
     builds, certificate,
     console::Console,
@@ -26,6 +25,7 @@ pub(crate) struct RunStage {
     pub(crate) directory: PathBuf,
     pub(crate) scratch: PathBuf,
     pub(crate) hardware: bool,
+    pub(super) traces_syscalls: bool,
     left_out: Vec<String>,
     pub(crate) stop: StopFlag,
     pub(crate) console: Console,
@@ -65,15 +65,25 @@ impl RunStage {
         }
         request.save(&directory)?;
         let hardware = experiment.counters && hardware::supported();
-        let (stop, console) = (stop.clone(), Console::new());
-        Ok(Self { experiment, topology, variables, directory, scratch, hardware, left_out, stop, console })
+        Ok(Self {
+            traces_syscalls: request.changes.syscalls,
+            stop: stop.clone(),
+            console: Console::new(),
+            experiment,
+            topology,
+            variables,
+            directory,
+            scratch,
+            hardware,
+            left_out,
+        })
     }
 
     pub(crate) fn window(&self) -> MeasuredWindow {
         MeasuredWindow { warmup: self.experiment.warmup, duration: self.experiment.duration }
     }
 
-    /// Saves the record, with notes on links and on files that have changed, or removes its directory if nothing was measured.
+    /// Saves the record, with notes on files that have changed, or removes its directory if nothing was measured.
     pub(crate) fn keep(&self, record: &mut RunRecord, is_measured: bool) -> Result<(), LabError> {
         if is_measured {
             for told in builds::changes_since(&record.programs) {
@@ -81,7 +91,6 @@ impl RunStage {
                 self.console.note(&format!("warning: {note}"));
                 record.environment.notes.push(note);
             }
-            record.environment.notes.extend(links::describe(record));
             record.save(&self.directory)?;
         } else {
             self.remove_directory();
@@ -114,11 +123,7 @@ impl RunStage {
         }
         let programs = builds::identify(experiment, &self.variables, &environment.tools);
         if let Some(then) = &request.repeats {
-            let notes = match &then[..] {
-                [] => vec!["the original record does not list the measured builds".to_owned()],
-                then => builds::differences(then, &programs),
-            };
-            for note in notes {
+            for note in builds::changes_since(then) {
                 self.console.note(&format!("warning: {note}"));
                 environment.notes.push(note);
             }

@@ -15,10 +15,11 @@ pub(crate) use self::{
 };
 use crate::{
     builtin_experiments::EXPERIMENTS,
+    cli::RunOptions,
     error::LabError,
     experiment::plain,
     record::Threshold,
-    request::{Overrides, RowSettings, RunRequest, Task},
+    request::{RowSettings, RunRequest, Task},
     search::{RatePlan, SearchOptions},
     topology::spec::{PLAIN, is_plain},
 };
@@ -73,15 +74,10 @@ impl Suite {
         Ok(self)
     }
 
-    pub(crate) fn requests(
-        &self,
-        changes: &Overrides,
-        set: &[String],
-        topology: Option<&str>,
-    ) -> Result<Vec<(String, RunRequest)>, LabError> {
+    pub(crate) fn requests(&self, options: &RunOptions) -> Result<Vec<(String, RunRequest)>, LabError> {
         let (mut requests, mut mistakes) = (Vec::new(), Vec::new());
         for row in &self.row {
-            match self.request(row, changes, set, topology) {
+            match self.request(row, options) {
                 Ok(request) => requests.push((row.title.clone(), request)),
                 Err(error) => mistakes.push(format!("row \"{}\": {error}", row.title)),
             }
@@ -89,39 +85,29 @@ impl Suite {
         if mistakes.is_empty() { Ok(requests) } else { Err(LabError::usage(mistakes.join("\n"))) }
     }
 
-    fn request(
-        &self,
-        row: &SuiteRow,
-        changes: &Overrides,
-        set: &[String],
-        topology: Option<&str>,
-    ) -> Result<RunRequest, LabError> {
+    fn request(&self, row: &SuiteRow, options: &RunOptions) -> Result<RunRequest, LabError> {
         let text = EXPERIMENTS.find(Path::new(&row.experiment), &self.experiments)?;
         let values = row.set.iter().map(|(name, value)| format!("{name}={}", plain(value)));
-        let values: Vec<String> = values.chain(set.iter().cloned()).collect();
+        let values: Vec<String> = values.chain(options.set.iter().cloned()).collect();
         let variant = RowSettings {
-            topology: topology.or(row.topology.as_deref()).map(str::to_owned),
+            topology: options.topology.clone().or_else(|| row.topology.clone()),
             must: row.must.clone(),
             aim: row.aim.clone(),
         };
-        let max_late_us = changes.max_late_us.or(row.find_max.as_ref().and_then(|search| search.max_late_us));
-        let changes = Overrides { max_late_us, ..changes.clone() };
+        let mut changes = options.changes.clone();
+        let of_search = row.find_max.as_ref().and_then(|search| search.max_late_us);
+        changes.max_late_us = changes.max_late_us.or(of_search);
         let mut requests = RunRequest::of(text, &changes, &variant, &values)?;
-        match requests.len() {
-            1 => {
-                let mut request = requests.remove(0);
-                if let Some(search) = &row.find_max {
-                    let plan = RatePlan::FindMax(search.settings().map_err(LabError::usage)?);
-                    let rounds = request.experiment()?.rounds;
-                    request.task = Task::Rates { plan, rounds };
-                }
-                Ok(request)
-            }
-            points => Err(LabError::usage(format!(
-                "{} sweeps {points} points: set its swept variables",
-                row.experiment
-            ))),
+        if requests.len() != 1 {
+            let (name, points) = (&row.experiment, requests.len());
+            return Err(LabError::usage(format!("{name} sweeps {points} points: set its swept variables")));
         }
+        let mut request = requests.remove(0);
+        if let Some(search) = &row.find_max {
+            let plan = RatePlan::FindMax(search.settings().map_err(LabError::usage)?);
+            request.task = Task::Rates { plan, rounds: request.experiment()?.rounds };
+        }
+        Ok(request)
     }
 
     fn check(&self, document: &mut Document) {
@@ -151,6 +137,7 @@ mod tests {
     use turnpike_testkit::Dir;
 
     use super::*;
+    use crate::request::Overrides;
 
     const EXPERIMENT: &str = "name = 'x'\nmetric = 'delivered_pps'\ntopology = 'host'\n[sweep]\nclients = [1, 8]\n\
         [[subject]]\nname = 'a'\ncommand = 'sleep 60'\n[workload]\ncommand = 'true {clients}'\nformat = 'none'\n";
@@ -190,7 +177,7 @@ mod tests {
         let suite =
             row("{ min = 10, max = 500, loss = 0.1, max_p99_us = 20000, max_late_us = 5000 }").unwrap();
         let changes = Overrides { rounds: Some(7), ..Overrides::default() };
-        let requests = suite.requests(&changes, &[], None).unwrap();
+        let requests = suite.requests(&RunOptions { changes, ..RunOptions::default() }).unwrap();
         let Task::Rates { plan: RatePlan::FindMax(settings), rounds: 7 } = &requests[0].1.task else {
             panic!("{:?}", requests[0].1.task)
         };
@@ -209,16 +196,19 @@ mod tests {
         let text = "name = 's'\n[[row]]\ntitle = 'eight'\nexperiment = 'x'\nset = { clients = 8 }\n\
             must = [{ metric = 'delivered_pps', at_least = 2 }]\n[[row]]\ntitle = 'all'\nexperiment = 'x'\n";
         let suite = Suite::parse(&directory.at("s.toml"), text).unwrap();
-        let told = suite.requests(&Overrides::default(), &[], None).unwrap_err().to_string();
+        let told = suite.requests(&RunOptions::default()).unwrap_err().to_string();
         assert_eq!(told, "row \"all\": x sweeps 2 points: set its swept variables");
         let suite = suite.only(&["eig".to_owned()]).unwrap();
-        let [(_, request)] = &suite.requests(&Overrides::default(), &[], None).unwrap()[..] else {
-            panic!("not one row")
-        };
+        let [(_, request)] = &suite.requests(&RunOptions::default()).unwrap()[..] else { panic!("not one row") };
         assert_eq!(request.point["clients"], "8");
         assert_eq!(request.experiment().unwrap().must[0].at_least, Some(2.0));
         assert!(suite.clone().only(&["nine".to_owned()]).is_err());
-        let set = suite.requests(&Overrides::default(), &["clients=3".to_owned()], Some("veth")).unwrap();
+        let set = RunOptions {
+            set: vec!["clients=3".to_owned()],
+            topology: Some("veth".to_owned()),
+            ..RunOptions::default()
+        };
+        let set = suite.requests(&set).unwrap();
         assert_eq!((&*set[0].1.point["clients"], &*set[0].1.experiment().unwrap().topology), ("3", "veth"));
     }
 }

@@ -130,7 +130,7 @@ pub struct TurnLoadConfig {
 
     /// During the measured time, let each client change its socket every SECONDS and move its allocation
     /// (mobility, RFC 8016), 0.1 to 3600; for --mode packet with --relay udp
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["profile", "reconnect"])]
     pub migrate: Option<Duration>,
 
     /// If a client receives nothing for SECONDS, 0.2 to 3600 (plus a per-client delay of up to --reconnect-spread), it drops its
@@ -265,10 +265,6 @@ impl TurnLoadConfig {
             "--peer-prefix cannot be used with --mode {}: it has no peers",
             self.mode
         );
-        refuse_if!(
-            self.profile.is_some(),
-            "--peer-prefix cannot be used with --profile: its peers share one address inside the generator"
-        );
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
         refuse_if!(
             last.is_none_or(|last| last.is_ipv6() != self.peer().is_ipv6()),
@@ -290,14 +286,6 @@ impl TurnLoadConfig {
             "--client-prefix cannot be used with --mode {}: its clients must change their ports",
             self.mode
         );
-        for (flag, is_given) in
-            [("--migrate", self.migrate.is_some()), ("--reconnect", self.reconnect.is_some())]
-        {
-            refuse_if!(
-                is_given,
-                "--client-prefix cannot be used with {flag}: clients that change sockets need one socket each"
-            );
-        }
         let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
         let mut servers = self.addresses.iter();
         refuse_if!(
@@ -329,10 +317,6 @@ impl TurnLoadConfig {
         refuse_if!(
             self.relayed == Relayed::Tcp,
             "--profile cannot be used with --relay tcp: it generates packets, not a stream"
-        );
-        refuse_if!(
-            self.migrate.is_some(),
-            "--profile cannot be used with --migrate: its figures do not include bursts that are held back during a move"
         );
         shaped.validate(if self.transport() == ClientTransport::Dtls {
             Self::MAX_DTLS_SIZE
@@ -412,10 +396,6 @@ impl TurnLoadConfig {
         refuse_if!(
             self.relayed == Relayed::Tcp,
             "--reconnect cannot be used with --relay tcp: a broken stream cannot be resumed"
-        );
-        refuse_if!(
-            self.migrate.is_some(),
-            "--reconnect cannot be used with --migrate: a client either moves its allocation or creates a new one"
         );
         within("--reconnect", patience, PATIENCE)?;
         let spread = self.spread.unwrap_or_default();
