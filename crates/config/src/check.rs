@@ -441,7 +441,11 @@ impl Judge<'_> {
         }
         if !events.allow_private && events.webhooks.iter().any(|webhook| webhook.url.starts_with("http://")) {
             let expected = "https://, or events.allow_private = true for a receiver in your own network";
-            self.refuse("events.webhook", "a url begins with http://, so others could read the events", expected);
+            self.refuse(
+                "events.webhook",
+                "a url begins with http://, so others could read the events",
+                expected,
+            );
         }
         if self.settings.store.state.directory().is_none() {
             let problem = "there is no directory for undelivered events: store.state is \"off\", or no home directory is set";

@@ -153,7 +153,9 @@ mod tests {
         for url in ["https://a.example", "https://[2001:db8::1]:8443/x?y=z", "http://127.0.0.1:80/"] {
             assert_eq!(is_url(url), Ok(()), "{url}");
         }
-        for url in ["ftp://a", "https://", "https:///x", "https://u:p@a/", "https://a/ b", "https://a/#b", "a"] {
+        for url in
+            ["ftp://a", "https://", "https:///x", "https://u:p@a/", "https://a/ b", "https://a/#b", "a"]
+        {
             assert!(is_url(url).is_err(), "{url}");
         }
     }

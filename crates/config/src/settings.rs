@@ -11,9 +11,9 @@ use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ClientRules, Conn
 
 use crate::{
     AcmeSettings, AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings,
-    DtlsSettings, EventSettings, FleetSettings, LogSettings, OauthSettings, Origin, RateSettings, RealmSettings,
-    RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings, acme_keys,
-    admin_keys,
+    DtlsSettings, EventSettings, FleetSettings, LogSettings, OauthSettings, Origin, RateSettings,
+    RealmSettings, RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings,
+    acme_keys, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, event_keys, fleet_keys, hand_on_keys,
     key::{self, KeyChange, kind, number, number_or_none, seconds, settings},

@@ -159,7 +159,10 @@ impl Delivery {
         self.shared.counts.delivered.fetch_add(count, Ordering::Relaxed);
         if self.back_off.failures() > 0 && began.elapsed() >= REPORT_AGAIN {
             let (attempts, seconds) = (self.back_off.failures(), began.elapsed().as_secs());
-            tracing::info!("webhook {}: delivers again after {attempts} failures in {seconds} s", self.shared.host);
+            tracing::info!(
+                "webhook {}: delivers again after {attempts} failures in {seconds} s",
+                self.shared.host
+            );
         }
         self.back_off.succeeded();
         let recorded = with(spool, move |spool| spool.delivered(last)).await;

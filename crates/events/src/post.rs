@@ -159,7 +159,10 @@ impl Receiver {
             match timeout(CONNECT, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => return Ok((stream, address)),
                 Ok(Err(error)) => last = io::Error::other(format!("{address}: {error}")),
-                Err(_) => last = io::Error::other(format!("{address}: no connection within {} s", CONNECT.as_secs())),
+                Err(_) => {
+                    last =
+                        io::Error::other(format!("{address}: no connection within {} s", CONNECT.as_secs()))
+                }
             }
         }
         Err(last)

@@ -75,8 +75,7 @@ pub(crate) async fn with<T: Send + 'static>(
     work: impl FnOnce(&mut Spool) -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let spool = Arc::clone(spool);
-    let done = tokio::task::spawn_blocking(move || {
-        work(&mut spool.lock().unwrap_or_else(PoisonError::into_inner))
-    });
+    let done =
+        tokio::task::spawn_blocking(move || work(&mut spool.lock().unwrap_or_else(PoisonError::into_inner)));
     done.await.map_err(io::Error::other)?
 }

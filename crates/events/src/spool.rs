@@ -225,7 +225,8 @@ impl Spool {
             Some(_) => self.reader.as_mut(),
             None => {
                 let file = File::open(self.path(segment.first))?;
-                let reader = Reader { first: segment.first, next: segment.first, lines: BufReader::new(file) };
+                let reader =
+                    Reader { first: segment.first, next: segment.first, lines: BufReader::new(file) };
                 Some(self.reader.insert(reader))
             }
         };

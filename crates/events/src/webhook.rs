@@ -178,8 +178,15 @@ impl Run {
             written: watch::Sender::new(false),
         });
         shared.show_waiting();
-        let delivery =
-            Delivery { shared: Arc::clone(&shared), receiver, back_off, is_batch, directory, old, reported: None };
+        let delivery = Delivery {
+            shared: Arc::clone(&shared),
+            receiver,
+            back_off,
+            is_batch,
+            directory,
+            old,
+            reported: None,
+        };
         tokio::join!(write(&shared, &queue), delivery.run());
     }
 
@@ -278,7 +285,8 @@ async fn append(shared: &Shared, taken: &mut Taken) -> io::Result<()> {
 
 async fn sync(shared: &Shared) {
     let files = with(&shared.spool, |spool| Ok(spool.sync())).await.unwrap_or_default();
-    let synced = tokio::task::spawn_blocking(move || files.iter().try_for_each(|file| file.sync_data())).await;
+    let synced =
+        tokio::task::spawn_blocking(move || files.iter().try_for_each(|file| file.sync_data())).await;
     if let Ok(Err(error)) = synced {
         tracing::warn!("webhook {}: cannot sync its spool: {error}", shared.host);
     }

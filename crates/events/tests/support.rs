@@ -141,7 +141,8 @@ impl Receiver {
                     return;
                 }
             };
-            let response = format!("HTTP/1.1 {status} Status\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n");
+            let response =
+                format!("HTTP/1.1 {status} Status\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n");
             if input.get_mut().write_all(response.as_bytes()).is_err() {
                 return;
             }

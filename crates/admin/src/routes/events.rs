@@ -75,7 +75,8 @@ pub(super) async fn stream(
         return Err(Problem::new(StatusCode::NOT_FOUND, "no_events", detail));
     };
     let subscription = events.subscribe(last, types).ok_or_else(|| {
-        let detail = format!("the maximum of {SUBSCRIBERS} subscribers is reached: close one, or use a webhook");
+        let detail =
+            format!("the maximum of {SUBSCRIBERS} subscribers is reached: close one, or use a webhook");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers", detail)
     })?;
     let (mut sender, body) = Channel::<Bytes>::new(1);

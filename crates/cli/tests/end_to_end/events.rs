@@ -35,8 +35,12 @@ fn request(input: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
             return None;
         }
         match line.trim().split_once(": ") {
-            Some((name, value)) if name.eq_ignore_ascii_case("turnpike-signature") => value.clone_into(&mut signature),
-            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => length = value.parse().ok()?,
+            Some((name, value)) if name.eq_ignore_ascii_case("turnpike-signature") => {
+                value.clone_into(&mut signature)
+            }
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                length = value.parse().ok()?
+            }
             Some(_) => {}
             None if line.trim().is_empty() => break,
             None => {}
@@ -104,12 +108,14 @@ fn begin_and_end_of_an_allocation_reach_webhook_and_stream() {
         assert_eq!(begin["data"][member], end["data"][member], "{member}");
     }
     assert_eq!((&end["data"]["user"], &end["data"]["reason"]), (&json!(USER), &json!("deleted")));
-    let metrics = serve.metrics();
     for direction in ["to_peer", "to_client"] {
-        let total = |name: &str| metrics.sum(name, &format!("direction=\"{direction}\""));
         let traffic = &end["data"][direction];
-        assert_eq!(traffic["datagrams"], total("turnpike_relayed_datagrams_total"), "{end}");
-        assert_eq!(traffic["bytes"], total("turnpike_relayed_bytes_total"), "{end}");
+        eventually(&format!("the metrics agree: {end}"), || {
+            let metrics = serve.metrics();
+            let total = |name: &str| metrics.sum(name, &format!("direction=\"{direction}\""));
+            traffic["datagrams"] == total("turnpike_relayed_datagrams_total")
+                && traffic["bytes"] == total("turnpike_relayed_bytes_total")
+        });
         assert!(traffic["datagrams"].as_u64().is_some_and(|datagrams| datagrams > 100), "{end}");
     }
     // A subscriber that returns gets what it missed.

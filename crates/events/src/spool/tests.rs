@@ -105,7 +105,8 @@ fn a_full_spool_drops_the_oldest_events_and_reports_how_many() {
         .iter()
         .filter(|(_, kind, _)| kind == LOST)
         .map(|(_, _, data)| {
-            let (first, last) = (data["first"].as_u64().expect("first"), data["last"].as_u64().expect("last"));
+            let (first, last) =
+                (data["first"].as_u64().expect("first"), data["last"].as_u64().expect("last"));
             let count = data["count"].as_u64().expect("a count");
             assert!(count <= last + 1 - first, "{data}");
             count

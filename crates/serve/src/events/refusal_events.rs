@@ -106,7 +106,8 @@ mod tests {
     fn a_flood_of_clients_is_only_counted() {
         let mut events = RefusalEvents::default();
         let flood = |events: &mut RefusalEvents| {
-            let clients = (0..5000_u32).map(|host| format!("{}:1", std::net::Ipv4Addr::from_bits(0x0a00_0000 + host)));
+            let clients =
+                (0..5000_u32).map(|host| format!("{}:1", std::net::Ipv4Addr::from_bits(0x0a00_0000 + host)));
             clients
                 .filter(|client| {
                     events.hear(Duration::ZERO, refused(client, CredentialRefusal::WrongKey)).is_some()

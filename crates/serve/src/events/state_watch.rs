@@ -93,8 +93,13 @@ impl ServerState {
                 }
             }
             if self.failed_reloads > before.failed_reloads {
-                let error = Some("the certificates could not be loaded, see the log; the old ones stay in use".to_owned());
-                found.push((EventType::CertificateFailed, CertificateEvent { error, ..CertificateEvent::default() }));
+                let error = Some(
+                    "the certificates could not be loaded, see the log; the old ones stay in use".to_owned(),
+                );
+                found.push((
+                    EventType::CertificateFailed,
+                    CertificateEvent { error, ..CertificateEvent::default() },
+                ));
             }
         }
         for (file, nearness) in &self.nearness {
@@ -130,7 +135,8 @@ mod tests {
         let before = ServerState { valid_until: file(100), failed_reloads: 3, ..ServerState::default() };
         let orders = [("a.example".to_owned(), (2, Some("no route".to_owned())))].into();
         let nearness = [("a.pem".to_owned(), Nearness::Soon)].into();
-        let now = ServerState { valid_until: file(200), failed_reloads: 4, orders, nearness, ..before.clone() };
+        let now =
+            ServerState { valid_until: file(200), failed_reloads: 4, orders, nearness, ..before.clone() };
         let found = now.certificates_since(Some(&before));
         let kinds: Vec<&str> = found.iter().map(|(kind, _)| kind.name()).collect();
         let failed = EventType::CertificateFailed.name();
