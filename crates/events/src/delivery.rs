@@ -106,6 +106,9 @@ impl Delivery {
                 Ok(taken) => break taken,
                 Err(error) => {
                     tracing::error!("webhook {}: cannot read its spool: {error}", self.shared.host);
+                    if self.shared.stage() != Stage::Running {
+                        return None;
+                    }
                     self.pause(Duration::from_secs(10)).await?;
                 }
             }
@@ -176,12 +179,13 @@ impl Delivery {
         Some(())
     }
 
-    /// Sleeps; `None` if the webhook must end.
+    /// Sleeps, but not past the begin of the end, when one more attempt is made; `None` if the webhook must end.
     async fn pause(&self, pause: Duration) -> Option<()> {
         tokio::select! {
-            () = sleep(pause) => Some(()),
-            () = self.shared.ending() => None,
+            () = sleep(pause) => {}
+            () = self.shared.ending() => {}
         }
+        (self.shared.stage() != Stage::Stopping).then_some(())
     }
 }
 

@@ -48,11 +48,18 @@ impl Shared {
     }
 
     pub(crate) async fn stopped(&self) {
-        let _ = self.stage.clone().wait_for(|stage| *stage == Stage::Stopping).await;
+        self.until(|stage| stage == Stage::Stopping).await;
     }
 
     pub(crate) async fn ending(&self) {
-        let _ = self.stage.clone().wait_for(|stage| *stage != Stage::Running).await;
+        self.until(|stage| stage != Stage::Running).await;
+    }
+
+    /// Without an owner that could change it, the stage stays as it is.
+    async fn until(&self, is_so: impl Fn(Stage) -> bool) {
+        if self.stage.clone().wait_for(|stage| is_so(*stage)).await.is_err() {
+            std::future::pending().await
+        }
     }
 
     /// True if no more events can be added.

@@ -244,5 +244,6 @@ async fn closing_delivers_what_is_left() {
     let events = started(options(dir.path(), vec![webhook(receiver.url(), true)]));
     (0..5000).for_each(|number| events.emit("allocation.end", &json!(number)));
     events.close(Duration::from_secs(60)).await;
-    assert_eq!(receiver.counts(), [1; 5000]);
+    let counts = receiver.counts();
+    assert!(counts.len() == 5000 && counts.iter().all(|times| *times == 1), "{} events", counts.len());
 }
