@@ -49,6 +49,7 @@ pub enum EventData {
 
 /// A new allocation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct AllocationBegin {
     /// Its identifier, which never changes: 32 hex digits.
     pub id: String,
@@ -66,6 +67,7 @@ pub struct AllocationBegin {
 
 /// An ended allocation with its totals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct AllocationEnd {
     /// Its identifier.
     pub id: String,
@@ -100,6 +102,7 @@ pub struct AllocationEnd {
 
 /// A certificate that was renewed, could not be renewed, or expires soon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct CertificateEvent {
     /// Its file, or the name in `tls.acme` whose order failed; null if several files may be affected.
     pub certificate: Option<String>,
@@ -111,6 +114,7 @@ pub struct CertificateEvent {
 
 /// Begin or end of a time without new allocations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct DrainEvent {
     /// Current allocations.
     pub allocations: u64,
@@ -120,6 +124,7 @@ pub struct DrainEvent {
 
 /// Another node of the fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct NodeEvent {
     /// Its name.
     pub node: String,
@@ -127,6 +132,7 @@ pub struct NodeEvent {
 
 /// Events that the receiver does not get.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct LostEvents {
     /// Their number, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
