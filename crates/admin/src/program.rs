@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 use turnpike_api::{CertificateOrder, Program, RelayRange, Status};
 use turnpike_config::{AdminSettings, Settings};
+use turnpike_events::Events;
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayState, certificates::Certificate};
 
@@ -14,6 +15,10 @@ pub trait Owner: Program {
     fn settings(&self) -> AdminSettings;
     /// The running TURN server; `None` for a forwarder, and after the server has stopped.
     fn server(&self) -> Option<ServerView>;
+    /// Events for applications; `None` for a forwarder.
+    fn events(&self) -> Option<Arc<Events>> {
+        None
+    }
 }
 
 /// The TURN server that is currently running. The server cannot stop while this exists, so drop it

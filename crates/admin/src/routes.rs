@@ -7,6 +7,7 @@ mod bans;
 mod credentials;
 mod deprecated;
 mod errors;
+mod events;
 mod examples;
 mod fleet;
 mod health;
@@ -92,6 +93,7 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .route("/v1/live", get(live::newest))
         .route("/v1/live/history", get(live::history))
         .route("/v1/live/events", get(live::events))
+        .route("/v1/events", get(events::stream))
         .route("/v1/refusals", get(refusals::refusals))
         .route("/v1/status", get(running::status))
         .route("/v1/build", get(running::build))
@@ -157,6 +159,7 @@ fn old_paths() -> Router<App> {
         live::newest,
         live::history,
         live::events,
+        events::stream,
         refusals::refusals,
         running::status,
         running::build,

@@ -118,7 +118,7 @@ fn needs_no_bounds(method: &str, path: &str, name: &str) -> bool {
     let is_filter = method == "get" && ["user", "realm", "client", "relayed"].contains(&name);
     let is_address = name == "client";
     // A wrong key gets 401, and the last part of a cursor is arbitrary.
-    let is_opaque = ["key", "api", "cursor"].contains(&name);
+    let is_opaque = ["key", "api", "cursor", "types"].contains(&name);
     (is_filter && path != "/" && path != "/v1/users" && path != "/v1/secrets") || is_address || is_opaque
 }
 
@@ -139,7 +139,7 @@ fn each_bound_is_accepted_and_the_next_value_refused() {
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
                 let (name, schema) = (parameter["name"].as_str().unwrap(), &parameter["schema"]);
                 if parameter["in"] == "query" {
-                    let count = if path == "/v1/live/events" {
+                    let count = if path.ends_with("/events") && name == "count" {
                         assert_eq!(schema["maximum"], 1_000_000);
                         case(name, None).refuses(&json!(1_000_001));
                         1

@@ -14,6 +14,7 @@ mod changes;
 mod commands;
 mod credentials;
 mod document;
+mod events;
 mod fleet;
 mod input;
 mod listening;

@@ -137,7 +137,7 @@ pub struct Channel {
     pub expires_in_s: u64,
 }
 
-fn relayed_transport() -> Object {
+pub(crate) fn relayed_transport() -> Object {
     one_of("Transport between server and peers.", &["udp", "tcp"])
 }
 

@@ -6,6 +6,7 @@ mod account;
 mod allocation;
 mod ban;
 mod credential;
+mod event;
 mod fleet;
 mod live;
 mod program;
@@ -29,6 +30,9 @@ pub use allocation::{
 pub use ban::{BanEntry, BanList, BanResult, NewBan, UnbanResult};
 pub use credential::{
     CredentialsRequest, IceCredential, IceServer, IceToken, IssuedCredential, RestCredentials,
+};
+pub use event::{
+    AllocationBegin, AllocationEnd, CertificateEvent, DrainEvent, Event, EventData, LostEvents, NodeEvent,
 };
 pub use fleet::{
     FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, NodeOrder, NodeState, PeerRequest, Reply,

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     acme_keys::MOST_NAMES,
+    event_keys::MOST_WEBHOOKS,
     limit_keys,
     realms::{self, MOST_REALMS},
     relay_doubts,
@@ -49,6 +50,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     judge.users();
     judge.tokens();
     judge.fleet();
+    judge.events();
     alternates(settings, problems);
     for (index, realm) in settings.realms.iter().enumerate() {
         one_realm(settings, index, realm, problems);
@@ -422,6 +424,32 @@ impl Judge<'_> {
                 ),
                 "true, or a password or a SHA-256 key (64 hex digits) for that user",
             );
+        }
+    }
+
+    fn events(&mut self) {
+        let events = &self.settings.events;
+        if events.webhooks.is_empty() {
+            return;
+        }
+        if events.webhooks.len() > MOST_WEBHOOKS {
+            let problem = format!("there are {} webhooks", events.webhooks.len());
+            self.refuse("events.webhook", problem, &format!("at most {MOST_WEBHOOKS}"));
+        }
+        if repeated(events.webhooks.iter().map(|webhook| &webhook.url)).is_some() {
+            self.refuse("events.webhook", "two webhooks have the same url", "each url once");
+        }
+        if !events.allow_private && events.webhooks.iter().any(|webhook| webhook.url.starts_with("http://")) {
+            let expected = "https://, or events.allow_private = true for a receiver in your own network";
+            self.refuse(
+                "events.webhook",
+                "a url begins with http://, so others could read the events",
+                expected,
+            );
+        }
+        if self.settings.store.state.directory().is_none() {
+            let problem = "there is no directory for undelivered events: store.state is \"off\", or no home directory is set";
+            self.refuse("events.webhook", problem, "a directory in store.state");
         }
     }
 

@@ -11,11 +11,11 @@ use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ClientRules, Conn
 
 use crate::{
     AcmeSettings, AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings,
-    DtlsSettings, FleetSettings, LogSettings, OauthSettings, Origin, RateSettings, RealmSettings,
-    RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings, acme_keys,
-    admin_keys,
+    DtlsSettings, EventSettings, FleetSettings, LogSettings, OauthSettings, Origin, RateSettings,
+    RealmSettings, RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings,
+    acme_keys, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
-    check, credentials_keys, discovery_keys, fleet_keys, hand_on_keys,
+    check, credentials_keys, discovery_keys, event_keys, fleet_keys, hand_on_keys,
     key::{self, KeyChange, kind, number, number_or_none, seconds, settings},
     keys,
     limit_keys::{MAX_ALLOCATION_DURATION, RATE},
@@ -220,6 +220,10 @@ settings! {
             reload "credentials.ttl" .ttl number!(u32, "seconds", 1..=31_536_000),
             reload "credentials.max_ttl" .max_ttl number!(u32, "seconds", 1..=31_536_000),
             reload "credentials.rate" .rate number!(u32, "requests a second", 1..=1_000_000);
+        events: EventSettings = EventSettings::default(),
+            reload "events.webhook" .webhooks event_keys::WEBHOOKS,
+            reload "events.spool" .spool number!(u64, "bytes", 1_048_576..=1_099_511_627_776),
+            reload "events.allow_private" .allow_private kind::SWITCH;
         log: LogSettings = LogSettings::default(),
             reload "log.level" .level kind::LOG_LEVEL,
             start "log.format" .format kind::LOG_FORMAT;

@@ -8,6 +8,7 @@ use turnpike_acme::{AcmeStatus, NameStatus};
 use turnpike_admin::{Owner, ServerView};
 use turnpike_api::{CertificateOrder, ClientRefusals, FleetAdmin, Job, Process, Program, RefusalFilter};
 use turnpike_config::AdminSettings;
+use turnpike_events::Events;
 use turnpike_net::Datapath;
 use turnpike_process::{Control, MetricsPage};
 use turnpike_relay::Relay;
@@ -33,6 +34,7 @@ pub(crate) struct ServerAdmin {
     pub(crate) datapath_reason: Arc<str>,
     pub(crate) fleet: Arc<FleetOrders>,
     pub(crate) refusals: Arc<Refusals>,
+    pub(crate) events: Arc<Events>,
 }
 
 fn orders(acme: &AcmeStatus) -> Vec<CertificateOrder> {
@@ -47,6 +49,10 @@ fn orders(acme: &AcmeStatus) -> Vec<CertificateOrder> {
 impl Owner for ServerAdmin {
     fn settings(&self) -> AdminSettings {
         self.shown.borrow().configured.admin.clone()
+    }
+
+    fn events(&self) -> Option<Arc<Events>> {
+        Some(Arc::clone(&self.events))
     }
 
     fn server(&self) -> Option<ServerView> {

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use turnpike_events::Events;
 use turnpike_process::{
     log_limit::{EndLimit, LineSummary, RefusalLineLimit, Sum},
     log_queue::{BACKLOG, LogCounts, LogReceiver, LogSender, log_queue},
@@ -17,6 +18,7 @@ use turnpike_turn::server::{ClosedReason, Effect};
 
 use crate::{
     ended_allocations::EndedAllocations,
+    events::{EventWriter, ServerEvents},
     refusals::{
         Refusals, Why,
         reasons::{
@@ -28,6 +30,7 @@ use crate::{
 
 pub(crate) struct AllocationLogger {
     lines: LogSender<LogEntry>,
+    events: Arc<Events>,
     totals: Arc<EndedAllocations>,
 }
 
@@ -35,6 +38,7 @@ pub(crate) struct AllocationLogWriter {
     entries: LogReceiver<LogEntry>,
     /// Recent refusals for the admin interface, independent of log limits.
     refusals: Arc<Refusals>,
+    events: EventWriter,
 }
 
 enum LogEntry {
@@ -42,9 +46,15 @@ enum LogEntry {
     TurnedAway(TurnedAway),
 }
 
-pub(crate) fn allocation_log(refusals: Arc<Refusals>) -> (AllocationLogger, AllocationLogWriter) {
+pub(crate) fn allocation_log(
+    refusals: Arc<Refusals>,
+    events: &Arc<ServerEvents>,
+) -> (AllocationLogger, AllocationLogWriter) {
     let (sender, entries) = log_queue(BACKLOG);
-    (AllocationLogger { lines: sender, totals: Arc::default() }, AllocationLogWriter { entries, refusals })
+    let (hub, counts) = (Arc::clone(&events.hub), entries.counts());
+    let events = EventWriter::new(Arc::clone(events), counts);
+    let logger = AllocationLogger { lines: sender, events: hub, totals: Arc::default() };
+    (logger, AllocationLogWriter { entries, refusals, events })
 }
 
 impl AllocationLogger {
@@ -61,7 +71,7 @@ impl AllocationLog for AllocationLogger {
     fn effect(&self, worker: usize, effect: &Effect) {
         self.totals.effect(effect);
         let wanted = match effect {
-            Effect::Opened { .. } => is_debugged(),
+            Effect::Opened { .. } => self.events.is_wanted() || is_debugged(),
             Effect::Closed { .. }
             | Effect::Refused { .. }
             | Effect::PeerRefused { .. }
@@ -155,7 +165,7 @@ impl AllocationLogLimits {
 impl AllocationLogWriter {
     pub(crate) async fn run(self) {
         let start = Instant::now();
-        let Self { entries, refusals } = self;
+        let Self { entries, refusals, mut events } = self;
         let mut limits = AllocationLogLimits::new(&entries.counts());
         entries
             .run(|batch, lost| {
@@ -164,18 +174,21 @@ impl AllocationLogWriter {
                     match entry {
                         LogEntry::Effect(worker, mut effect) => {
                             refusals.hear(unix_ms, &effect);
+                            events.hear(start.elapsed(), unix_ms, &effect);
                             if limits.admit(start.elapsed(), &mut effect) {
                                 write(worker, &effect);
                             }
                         }
                         LogEntry::TurnedAway(turned) => {
                             refusals.turned_away(unix_ms, &turned);
+                            events.turned_away(start.elapsed(), unix_ms, &turned);
                             if let Some(suppressed) = limits.admit_closed(start.elapsed(), &turned) {
                                 write_closed(&turned, suppressed);
                             }
                         }
                     }
                 }
+                events.due(start.elapsed());
                 limits.allocations.due(start.elapsed()).iter().for_each(write_sums);
                 if lost > 0 {
                     tracing::warn!(target: "turnpike::allocation", lines = lost, "log lines lost");
@@ -402,7 +415,8 @@ mod tests {
 
     #[test]
     fn allocations_are_counted_by_realm_listener_and_duration() {
-        let (logger, _writer) = allocation_log(Arc::default());
+        let events = Arc::new(ServerEvents::start(&turnpike_config::Settings::default()));
+        let (logger, _writer) = allocation_log(Arc::default(), &events);
         for reason in [ClosedReason::Expired, ClosedReason::Deleted] {
             logger.effect(0, &ended("alice", reason));
         }

@@ -29,7 +29,7 @@ struct CertificateLifetime {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Nearness {
+pub(crate) enum Nearness {
     Far,
     Soon,
     VerySoon,
@@ -118,6 +118,11 @@ impl CertificateExpiry {
     /// First and last second of validity, by file.
     pub(crate) fn validities(&self) -> Vec<(String, (u64, u64))> {
         self.lock().iter().map(|shown| (shown.file.clone(), shown.valid)).collect()
+    }
+
+    /// State at the last look, by file.
+    pub(crate) fn nearness(&self) -> Vec<(String, Nearness)> {
+        self.lock().iter().map(|shown| (shown.file.clone(), shown.told)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<CertificateLifetime>> {

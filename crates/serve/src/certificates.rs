@@ -53,6 +53,10 @@ impl CertificateState {
         *self.in_use.lock().unwrap_or_else(PoisonError::into_inner) = certificates.into();
     }
 
+    pub(crate) fn failed_reloads(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
         [("loaded", &self.loaded), ("failed", &self.failed)]
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))

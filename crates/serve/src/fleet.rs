@@ -33,6 +33,7 @@ mod tallies;
 mod watching;
 
 use std::{
+    collections::BTreeSet,
     net::IpAddr,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
@@ -143,6 +144,14 @@ impl FleetMembership {
     /// True if an administrator has stopped new clients while the node keeps running.
     pub(crate) fn is_cordoned(&self) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_cordoned())
+    }
+
+    /// Names of the other nodes whose cards have been read.
+    pub(crate) fn other_nodes(&self) -> BTreeSet<String> {
+        let Some(node) = &self.node else { return BTreeSet::new() };
+        let members = node.members();
+        let others = members.iter().filter(|(name, member)| **name != node.name && member.card.is_some());
+        others.map(|(name, _)| name.to_string()).collect()
     }
 
     pub(crate) fn stop_taking(&self) {

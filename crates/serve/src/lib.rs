@@ -20,6 +20,7 @@ mod credentials;
 mod effective_settings;
 mod ended_allocations;
 mod error;
+mod events;
 mod fleet;
 mod generated_user;
 mod handover;

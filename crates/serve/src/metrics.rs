@@ -10,6 +10,7 @@ use prometheus_client::{
     metrics::MetricType,
 };
 use turnpike_acme::AcmeStatus;
+use turnpike_events::WebhookCounts;
 use turnpike_process::{
     ControlStatus, MetricsPage,
     exposition::{
@@ -33,13 +34,11 @@ use crate::{
 
 pub(crate) fn page(
     snapshots: impl Fn() -> ServerSnapshots + Send + Sync + 'static,
-    (certificates, acme, store, ended): (
-        Arc<CertificateState>,
-        Arc<AcmeStatus>,
-        StoreInUse,
-        Arc<EndedAllocations>,
+    ((certificates, acme, store, ended), fleet, webhooks): (
+        (Arc<CertificateState>, Arc<AcmeStatus>, StoreInUse, Arc<EndedAllocations>),
+        impl Fn() -> FleetCounts + Send + Sync + 'static,
+        impl Fn() -> Vec<WebhookCounts> + Send + Sync + 'static,
     ),
-    fleet: impl Fn() -> FleetCounts + Send + Sync + 'static,
     status: Arc<ControlStatus>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
@@ -47,8 +46,8 @@ pub(crate) fn page(
         move |common| {
             let (certificates, acme) = (Arc::clone(&certificates), Arc::clone(&acme));
             let store = store::shared(&store).map(|store| store.counts());
-            let (snapshots, ended, fleet) = (snapshots(), ended.get(), fleet());
-            Scrape { snapshots, ended, certificates, acme, store, fleet, common }
+            let (snapshots, ended, fleet, webhooks) = (snapshots(), ended.get(), fleet(), webhooks());
+            Scrape { snapshots, ended, certificates, acme, store, fleet, webhooks, common }
         },
         status,
         log,
@@ -75,6 +74,7 @@ struct Scrape {
     /// Counters of the store; `None` without a store.
     store: Option<turnpike_stores::DirectoryCounts>,
     fleet: FleetCounts,
+    webhooks: Vec<WebhookCounts>,
     common: ProcessMetrics,
 }
 
@@ -105,6 +105,9 @@ impl Collector for Scrape {
             page.store(store)?;
         }
         page.fleet(&self.fleet)?;
+        if !self.webhooks.is_empty() {
+            page.webhooks(&self.webhooks)?;
+        }
         self.common.encode(&mut page.0.encoder)
     }
 }
@@ -271,6 +274,25 @@ impl ServerFamilies<'_, '_> {
         let buckets: Vec<(f64, u64)> = store.query_times.to_vec();
         let help = "Duration of user queries, including those that timed out.";
         histogram(&mut self.0.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
+    }
+
+    /// Webhooks are labelled with the hosts in their URLs, whose other parts may be secret.
+    fn webhooks(&mut self, webhooks: &[WebhookCounts]) -> fmt::Result {
+        let mut hosts: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
+        for WebhookCounts { host, delivered, lost, failures, waiting } in webhooks {
+            let sums = hosts.entry(host).or_default();
+            sums.iter_mut().zip([delivered, lost, failures, waiting]).for_each(|(sum, count)| *sum += count);
+        }
+        let of = |index: usize| hosts.iter().map(move |(host, counts)| (*host, counts[index]));
+        let encoder = &mut self.0.encoder;
+        let help = "Events delivered to webhooks, by host.";
+        counts(encoder, "webhook_events", help, "host", of(0))?;
+        let help = "Events dropped because a webhook's spool or queue was full.";
+        counts(encoder, "webhook_events_lost", help, "host", of(1))?;
+        let help = "Requests to webhooks that failed and are repeated.";
+        counts(encoder, "webhook_failures", help, "host", of(2))?;
+        let help = "Events that wait for delivery to a webhook.";
+        gauges(encoder, "webhook_waiting", help, "host", of(3))
     }
 
     fn fleet(&mut self, fleet: &FleetCounts) -> fmt::Result {
@@ -671,6 +693,15 @@ mod tests {
                     ..NodeCounts::default()
                 }),
             },
+            webhooks: ["a.example", "a.example", "b.example"]
+                .map(|host| WebhookCounts {
+                    host: host.to_owned(),
+                    delivered: 5,
+                    lost: 1,
+                    failures: 2,
+                    waiting: 3,
+                })
+                .into(),
             common: ProcessMetrics {
                 log_lost: 2,
                 reloads: [("loaded", 0), ("failed", 0)],
@@ -777,6 +808,10 @@ mod tests {
             ("turnpike_kernel_flows", 6.0),
             ("turnpike_kernel_flows_refused_total", 2.0),
             ("turnpike_kernel_channels_limited_total{worker=\"0\"}", 8.0),
+            ("turnpike_webhook_events_total{host=\"a.example\"}", 10.0),
+            ("turnpike_webhook_events_lost_total{host=\"b.example\"}", 1.0),
+            ("turnpike_webhook_failures_total{host=\"a.example\"}", 4.0),
+            ("turnpike_webhook_waiting{host=\"b.example\"}", 3.0),
             ("turnpike_bandwidth_pauses_total{worker=\"0\",limit=\"realm\"}", 0.0),
         ] {
             let found = samples.iter().find(|(name, _)| same_series(name, series));

@@ -20,6 +20,9 @@ pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
         needs.written.extend(certificates::order_directory(settings));
         needs.files.extend(settings.acme.hook.iter().chain(&settings.acme.authority).cloned());
     }
+    if !settings.events.webhooks.is_empty() {
+        needs.written.extend(turnpike_config::event_directory(settings));
+    }
     if let Ok(Some((StoreAddress::Sqlite(file), _))) = store::address(settings) {
         needs.written.extend(directory_of(&file));
     }

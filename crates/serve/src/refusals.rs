@@ -69,37 +69,13 @@ pub(crate) struct Refusals(Mutex<[VecDeque<RefusalEntry>; KINDS]>);
 impl Refusals {
     /// Adds the refusal in an effect, if any; `now_ms` is Unix time.
     pub(crate) fn hear(&self, now_ms: u64, effect: &Effect) {
-        let (client, user, realm, why) = match effect {
-            Effect::Refused { client, username, why, .. } => {
-                (client.address, username, None, Why::Credentials(*why))
-            }
-            Effect::PeerRefused { client, realm, username, peer, others, by, .. } => {
-                (client.address, username, Some(realm), Why::Peer(*peer, *by, *others))
-            }
-            Effect::RequestRefused { client, realm, username, proved: true, method, code, why, .. } => {
-                (client.address, username, Some(realm), Why::Request(*method, *code, *why))
-            }
-            Effect::RequestRefused { client, username, method, code, why, .. } => {
-                (client.address, username, None, Why::Unproved(*method, *code, *why))
-            }
-            _ => return,
-        };
-        let (user, realm) = (user.clone(), realm.cloned());
-        self.add(RefusalEntry { first_ms: now_ms, last_ms: now_ms, count: 1, client, user, realm, why });
+        if let Some(entry) = RefusalEntry::of(now_ms, effect) {
+            self.add(entry);
+        }
     }
 
     pub(crate) fn turned_away(&self, now_ms: u64, turned: &TurnedAway) {
-        let TurnedAway { client, stage, reason, count, .. } = *turned;
-        let (realm, user) = turned.user.clone().unzip();
-        self.add(RefusalEntry {
-            first_ms: now_ms,
-            last_ms: now_ms,
-            count,
-            client,
-            user: user.unwrap_or_default(),
-            realm,
-            why: Why::Connection(stage, reason),
-        });
+        self.add(RefusalEntry::of_connection(now_ms, turned));
     }
 
     fn add(&self, mut refusal: RefusalEntry) {
@@ -108,8 +84,7 @@ impl Refusals {
         if let Some(known) = kept.iter().position(|known| known.is_same(&refusal))
             && let Some(known) = kept.remove(known)
         {
-            refusal.first_ms = known.first_ms;
-            refusal.count += known.count;
+            refusal = known.followed_by(refusal);
         } else if kept.len() >= MOST {
             forget_one(kept);
         }
@@ -151,7 +126,7 @@ fn forget_one(kept: &mut VecDeque<RefusalEntry>) {
 }
 
 impl RefusalGroup {
-    fn new(last: RefusalEntry) -> Self {
+    pub(crate) fn new(last: RefusalEntry) -> Self {
         Self { last, others: 0, other_users: Vec::new(), other_peers: Vec::new() }
     }
 
@@ -201,6 +176,38 @@ fn at(unix_ms: u64) -> String {
 }
 
 impl RefusalEntry {
+    pub(crate) fn of(now_ms: u64, effect: &Effect) -> Option<Self> {
+        let (client, user, realm, why) = match effect {
+            Effect::Refused { client, username, why, .. } => {
+                (client.address, username, None, Why::Credentials(*why))
+            }
+            Effect::PeerRefused { client, realm, username, peer, others, by, .. } => {
+                (client.address, username, Some(realm), Why::Peer(*peer, *by, *others))
+            }
+            Effect::RequestRefused { client, realm, username, proved: true, method, code, why, .. } => {
+                (client.address, username, Some(realm), Why::Request(*method, *code, *why))
+            }
+            Effect::RequestRefused { client, username, method, code, why, .. } => {
+                (client.address, username, None, Why::Unproved(*method, *code, *why))
+            }
+            _ => return None,
+        };
+        let (user, realm) = (user.clone(), realm.cloned());
+        Some(Self { first_ms: now_ms, last_ms: now_ms, count: 1, client, user, realm, why })
+    }
+
+    pub(crate) fn of_connection(now_ms: u64, turned: &TurnedAway) -> Self {
+        let TurnedAway { client, stage, reason, count, .. } = *turned;
+        let (realm, user) = turned.user.clone().unzip();
+        let (user, why) = (user.unwrap_or_default(), Why::Connection(stage, reason));
+        Self { first_ms: now_ms, last_ms: now_ms, count, client, user, realm, why }
+    }
+
+    /// The later one of two refusals, with the count of both.
+    pub(crate) fn followed_by(&self, later: Self) -> Self {
+        Self { first_ms: self.first_ms, count: self.count + later.count, ..later }
+    }
+
     fn is_wanted(&self, RefusalFilter { client, user }: &RefusalFilter) -> bool {
         client.as_ref().is_none_or(|prefix| prefix.contains(self.client.ip()))
             && user.as_ref().is_none_or(|user| self.user.contains(user.as_str()))
@@ -226,8 +233,19 @@ impl Why {
         }
     }
 
+    /// True if a limit on allocations was reached.
+    pub(crate) fn is_quota(self) -> bool {
+        use RequestRefusal::{PrefixQuota, TotalQuota, UserQuota};
+        matches!(self, Self::Request(_, _, UserQuota | PrefixQuota | TotalQuota))
+    }
+
+    /// True if the client has not shown that it receives packets at its address.
+    pub(crate) fn may_be_forged(self) -> bool {
+        matches!(self, Self::Unproved(..) | Self::Connection("dtls_hello", _))
+    }
+
     /// True for errors in normal operation: a redirect or a stale nonce.
-    fn is_ordinary(self) -> bool {
+    pub(crate) fn is_ordinary(self) -> bool {
         matches!(self, Self::Request(_, 300 | 438, _) | Self::Unproved(_, 438, _))
     }
 
@@ -250,7 +268,7 @@ impl Why {
     }
 
     /// Clears the peer, request and attribute, so that only the general reason remains.
-    fn in_general(self) -> Self {
+    pub(crate) fn in_general(self) -> Self {
         use RequestRefusal::{PeerFamily, UnknownAttribute};
         let in_general = |why| match why {
             UnknownAttribute(_) => UnknownAttribute(0),

@@ -36,6 +36,7 @@ use crate::{
     effective_settings::EffectiveSettings,
     ended_allocations::EndedAllocations,
     error::ServeError,
+    events::{ServerEvents, StateWatch},
     fleet::{self, Begun, FleetHandover, FleetMembership, NodeKeys, StatusLines, StatusWriter},
     generated_user::random_user,
     handover::{PreviousServer, ServeHandover},
@@ -104,6 +105,8 @@ struct TurnServer {
     waiting: Vec<WaitingListener>,
     certificates: Certificates,
     acme: Acme,
+    events: Arc<ServerEvents>,
+    state_watch: StateWatch,
     pages: [Arc<Serving>; 2],
     metrics: MetricsPage,
 }
@@ -138,7 +141,8 @@ impl TurnServer {
         // Peers must not reach these listeners. They trust loopback, and relayed TCP connections would come
         // from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
-        let (log, logs) = allocation_logs(&fleet);
+        let events = Arc::new(ServerEvents::start(&settings));
+        let (log, logs) = allocation_logs(&fleet, &events);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
         let relay = start_relay(&plan, &fleet, credentials, log, before)?;
@@ -181,6 +185,7 @@ impl TurnServer {
             datapath_reason: plan.datapath_reason.as_str().into(),
             fleet: orders,
             refusals: Arc::clone(&logs.refusals),
+            events: Arc::clone(&events.hub),
         });
         let pages =
             [applications.serve(Arc::<ServerAdmin>::clone(&program)), page.serve(program)].map(Arc::new);
@@ -200,6 +205,8 @@ impl TurnServer {
             waiting,
             certificates,
             acme,
+            events,
+            state_watch: StateWatch::default(),
             pages,
             metrics,
         };
@@ -237,6 +244,7 @@ impl TurnServer {
         let old = std::mem::replace(&mut self.settings, new);
         store::note_realm(&self.settings);
         self.fleet.set(&self.settings);
+        self.events.set(&self.settings);
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
@@ -408,7 +416,9 @@ fn metrics_page(
     };
     let told = (certificates.told(), acme.status(), Arc::clone(store), Arc::clone(&logs.totals));
     let (fleet, status) = (Arc::clone(fleet), Arc::clone(control.status()));
-    metrics::page(snapshots, told, move || fleet.counts(), status, Arc::clone(&logs.counts))
+    let events = Arc::clone(&logs.events.hub);
+    let told = (told, move || fleet.counts(), move || events.counts());
+    metrics::page(snapshots, told, status, Arc::clone(&logs.counts))
 }
 
 fn snapshots(relay: &Relay, relays: Arc<[RelayState]>) -> ServerSnapshots {
@@ -499,6 +509,8 @@ impl Service for TurnServer {
 
     fn tick(&mut self) {
         self.certificates.look(&self.settings);
+        let told = (&*self.certificates.told(), &*self.acme.status(), &*self.fleet);
+        self.state_watch.look(&self.events, told, self.relay.allocations());
         if self.store.as_ref().is_some_and(OpenStore::has_news) {
             tracing::info!("realms, limits, token keys or peer rules in the store have changed");
             if let Err(error) = self.put_into_force_again() {
@@ -539,6 +551,7 @@ impl Service for TurnServer {
     fn drain(&mut self, deadline: Duration) {
         self.fleet.stop_taking();
         self.relay.set_draining(true);
+        self.events.drain_begins(self.open(), Some(deadline));
         let deadline_s = deadline.as_secs();
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
     }
@@ -617,14 +630,19 @@ struct AllocationLogs {
     counts: Arc<LogCounts>,
     totals: Arc<EndedAllocations>,
     refusals: Arc<Refusals>,
+    events: Arc<ServerEvents>,
 }
 
-fn allocation_logs(fleet: &FleetMembership) -> (Arc<dyn AllocationLog>, AllocationLogs) {
+fn allocation_logs(
+    fleet: &FleetMembership,
+    events: &Arc<ServerEvents>,
+) -> (Arc<dyn AllocationLog>, AllocationLogs) {
     let refusals = Arc::<Refusals>::default();
-    let (logger, writer) = allocation_log(Arc::clone(&refusals));
+    let (logger, writer) = allocation_log(Arc::clone(&refusals), events);
     let (counts, totals) = (logger.counts(), logger.totals());
     let (lines, publisher) = fleet.status_lines().unzip();
-    (Arc::new(Logs { logger, lines }), AllocationLogs { writer, publisher, counts, totals, refusals })
+    let events = Arc::clone(events);
+    (Arc::new(Logs { logger, lines }), AllocationLogs { writer, publisher, counts, totals, refusals, events })
 }
 
 impl AllocationLogs {
@@ -633,6 +651,7 @@ impl AllocationLogs {
             Some(publisher) => _ = tokio::join!(self.writer.run(), publisher.run()),
             None => self.writer.run().await,
         }
+        self.events.close().await;
     }
 }
 

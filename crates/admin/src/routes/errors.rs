@@ -64,6 +64,7 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
         "metrics" => vec![],
         "openapi" => vec![],
         "events" => vec![&["no_events", "too_many_watchers"]],
+        "stream" => vec![&["no_events", "no_server", "too_many_watchers"]],
         "reload" => vec![&["draining", "upgrade", "wrong_configuration"]],
         "refusals" | "limits" | "listeners" | "certificates" | "workers" | "list" => vec![&["no_server"]],
         "one" | "end" => {

@@ -24,6 +24,9 @@ impl Modify for Examples {
         let event = json!({ "event": "live", "data": live });
         let events = BTreeMap::from([("text/event-stream".to_owned(), event)]);
         recorded.insert("events".to_owned(), BTreeMap::from([("200".to_owned(), events)]));
+        let event = serde_json::from_str(include_str!("event_example.json")).unwrap_or_default();
+        let events = BTreeMap::from([("text/event-stream".to_owned(), event)]);
+        recorded.insert("stream".to_owned(), BTreeMap::from([("200".to_owned(), events)]));
         for PathItem { get, post, put, delete, .. } in document.paths.paths.values_mut() {
             for operation in [get, post, put, delete].into_iter().flatten() {
                 let name = operation.operation_id.as_deref().unwrap_or_default();

@@ -30,6 +30,7 @@ use turnpike_api::{
     Reloaded, RuleStatus,
 };
 use turnpike_config::{AdminAccess, AdminAddress, AdminSettings, Secret, Settings, api_keys};
+use turnpike_events::Events;
 use turnpike_net::Datapath;
 use turnpike_relay::{
     Config, Relay, RelayAddress, RelayState,
@@ -98,6 +99,7 @@ pub(crate) struct Double {
     pub(crate) ended: AtomicBool,
     pub(crate) refusals: Mutex<Vec<ClientRefusals>>,
     pub(crate) rules: Mutex<Vec<RuleStatus>>,
+    pub(crate) events: Arc<Events>,
     /// `None` for a forwarder.
     fleet: Option<Arc<Member>>,
 }
@@ -180,6 +182,9 @@ impl Program for Double {
 }
 
 impl Owner for Double {
+    fn events(&self) -> Option<Arc<Events>> {
+        self.relay.as_ref().map(|_| Arc::clone(&self.events))
+    }
     fn settings(&self) -> AdminSettings {
         Double::settings(self).admin.clone()
     }
@@ -256,6 +261,7 @@ impl Running {
             ended: AtomicBool::new(false),
             refusals: Mutex::default(),
             rules: Mutex::default(),
+            events: Arc::new(Events::new("/turnpike/one")),
             fleet,
         });
         let (stop, mut stopped) = oneshot::channel::<()>();

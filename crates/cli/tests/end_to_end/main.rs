@@ -11,6 +11,7 @@ mod bad_config;
 mod credentials;
 mod deployment;
 mod documented;
+mod events;
 mod exhaustion;
 mod firewall;
 mod forward_bad_rules;

@@ -71,6 +71,7 @@ fn is_shown_as_it_is(mut first: Settings, shown: &str) {
         || !first.auth.users.is_empty()
         || !first.oauth.keys.is_empty()
         || !first.realms.is_empty()
+        || !first.events.webhooks.is_empty()
     {
         return;
     }
@@ -100,6 +101,7 @@ fn seeds() -> Vec<Vec<u8>> {
             "[[realm]]\nname = \"a\"\nsecrets = [\"a long secret\"]\nallocations = 7\n[log]\nlevel = \"info,turn=debug\"\n",
             "[oauth]\nserver_name = \"t\"\n[[oauth.key]]\nkid = \"n\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nlifetime = 60\n",
             "[[alternate]]\naddress = \"[2001:db8::1]:5349\"\ndomain = \"t.example\"\ntransports = [\"tls\"]\nwhen = \"always\"\n",
+            "[[events.webhook]]\nurl = \"https://a.example/x\"\nsecret = \"0123456789abcdef\"\ntypes = [\"quota\"]\nbatch = true\n",
             "listening-port=3478\nrealm=example.org\n",
             "0.0.0.0 80 10.0.0.1 80\n",
             "[[rule]]\nlisten = \"0.0.0.0:1\"\n",

@@ -291,6 +291,7 @@ fn value_of<S>(spec: &KeySpec<S>, defaults: &S) -> String {
     match spec.path {
         "auth.users" => "[{ name = \"alice\", password = \"a,b\" }]".to_owned(),
         "oauth.key" => "[{ kid = \"north\", key = \"AAAAAAAAAAAAAAAAAAAAAA==\" }]".to_owned(),
+        "events.webhook" => "[{ url = \"https://a.example/\", secret = \"0123456789abcdef\" }]".to_owned(),
         _ => (spec.show)(defaults).trim_matches(['[', ']']).replace('"', ""),
     }
 }

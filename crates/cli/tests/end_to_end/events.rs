@@ -1,0 +1,168 @@
+//! Events of the running server, at a webhook and in the stream of the admin interface.
+
+use crate::prelude::*;
+use std::{
+    io::{BufRead, BufReader},
+    sync::mpsc::{self, Receiver},
+};
+
+const SECRET: &str = "0123456789abcdef";
+
+/// Accepts every request and passes on its signature and body.
+fn receiver() -> (SocketAddr, Receiver<(String, Vec<u8>)>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let at = listener.local_addr().expect("bound");
+    let (sender, requests) = mpsc::channel();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut input = BufReader::new(stream);
+            while let Some(request) = request(&mut input) {
+                let answered = input.get_mut().write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+                if answered.is_err() || sender.send(request).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    (at, requests)
+}
+
+fn request(input: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
+    let (mut signature, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        if input.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        match line.trim().split_once(": ") {
+            Some((name, value)) if name.eq_ignore_ascii_case("turnpike-signature") => {
+                value.clone_into(&mut signature)
+            }
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                length = value.parse().ok()?
+            }
+            Some(_) => {}
+            None if line.trim().is_empty() => break,
+            None => {}
+        }
+    }
+    let mut body = vec![0; length];
+    input.read_exact(&mut body).ok()?;
+    Some((signature, body))
+}
+
+fn serve_with(dir: &Dir, at: SocketAddr) -> Serve {
+    let state = dir.path().join("state");
+    let file = dir.file(
+        "turnpike.toml",
+        format!(
+            "[store]\nstate = {state:?}\n[events]\nallow_private = true\n[[events.webhook]]\n\
+             url = \"http://{at}/hook\"\nsecret = \"{SECRET}\"\n"
+        ),
+    );
+    Serve::start(&["--config", file.to_str().expect("UTF-8")])
+}
+
+fn stream(admin: SocketAddr, headers: &str) -> BufReader<TcpStream> {
+    let mut stream = TcpStream::connect(admin).expect("the admin interface listens");
+    stream.set_read_timeout(Some(SOON)).expect("a timeout");
+    let path = "/v1/events?types=allocation.begin,allocation.end";
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {admin}\r\n{headers}\r\n").expect("it reads");
+    let mut lines = BufReader::new(stream);
+    let mut line = String::new();
+    while line.trim() != ": events" {
+        line.clear();
+        assert!(lines.read_line(&mut line).expect("a line") > 0, "the stream begins");
+    }
+    lines
+}
+
+/// Id and content of the next event; lines between events are chunk framing.
+fn next(stream: &mut BufReader<TcpStream>) -> (u64, Value) {
+    let mut id = None;
+    loop {
+        let mut line = String::new();
+        assert!(stream.read_line(&mut line).expect("a line") > 0, "the stream goes on");
+        if let Some(number) = line.strip_prefix("id: ") {
+            id = number.trim().parse().ok();
+        }
+        if let Some(data) = line.strip_prefix("data: ") {
+            return (id.expect("an id"), serde_json::from_str(data).expect("JSON"));
+        }
+    }
+}
+
+#[test]
+fn begin_and_end_of_an_allocation_reach_webhook_and_stream() {
+    let dir = Dir::new();
+    let (at, requests) = receiver();
+    let mut serve = serve_with(&dir, at);
+    let mut events = stream(serve.admin(), "");
+    let reflect = Reflect::start(V4, &[]);
+    serve.load(&reflect).with("--clients 1 --rate 200 --size 120 --duration 1").run().ended(0);
+    let (first, begin) = next(&mut events);
+    let (second, end) = next(&mut events);
+    assert_eq!(second, first + 1, "without a gap");
+    assert_eq!((&begin["type"], &end["type"]), (&json!("allocation.begin"), &json!("allocation.end")));
+    for member in ["id", "realm", "user", "client", "server", "relayed"] {
+        assert_eq!(begin["data"][member], end["data"][member], "{member}");
+    }
+    assert_eq!((&end["data"]["user"], &end["data"]["reason"]), (&json!(USER), &json!("deleted")));
+    for direction in ["to_peer", "to_client"] {
+        let traffic = &end["data"][direction];
+        eventually(&format!("the metrics agree: {end}"), || {
+            let metrics = serve.metrics();
+            let total = |name: &str| metrics.sum(name, &format!("direction=\"{direction}\""));
+            traffic["datagrams"] == total("turnpike_relayed_datagrams_total")
+                && traffic["bytes"] == total("turnpike_relayed_bytes_total")
+        });
+        assert!(traffic["datagrams"].as_u64().is_some_and(|datagrams| datagrams > 100), "{end}");
+    }
+    // A subscriber that returns gets what it missed.
+    drop(events);
+    let mut resumed = stream(serve.admin(), &format!("Last-Event-ID: {first}\r\n"));
+    assert_eq!(next(&mut resumed), (second, end.clone()));
+    let received: Vec<Value> = (1..=2)
+        .map(|number| {
+            let (signature, body) = requests.recv_timeout(SOON).expect("a request");
+            assert!(signature.starts_with("t=") && signature.contains(",v1="), "{signature}");
+            let event: Value = serde_json::from_slice(&body).expect("JSON");
+            assert_eq!(event["sequence"], format!("{number:020}"));
+            event
+        })
+        .collect();
+    assert_eq!(received[0]["data"], begin["data"]);
+    assert_eq!(received[1]["data"], end["data"]);
+    eventually("they are counted", || serve.metrics().sum("turnpike_webhook_events_total", "") == 2);
+    serve.program.signal("TERM");
+    serve.program.line_with("stopped");
+    let last: Vec<Value> = requests
+        .try_iter()
+        .map(|(_, body)| serde_json::from_slice::<Value>(&body).expect("JSON")["type"].clone())
+        .collect();
+    assert_eq!(last, ["drain.begin", "drain.end"]);
+}
+
+#[test]
+fn events_of_a_killed_server_are_delivered_after_its_restart() {
+    let dir = Dir::new();
+    let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let at = closed.local_addr().expect("bound");
+    let serve = serve_with(&dir, at);
+    let reflect = Reflect::start(V4, &[]);
+    serve.load(&reflect).with("--clients 5 --rate 50 --duration 1").run().ended(0);
+    eventually("both events of all five", || serve.metrics().sum("turnpike_webhook_waiting", "") == 10);
+    drop(serve);
+    drop(closed);
+    let listener = TcpListener::bind(at).expect("the port is free again");
+    let _serve = serve_with(&dir, at);
+    let (stream, _) = listener.accept().expect("a connection");
+    stream.set_read_timeout(Some(SOON)).expect("a timeout");
+    let mut input = BufReader::new(stream);
+    for number in 1..=10 {
+        let (_, body) = request(&mut input).expect("a request");
+        let event: Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(event["sequence"], format!("{number:020}"), "{event}");
+        input.get_mut().write_all(b"HTTP/1.1 204 No Content\r\n\r\n").expect("it reads");
+    }
+}

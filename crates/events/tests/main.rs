@@ -1,0 +1,5 @@
+//! Tests of webhooks over sockets.
+
+mod delivery;
+mod restart;
+mod support;
