@@ -12,8 +12,8 @@ use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ClientRules, Conn
 use crate::{
     AcmeSettings, AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings,
     DtlsSettings, FleetSettings, LogSettings, OauthSettings, Origin, RateSettings, RealmSettings,
-    RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings, acme_keys,
-    admin_keys,
+    RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings, UsageSettings,
+    acme_keys, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, fleet_keys, hand_on_keys,
     key::{self, KeyChange, kind, number, number_or_none, seconds, settings},
@@ -220,6 +220,9 @@ settings! {
             reload "credentials.ttl" .ttl number!(u32, "seconds", 1..=31_536_000),
             reload "credentials.max_ttl" .max_ttl number!(u32, "seconds", 1..=31_536_000),
             reload "credentials.rate" .rate number!(u32, "requests a second", 1..=1_000_000);
+        usage: UsageSettings = UsageSettings::default(),
+            start "usage.days" .days number!(u32, "days", 0..=3660),
+            start "usage.hour_days" .hour_days number!(u32, "days", 1..=366);
         log: LogSettings = LogSettings::default(),
             reload "log.level" .level kind::LOG_LEVEL,
             start "log.format" .format kind::LOG_FORMAT;
