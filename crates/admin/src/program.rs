@@ -7,6 +7,7 @@ use turnpike_api::{CertificateOrder, Program, RelayRange, Status};
 use turnpike_config::{AdminSettings, Settings};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayState, certificates::Certificate};
+use turnpike_stores::UsageStore;
 
 use crate::accounts::AccountStore;
 
@@ -30,6 +31,8 @@ pub struct ServerView {
     pub datapath: Datapath,
     /// Reason for the choice of the data path.
     pub datapath_reason: Arc<str>,
+    /// The usage ledger; `None` if usage is not recorded.
+    pub usage: Option<Arc<UsageStore>>,
 }
 
 impl ServerView {

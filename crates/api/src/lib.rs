@@ -12,6 +12,7 @@ mod program;
 mod refusal;
 mod renamed;
 mod server;
+mod usage;
 
 use std::pin::Pin;
 
@@ -47,6 +48,7 @@ pub use server::{
     CertificateInfo, CertificateList, CertificateOrder, LimitInfo, LimitList, Listener, Listeners,
     RelayRange, Worker, WorkerList,
 };
+pub use usage::{UsageEntry, UsageFilter, UsageGapInfo, UsageGrouping, UsageList};
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

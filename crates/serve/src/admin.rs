@@ -11,6 +11,7 @@ use turnpike_config::AdminSettings;
 use turnpike_net::Datapath;
 use turnpike_process::{Control, MetricsPage};
 use turnpike_relay::Relay;
+use turnpike_stores::UsageStore;
 
 use crate::{
     certificates::CertificateState,
@@ -33,6 +34,7 @@ pub(crate) struct ServerAdmin {
     pub(crate) datapath_reason: Arc<str>,
     pub(crate) fleet: Arc<FleetOrders>,
     pub(crate) refusals: Arc<Refusals>,
+    pub(crate) usage: Option<Arc<UsageStore>>,
 }
 
 fn orders(acme: &AcmeStatus) -> Vec<CertificateOrder> {
@@ -60,6 +62,7 @@ impl Owner for ServerAdmin {
             addresses,
             datapath: self.datapath,
             datapath_reason: Arc::clone(&self.datapath_reason),
+            usage: self.usage.clone(),
         })
     }
 }

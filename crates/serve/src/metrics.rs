@@ -29,15 +29,17 @@ use crate::{
     ended_allocations::{EndedAllocations, LENGTHS, Totals},
     fleet::FleetCounts,
     store::{self, StoreInUse},
+    usage::{UsageCounts, UsageFigures},
 };
 
 pub(crate) fn page(
     snapshots: impl Fn() -> ServerSnapshots + Send + Sync + 'static,
-    (certificates, acme, store, ended): (
+    (certificates, acme, store, ended, usage): (
         Arc<CertificateState>,
         Arc<AcmeStatus>,
         StoreInUse,
         Arc<EndedAllocations>,
+        Option<Arc<UsageCounts>>,
     ),
     fleet: impl Fn() -> FleetCounts + Send + Sync + 'static,
     status: Arc<ControlStatus>,
@@ -48,7 +50,8 @@ pub(crate) fn page(
             let (certificates, acme) = (Arc::clone(&certificates), Arc::clone(&acme));
             let store = store::shared(&store).map(|store| store.counts());
             let (snapshots, ended, fleet) = (snapshots(), ended.get(), fleet());
-            Scrape { snapshots, ended, certificates, acme, store, fleet, common }
+            let usage = usage.as_ref().map(|usage| usage.get());
+            Scrape { snapshots, ended, certificates, acme, store, fleet, usage, common }
         },
         status,
         log,
@@ -75,6 +78,8 @@ struct Scrape {
     /// Counters of the store; `None` without a store.
     store: Option<turnpike_stores::DirectoryCounts>,
     fleet: FleetCounts,
+    /// Counters of the usage ledger; `None` without one.
+    usage: Option<UsageFigures>,
     common: ProcessMetrics,
 }
 
@@ -105,6 +110,9 @@ impl Collector for Scrape {
             page.store(store)?;
         }
         page.fleet(&self.fleet)?;
+        if let Some(usage) = &self.usage {
+            page.usage(usage)?;
+        }
         self.common.encode(&mut page.0.encoder)
     }
 }
@@ -254,6 +262,19 @@ impl ServerFamilies<'_, '_> {
             "result",
             acme.orders(),
         )
+    }
+
+    fn usage(&mut self, usage: &UsageFigures) -> fmt::Result {
+        let help = "Batches of usage sent to the ledger, by result.";
+        counts(&mut self.0.encoder, "usage_batches", help, "result", usage.batches)?;
+        gauge(
+            &mut self.0.encoder,
+            "usage_unsaved_rows",
+            "Rows of usage not yet in the ledger.",
+            usage.unsaved,
+        )?;
+        let help = "Reports counted under (other), because there were too many users.";
+        total(&mut self.0.encoder, "usage_summed_reports", help, usage.summed)
     }
 
     fn store(&mut self, store: &turnpike_stores::DirectoryCounts) -> fmt::Result {
@@ -648,6 +669,7 @@ mod tests {
             },
             certificates: Arc::default(),
             acme: Arc::default(),
+            usage: Some(UsageFigures { batches: [("saved", 6), ("failed", 1)], unsaved: 4, summed: 3 }),
             store: Some(turnpike_stores::DirectoryCounts {
                 is_up: true,
                 users: 5,
@@ -759,6 +781,9 @@ mod tests {
             ("turnpike_ended_allocation_seconds_sum", 90_000.5),
             ("turnpike_allocation_seconds_bucket{le=\"0.005\"}", 2.0),
             ("turnpike_ended_allocation_seconds_count", 4.0),
+            ("turnpike_usage_batches_total{result=\"saved\"}", 6.0),
+            ("turnpike_usage_unsaved_rows", 4.0),
+            ("turnpike_usage_summed_reports_total", 3.0),
             ("turnpike_store_up", 1.0),
             ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),
