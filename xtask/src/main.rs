@@ -19,6 +19,7 @@ mod reproducible;
 mod requirements;
 mod soak;
 mod upgrade_from;
+mod usage;
 
 use std::{
     env,
@@ -75,6 +76,8 @@ enum Chore {
     Reproducible(reproducible::Options),
     /// Upgrade under load from the build of an earlier commit to this one, and back
     UpgradeFrom(upgrade_from::Options),
+    /// Compare the usage ledger with the load generator across faults, and print a table
+    Usage,
 }
 
 fn main() -> ExitCode {
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Chore::Reproducible(options) => reproducible::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
         Chore::UpgradeFrom(options) => upgrade_from::run(&options),
+        Chore::Usage => usage::run(),
     };
     match done {
         Ok(code) => code,

@@ -621,7 +621,7 @@ fn date(unix: u64) -> String {
 }
 
 /// Converts a store error, which never contains a password.
-fn told(error: StoreError) -> Problem {
+pub(crate) fn told(error: StoreError) -> Problem {
     let (status, code) = if error.may_pass() {
         (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
     } else {

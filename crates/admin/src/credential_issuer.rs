@@ -13,7 +13,7 @@ use turnpike_api::CredentialsRequest;
 use turnpike_config::{
     Secret, Settings, TokenKeySettings,
     access_tokens::{self, MadeToken},
-    realms, restapi_credentials,
+    credential_id, realms, restapi_credentials,
 };
 use turnpike_stores::ApiKey;
 
@@ -27,6 +27,9 @@ use crate::{
 
 /// USERNAME also contains the time and a colon, and is at most 508 bytes long (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 256;
+const LONGEST_IDENTIFIER: usize = 128;
+/// Maximum length of USERNAME in bytes (RFC 8489 section 14.3).
+const LONGEST_USERNAME: usize = 508;
 
 pub(crate) struct Issued {
     pub(crate) realm: String,
@@ -168,13 +171,25 @@ pub(crate) fn issue(
     wanted: CredentialsRequest,
     unix: u64,
 ) -> Result<Issued, CredentialRefusal> {
-    let CredentialsRequest { user, ttl, realm, kid } = wanted;
+    let CredentialsRequest { user, identifier, ttl, realm, kid } = wanted;
     let settings = &*server.settings;
     let realm = realm_of(settings, key, realm)?;
     if let Some(user) = &user
         && (user.is_empty() || user.len() > LONGEST_USER || user.contains(char::is_control))
     {
         let why = format!("user must be 1 to {LONGEST_USER} bytes long and contain no control characters");
+        return Err(CredentialRefusal::bad_request(why));
+    }
+    if let Some(identifier) = &identifier
+        && (identifier.is_empty()
+            || identifier.len() > LONGEST_IDENTIFIER
+            || identifier.contains(char::is_control)
+            || kid.is_some())
+    {
+        let why = format!(
+            "identifier must be 1 to {LONGEST_IDENTIFIER} bytes long, contain no control characters, and not be \
+             combined with kid"
+        );
         return Err(CredentialRefusal::bad_request(why));
     }
     // A random name, so that each anonymous owner has a separate quota.
@@ -211,13 +226,32 @@ pub(crate) fn issue(
             let Some(secret) = signing_secret(settings, server.store.as_ref(), &realm) else {
                 return Err(no_secret(&realm, server.store.as_ref()));
             };
-            let username = restapi_credentials::username(expiry, &user);
+            let username = username(settings, key, expiry, &user, identifier.as_deref())?;
             let password = restapi_credentials::password(&secret, &username);
             (IssuedSecret::Password { username, password }, 0)
         }
     };
     COUNTS.issued[kind].fetch_add(1, Ordering::Relaxed);
     Ok(Issued { realm, ttl, expiry, uris, grant, user })
+}
+
+/// USERNAME of a credential: with the API key, if usage is recorded, and with the application's name for its
+/// customer.
+fn username(
+    settings: &Settings,
+    key: Option<&ApiKey>,
+    expiry: u64,
+    user: &str,
+    identifier: Option<&str>,
+) -> Result<String, CredentialRefusal> {
+    let key = key.map(|key| key.name.as_str()).filter(|_| settings.usage.days > 0);
+    let username = restapi_credentials::username(expiry, &credential_id(user, key, identifier));
+    if username.len() > LONGEST_USERNAME {
+        let why =
+            format!("user and identifier are too long: the username would exceed {LONGEST_USERNAME} bytes");
+        return Err(CredentialRefusal::bad_request(why));
+    }
+    Ok(username)
 }
 
 /// Returns the requested realm, if the key is valid for it and the server serves it.

@@ -42,7 +42,7 @@ pub(crate) struct Code {
     pub(crate) meaning: &'static str,
 }
 
-pub(crate) const CODES: [Code; 56] = [
+pub(crate) const CODES: [Code; 57] = [
     Code {
         name: "bad_request",
         statuses: &[400],
@@ -115,6 +115,7 @@ pub(crate) const CODES: [Code; 56] = [
         statuses: &[401],
         meaning: "The request needs a token, a client certificate or the Unix socket.",
     },
+    Code { name: "no_usage", statuses: &[404], meaning: "Usage is not recorded (`usage.days`)." },
     Code {
         name: "node_not_understood",
         statuses: &[502],

@@ -8,6 +8,7 @@ use turnpike_config::{AdminSettings, Settings};
 use turnpike_events::Events;
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayState, certificates::Certificate};
+use turnpike_stores::UsageStore;
 
 use crate::accounts::AccountStore;
 
@@ -35,6 +36,8 @@ pub struct ServerView {
     pub datapath: Datapath,
     /// Reason for the choice of the data path.
     pub datapath_reason: Arc<str>,
+    /// The usage ledger; `None` if usage is not recorded.
+    pub usage: Option<Arc<UsageStore>>,
 }
 
 impl ServerView {

@@ -17,6 +17,7 @@ mod parameters;
 mod refusals;
 mod running;
 mod server;
+mod usage;
 
 use std::sync::Arc;
 
@@ -113,6 +114,7 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .route("/v1/keys/{name}", delete(accounts::remove_key))
         .route("/v1/realms", get(accounts::realms).post(accounts::put_realm))
         .route("/v1/realms/{name}", delete(accounts::remove_realm))
+        .route("/v1/usage", get(usage::usage))
         .route("/v1/limits", get(server::limits))
         .route("/v1/listeners", get(server::listeners))
         .route("/v1/certificates", get(server::certificates))
@@ -184,6 +186,7 @@ fn old_paths() -> Router<App> {
         accounts::realms,
         accounts::put_realm,
         accounts::remove_realm,
+        usage::usage,
         server::limits,
         server::listeners,
         server::certificates,

@@ -20,7 +20,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 const FRONT: &str = include_str!("web/index.html");
 
 /// All other files, by their names under `/web/`.
-static FILES: [(&str, &str, &str); 12] = [
+static FILES: [(&str, &str, &str); 13] = [
     ("style.css", CSS, include_str!("web/style.css")),
     ("icon.svg", SVG, include_str!("web/icon.svg")),
     ("main.js", SCRIPT, include_str!("web/main.js")),
@@ -32,6 +32,7 @@ static FILES: [(&str, &str, &str); 12] = [
     ("overview.js", SCRIPT, include_str!("web/overview.js")),
     ("allocations.js", SCRIPT, include_str!("web/allocations.js")),
     ("refusals.js", SCRIPT, include_str!("web/refusals.js")),
+    ("usage.js", SCRIPT, include_str!("web/usage.js")),
     ("configuration.js", SCRIPT, include_str!("web/configuration.js")),
 ];
 

@@ -148,6 +148,9 @@ fn every_path_answers_as_described() {
     ] {
         ask("GET", path, None, 200);
     }
+    ask("GET", "/v1/usage", None, 404);
+    crate::usage::record(&running, &[("alice", "", 18_200_000)]);
+    ask("GET", &format!("/v1/usage?{}", crate::usage::PERIOD), None, 200);
     ask("POST", "/v1/fleet/nodes/{node}/drain", None, 202);
     ask("POST", "/v1/fleet/nodes/{node}/uncordon", None, 202);
     ask("DELETE", "/v1/fleet/nodes/{node}/v1/{path}", None, 200);

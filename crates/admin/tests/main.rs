@@ -21,3 +21,4 @@ mod listening;
 mod live;
 mod old_names;
 mod page;
+mod usage;

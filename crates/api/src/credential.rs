@@ -12,6 +12,10 @@ pub struct CredentialsRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
+    /// The application's name for its customer, for `turnpike usage`: 1 to 128 bytes. Part of the username.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 128)]
+    pub identifier: Option<String>,
     /// Lifetime in seconds, at most `credentials.max_ttl`. Default: `credentials.ttl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 31536000)]

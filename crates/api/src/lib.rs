@@ -13,6 +13,7 @@ mod program;
 mod refusal;
 mod renamed;
 mod server;
+mod usage;
 
 use std::pin::Pin;
 
@@ -51,6 +52,7 @@ pub use server::{
     CertificateInfo, CertificateList, CertificateOrder, LimitInfo, LimitList, Listener, Listeners,
     RelayRange, Worker, WorkerList,
 };
+pub use usage::{UsageEntry, UsageFilter, UsageGapInfo, UsageGrouping, UsageList};
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

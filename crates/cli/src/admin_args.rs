@@ -39,7 +39,7 @@ pub(crate) struct AdminArgs {
 
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 #[derive(Args)]
@@ -179,7 +179,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl AdminArgs {
-    fn client(&self) -> Result<Client, CommandError> {
+    pub(crate) fn client(&self) -> Result<Client, CommandError> {
         crate::warn_of_token(self.token_file.as_deref());
         let client = Client::new(self.admin.clone(), self.token_file.as_deref())?.trusting(self.ca.clone());
         Ok(if self.admin.is_none() { client.or_on_loopback() } else { client })

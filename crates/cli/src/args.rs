@@ -20,6 +20,7 @@ use crate::{
     serve_args::{CheckConfigArgs, ServeCommand},
     shell_args::{CompletionsArgs, ManArgs},
     upgrade_args::UpgradeArgs,
+    usage_args::{USAGE_EXAMPLES, UsageArgs},
 };
 
 /// A TURN/STUN relay for Linux, and the tools that measure it.
@@ -99,6 +100,9 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: AllocationCommand,
     },
+    /// Show what users, API keys, customers, realms or nodes have relayed
+    #[command(after_help = USAGE_EXAMPLES)]
+    Usage(Box<UsageArgs>),
     /// Stop accepting clients and exit after the last allocation or connection
     #[command(after_help = DRAIN_EXAMPLES)]
     Drain(DrainArgs),

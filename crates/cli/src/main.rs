@@ -20,6 +20,7 @@ mod shell_args;
 mod summary;
 mod upgrade_args;
 mod usage;
+mod usage_args;
 
 use std::{
     env,
@@ -91,6 +92,7 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe(args),
         Command::Allocations(args) => told(|out| args.run(out)),
         Command::Allocation { command } => told(|out| command.run(out)),
+        Command::Usage(args) => told(|out| args.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Health(args) => told(|out| args.run(out)),
         Command::Fleet { command } => told(|out| command.run(out)),

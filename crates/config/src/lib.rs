@@ -15,6 +15,7 @@ mod alternate_keys;
 pub mod api_keys;
 pub mod certificates;
 mod check;
+mod credential_owner;
 mod credentials_keys;
 mod discovery_keys;
 mod event_keys;
@@ -47,6 +48,7 @@ mod world_readable;
 pub use acme_keys::{AcmeChallenge, AcmeSettings, BindingKey, CertificateName};
 pub use admin_keys::{AdminAccess, AdminAddress, AdminSettings};
 pub use alternate_keys::AlternateSettings;
+pub use credential_owner::{CredentialOwner, credential_id};
 pub use credentials_keys::CredentialsSettings;
 pub use discovery_keys::DiscoverySettings;
 pub use event_keys::{EventSettings, EventType, WebhookSettings, event_directory};
@@ -62,7 +64,7 @@ pub use renamed::rename_log_targets;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};
 pub use sections::{
     AuthSettings, CertificateFiles, ConfiguredUser, DtlsSettings, LogFormat, LogSettings, RateSettings,
-    RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UserSecret,
+    RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UsageSettings, UserSecret,
 };
 pub use settings::{DatapathChoice, Settings};
 pub use source::Flags;

@@ -13,6 +13,7 @@ use crate::{
     AcmeSettings, AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings,
     DtlsSettings, EventSettings, FleetSettings, LogSettings, OauthSettings, Origin, RateSettings,
     RealmSettings, RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings,
+    UsageSettings,
     acme_keys, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, event_keys, fleet_keys, hand_on_keys,
@@ -224,6 +225,9 @@ settings! {
             reload "events.webhook" .webhooks event_keys::WEBHOOKS,
             reload "events.spool" .spool number!(u64, "bytes", 1_048_576..=1_099_511_627_776),
             reload "events.allow_private" .allow_private kind::SWITCH;
+        usage: UsageSettings = UsageSettings::default(),
+            start "usage.days" .days number!(u32, "days", 0..=3660),
+            start "usage.hour_days" .hour_days number!(u32, "days", 1..=366);
         log: LogSettings = LogSettings::default(),
             reload "log.level" .level kind::LOG_LEVEL,
             start "log.format" .format kind::LOG_FORMAT;

@@ -3,6 +3,7 @@
 mod account_commands;
 mod fleet;
 mod health;
+mod usage;
 
 use std::{
     io::{self, Write},
@@ -20,6 +21,7 @@ pub use crate::table::OutputFormat;
 pub use account_commands::{AccountBackend, GeneratedSecret, Output};
 pub use fleet::{list_fleet_allocations, order_node, show_fleet};
 pub use health::{health, wait_for_end};
+pub use usage::{UsageFormat, show_usage};
 
 use crate::{
     client::{Client, ClientError, listed},

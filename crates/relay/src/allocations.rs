@@ -9,7 +9,9 @@ use std::{
 };
 
 use turnpike_turn::{
-    server::{AllocationId, AllocationView, Cidr, ClosedReason, RelayTransport, Server, Transport},
+    server::{
+        AllocationId, AllocationView, Cidr, ClosedReason, RelayTransport, Server, Transport, UsageReport,
+    },
     time::Now,
 };
 
@@ -289,6 +291,24 @@ impl Relay {
         self.question(worker, move |server, now| {
             let (allocations, next) = traffic(server, now, from);
             answer(allocations, next);
+        });
+    }
+
+    /// Reports the usage of each allocation in a slice since its previous report to `each`, which runs on the
+    /// worker's thread and must not block. `answer` receives the first slot of the next slice; it behaves as in
+    /// [`Relay::look`].
+    pub fn report_usage(
+        &self,
+        worker: usize,
+        from: u32,
+        mut each: impl FnMut(&UsageReport<'_>) + Send + 'static,
+        answer: impl FnOnce(Option<u32>) + Send + 'static,
+    ) {
+        self.question(worker, move |server, now| {
+            let end = server.slots();
+            let last = end.min(from.saturating_add(SLICE));
+            (from..last).for_each(|slot| server.report_usage(now, slot).iter().for_each(&mut each));
+            answer((last < end).then_some(last));
         });
     }
 

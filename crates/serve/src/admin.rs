@@ -12,6 +12,7 @@ use turnpike_events::Events;
 use turnpike_net::Datapath;
 use turnpike_process::{Control, MetricsPage};
 use turnpike_relay::Relay;
+use turnpike_stores::UsageStore;
 
 use crate::{
     certificates::CertificateState,
@@ -35,6 +36,7 @@ pub(crate) struct ServerAdmin {
     pub(crate) fleet: Arc<FleetOrders>,
     pub(crate) refusals: Arc<Refusals>,
     pub(crate) events: Arc<Events>,
+    pub(crate) usage: Option<Arc<UsageStore>>,
 }
 
 fn orders(acme: &AcmeStatus) -> Vec<CertificateOrder> {
@@ -66,6 +68,7 @@ impl Owner for ServerAdmin {
             addresses,
             datapath: self.datapath,
             datapath_reason: Arc::clone(&self.datapath_reason),
+            usage: self.usage.clone(),
         })
     }
 }

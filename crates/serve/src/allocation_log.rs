@@ -397,6 +397,7 @@ mod tests {
             lived_ms: 61_999,
             to_peer: (10, 1200),
             to_client: (9, 1080),
+            reported: None,
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{
-    ConfiguredUser, Secret, Settings, StoredKey, UserSecret,
+    ConfiguredUser, CredentialOwner, Secret, Settings, StoredKey, UserSecret,
     realms::{self, RealmView},
     restapi_credentials,
 };
@@ -317,7 +317,7 @@ impl StoredSecrets {
 /// Name under which the quotas of a time-limited name are kept: its id, since otherwise each new timestamp
 /// would get a new quota. The leading colon distinguishes the id from static users and token keys.
 fn identity(name: &str, id: &str) -> Box<str> {
-    let counted = if id.is_empty() { name } else { id };
+    let counted = if id.is_empty() { name } else { CredentialOwner::parse(id).user };
     [":", counted].concat().into_boxed_str()
 }
 

@@ -142,6 +142,11 @@ impl FleetMembership {
     }
 
     /// True if an administrator has stopped new clients while the node keeps running.
+    /// Name of this node, or of the machine outside a fleet.
+    pub(crate) fn node_name(&self) -> String {
+        self.node.as_ref().map_or_else(node::host_name, |node| node.name.to_string())
+    }
+
     pub(crate) fn is_cordoned(&self) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_cordoned())
     }

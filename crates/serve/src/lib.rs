@@ -34,6 +34,7 @@ mod public_address;
 mod refusals;
 mod service;
 mod store;
+mod usage;
 
 pub use certificate_files::load;
 pub use check::{check_start, waited_for};

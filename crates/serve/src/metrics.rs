@@ -30,12 +30,19 @@ use crate::{
     ended_allocations::{EndedAllocations, LENGTHS, Totals},
     fleet::FleetCounts,
     store::{self, StoreInUse},
+    usage::{UsageCounts, UsageFigures},
 };
 
 pub(crate) fn page(
     snapshots: impl Fn() -> ServerSnapshots + Send + Sync + 'static,
-    ((certificates, acme, store, ended), fleet, webhooks): (
-        (Arc<CertificateState>, Arc<AcmeStatus>, StoreInUse, Arc<EndedAllocations>),
+    ((certificates, acme, store, ended, usage), fleet, webhooks): (
+        (
+            Arc<CertificateState>,
+            Arc<AcmeStatus>,
+            StoreInUse,
+            Arc<EndedAllocations>,
+            Option<Arc<UsageCounts>>,
+        ),
         impl Fn() -> FleetCounts + Send + Sync + 'static,
         impl Fn() -> Vec<WebhookCounts> + Send + Sync + 'static,
     ),
@@ -47,7 +54,8 @@ pub(crate) fn page(
             let (certificates, acme) = (Arc::clone(&certificates), Arc::clone(&acme));
             let store = store::shared(&store).map(|store| store.counts());
             let (snapshots, ended, fleet, webhooks) = (snapshots(), ended.get(), fleet(), webhooks());
-            Scrape { snapshots, ended, certificates, acme, store, fleet, webhooks, common }
+            let usage = usage.as_ref().map(|usage| usage.get());
+            Scrape { snapshots, ended, certificates, acme, store, fleet, webhooks, usage, common }
         },
         status,
         log,
@@ -75,6 +83,8 @@ struct Scrape {
     store: Option<turnpike_stores::DirectoryCounts>,
     fleet: FleetCounts,
     webhooks: Vec<WebhookCounts>,
+    /// Counters of the usage ledger; `None` without one.
+    usage: Option<UsageFigures>,
     common: ProcessMetrics,
 }
 
@@ -107,6 +117,9 @@ impl Collector for Scrape {
         page.fleet(&self.fleet)?;
         if !self.webhooks.is_empty() {
             page.webhooks(&self.webhooks)?;
+        }
+        if let Some(usage) = &self.usage {
+            page.usage(usage)?;
         }
         self.common.encode(&mut page.0.encoder)
     }
@@ -257,6 +270,19 @@ impl ServerFamilies<'_, '_> {
             "result",
             acme.orders(),
         )
+    }
+
+    fn usage(&mut self, usage: &UsageFigures) -> fmt::Result {
+        let help = "Batches of usage sent to the ledger, by result.";
+        counts(&mut self.0.encoder, "usage_batches", help, "result", usage.batches)?;
+        gauge(
+            &mut self.0.encoder,
+            "usage_unsaved_rows",
+            "Rows of usage not yet in the ledger.",
+            usage.unsaved,
+        )?;
+        let help = "Reports counted under (other), because there were too many users.";
+        total(&mut self.0.encoder, "usage_summed_reports", help, usage.summed)
     }
 
     fn store(&mut self, store: &turnpike_stores::DirectoryCounts) -> fmt::Result {
@@ -670,6 +696,7 @@ mod tests {
             },
             certificates: Arc::default(),
             acme: Arc::default(),
+            usage: Some(UsageFigures { batches: [("saved", 6), ("failed", 1)], unsaved: 4, summed: 3 }),
             store: Some(turnpike_stores::DirectoryCounts {
                 is_up: true,
                 users: 5,
@@ -790,6 +817,9 @@ mod tests {
             ("turnpike_ended_allocation_seconds_sum", 90_000.5),
             ("turnpike_allocation_seconds_bucket{le=\"0.005\"}", 2.0),
             ("turnpike_ended_allocation_seconds_count", 4.0),
+            ("turnpike_usage_batches_total{result=\"saved\"}", 6.0),
+            ("turnpike_usage_unsaved_rows", 4.0),
+            ("turnpike_usage_summed_reports_total", 3.0),
             ("turnpike_store_up", 1.0),
             ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),

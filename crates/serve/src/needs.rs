@@ -6,7 +6,7 @@ use turnpike_config::{DatapathChoice, Settings, Sources, certificates};
 use turnpike_process::sandbox::{Needs, directory_of};
 use turnpike_stores::StoreAddress;
 
-use crate::store;
+use crate::{store, usage};
 
 /// Socket buffer of the channels between workers, in bytes.
 const BUFFER: usize = 4 << 20;
@@ -24,6 +24,9 @@ pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
         needs.written.extend(turnpike_config::event_directory(settings));
     }
     if let Ok(Some((StoreAddress::Sqlite(file), _))) = store::address(settings) {
+        needs.written.extend(directory_of(&file));
+    }
+    if let Some(file) = usage::file(settings) {
         needs.written.extend(directory_of(&file));
     }
     let url = settings.store.url.as_ref().map_or("", |url| url.reveal());

@@ -3,7 +3,7 @@
 use std::{
     fmt::Display,
     io::Write,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -24,6 +24,7 @@ use turnpike_relay::{
     AllocationLog, CredentialStore, Kernel, Relay, RelayState, Relistened, TurnedAway, WaitingListener,
     certificates::Certificate,
 };
+use turnpike_stores::UsageStore;
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
@@ -48,6 +49,7 @@ use crate::{
     plan::{self, RelayPlan},
     refusals::Refusals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
+    usage::{self, UsageLedger, UsageLog, UsageTimes},
 };
 
 /// Runs a TURN server until a signal or an administrator stops it. Prints a generated credential to `out`
@@ -142,7 +144,8 @@ impl TurnServer {
         // from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let events = Arc::new(ServerEvents::start(&settings));
-        let (log, logs) = allocation_logs(&fleet, &events);
+        let (usage, recorded) = open_usage(&settings, &fleet, plan.config.workers)?;
+        let (log, logs) = allocation_logs(&fleet, &events, recorded);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
         let relay = start_relay(&plan, &fleet, credentials, log, before)?;
@@ -186,6 +189,7 @@ impl TurnServer {
             fleet: orders,
             refusals: Arc::clone(&logs.refusals),
             events: Arc::clone(&events.hub),
+            usage,
         });
         let pages =
             [applications.serve(Arc::<ServerAdmin>::clone(&program)), page.serve(program)].map(Arc::new);
@@ -210,7 +214,8 @@ impl TurnServer {
             pages,
             metrics,
         };
-        Ok((server, tokio::spawn(logs.write())))
+        let relay = Arc::downgrade(&server.relay);
+        Ok((server, tokio::spawn(logs.write(relay))))
     }
 
     /// Applies new settings. If it fails, nothing has changed.
@@ -345,6 +350,18 @@ async fn open_store(
     Ok((store, generated))
 }
 
+/// The usage ledger for queries, and its two ends.
+fn open_usage(
+    settings: &Settings,
+    fleet: &FleetMembership,
+    workers: usize,
+) -> Result<(Option<Arc<UsageStore>>, Option<(UsageLog, UsageLedger)>), ServeError> {
+    let store = usage::open(settings)?;
+    let times = UsageTimes::from(&settings.usage);
+    let recorded = store.clone().map(|store| UsageLedger::new(store, fleet.node_name(), times, workers));
+    Ok((store, recorded))
+}
+
 async fn join_fleet(
     settings: &Settings,
     before: Option<&PreviousServer>,
@@ -414,7 +431,8 @@ fn metrics_page(
         let relays = Arc::clone(&shown.borrow().addresses);
         relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay, relays))
     };
-    let told = (certificates.told(), acme.status(), Arc::clone(store), Arc::clone(&logs.totals));
+    let usage = logs.ledger.as_ref().map(UsageLedger::counts);
+    let told = (certificates.told(), acme.status(), Arc::clone(store), Arc::clone(&logs.totals), usage);
     let (fleet, status) = (Arc::clone(fleet), Arc::clone(control.status()));
     let events = Arc::clone(&logs.events.hub);
     let told = (told, move || fleet.counts(), move || events.counts());
@@ -631,39 +649,55 @@ struct AllocationLogs {
     totals: Arc<EndedAllocations>,
     refusals: Arc<Refusals>,
     events: Arc<ServerEvents>,
+    ledger: Option<UsageLedger>,
 }
 
 fn allocation_logs(
     fleet: &FleetMembership,
     events: &Arc<ServerEvents>,
+    recorded: Option<(UsageLog, UsageLedger)>,
 ) -> (Arc<dyn AllocationLog>, AllocationLogs) {
     let refusals = Arc::<Refusals>::default();
     let (logger, writer) = allocation_log(Arc::clone(&refusals), events);
     let (counts, totals) = (logger.counts(), logger.totals());
     let (lines, publisher) = fleet.status_lines().unzip();
+    let (usage, ledger) = recorded.unzip();
     let events = Arc::clone(events);
-    (Arc::new(Logs { logger, lines }), AllocationLogs { writer, publisher, counts, totals, refusals, events })
+    let logs = AllocationLogs { writer, publisher, counts, totals, refusals, events, ledger };
+    (Arc::new(Logs { logger, lines, usage }), logs)
 }
 
 impl AllocationLogs {
-    async fn write(self) {
-        match self.publisher {
-            Some(publisher) => _ = tokio::join!(self.writer.run(), publisher.run()),
-            None => self.writer.run().await,
-        }
-        self.events.close().await;
+    async fn write(self, relay: Weak<Relay>) {
+        let Self { writer, publisher, ledger, events, .. } = self;
+        let publish = async {
+            if let Some(publisher) = publisher {
+                publisher.run().await;
+            }
+        };
+        let keep_ledger = async {
+            if let Some(ledger) = ledger {
+                ledger.run(relay).await;
+            }
+        };
+        tokio::join!(writer.run(), publish, keep_ledger);
+        events.close().await;
     }
 }
 
 struct Logs {
     logger: AllocationLogger,
     lines: Option<StatusLines>,
+    usage: Option<UsageLog>,
 }
 
 impl AllocationLog for Logs {
     fn effect(&self, worker: usize, effect: &Effect) {
         if let Some(lines) = &self.lines {
             lines.effect(worker, effect);
+        }
+        if let Some(usage) = &self.usage {
+            usage.effect(worker, effect);
         }
         self.logger.effect(worker, effect);
     }

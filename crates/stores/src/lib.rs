@@ -32,6 +32,7 @@ mod secrets;
 mod sql;
 mod sqlite;
 mod tables;
+mod usage;
 
 // Synchronization types come from `crate::sync`, which `interleave` replaces to explore every interleaving.
 use std::sync;
@@ -51,3 +52,7 @@ pub use keys::UserKeys;
 pub use rules::{PeerRanges, RealmRules, Rules, StoredLimits, StoredTokenKey};
 pub use secrets::{CUT_OFF, Secrets, StoredSecret, signing};
 pub use sqlite::SqliteUse;
+pub use usage::{
+    DAY, HOUR, UsageAccount, UsageAmount, UsageBatch, UsageBy, UsageGap, UsageHour, UsageQuery, UsageRun,
+    UsageStore, UsageSum,
+};

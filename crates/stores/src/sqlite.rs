@@ -45,8 +45,13 @@ type SqliteJob = Box<dyn FnOnce(&mut File) + Send>;
 
 impl Sqlite {
     pub(crate) fn new(path: &Path, kind: SqliteUse, name: String) -> Self {
+        Self::with_tables(path, kind, TABLES, name)
+    }
+
+    /// `tables` are created in our own file.
+    pub(crate) fn with_tables(path: &Path, kind: SqliteUse, tables: &'static str, name: String) -> Self {
         let (jobs, queue) = mpsc::channel::<SqliteJob>();
-        let mut file = File { path: path.to_owned(), kind, name: name.clone(), open: None };
+        let mut file = File { path: path.to_owned(), kind, tables, name: name.clone(), open: None };
         // The thread ends when the last sender is dropped.
         let started = thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
             while let Ok(job) = queue.recv() {
@@ -140,6 +145,7 @@ impl Sql for Sqlite {
 struct File {
     path: PathBuf,
     kind: SqliteUse,
+    tables: &'static str,
     name: String,
     open: Option<Open>,
 }
@@ -188,7 +194,7 @@ impl File {
             connection.pragma_update(None, "journal_mode", "wal")?;
             let version = connection.query_row("pragma user_version", [], |row| row.get(0))?;
             if version == 0 {
-                connection.execute_batch(TABLES)?;
+                connection.execute_batch(self.tables)?;
                 connection.pragma_update(None, "user_version", OUR_VERSION)?;
             }
             Ok(version)
@@ -330,7 +336,7 @@ mod tests {
     fn embedded_file_is_locked_while_open() {
         let dir = Dir::new();
         let (path, name) = (dir.at("own.sqlite"), "a file".to_owned());
-        let mut file = File { path: path.clone(), kind: SqliteUse::Own, name, open: None };
+        let mut file = File { path: path.clone(), kind: SqliteUse::Own, tables: TABLES, name, open: None };
         file.open(true).expect("created");
         let inode = fs::metadata(&path).expect("the file exists").ino();
         let (own, of_file) = (format!(" {} ", std::process::id()), format!(":{inode} "));

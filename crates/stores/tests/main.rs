@@ -9,3 +9,4 @@ mod questions;
 mod races;
 mod refused;
 mod support;
+mod usage;

@@ -187,8 +187,12 @@ impl Server<'_> {
     }
 
     pub fn status(&self) -> String {
-        let (status, text) = get_unix(&self.dir.at("a.sock"), "/v1/status").expect("the server responds");
-        assert_eq!(status, 200);
+        self.get("/v1/status")
+    }
+
+    pub fn get(&self, path: &str) -> String {
+        let (status, text) = get_unix(&self.dir.at("a.sock"), path).expect("the server responds");
+        assert_eq!(status, 200, "{text}");
         text
     }
 

@@ -55,6 +55,7 @@ mod server_shared_ports;
 mod server_stats;
 mod server_third_party;
 mod server_upgrade;
+mod server_usage;
 mod server_views;
 
 fn kept_seeds() -> proptest::test_runner::Config {

@@ -206,7 +206,7 @@ impl CredentialService {
             let detail = "service must be turn: /?service=turn&username=NAME";
             return Err(Problem::bad_request(detail).into());
         }
-        let wanted = CredentialsRequest { user: username, ttl, realm, kid: None };
+        let wanted = CredentialsRequest { user: username, identifier: None, ttl, realm, kid: None };
         let issued = self.issue(key.as_ref(), wanted)?;
         let audit = issued.audit(key.as_ref());
         Ok((Extension(audit), Json(as_in_the_draft(issued))).into_response())

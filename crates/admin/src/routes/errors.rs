@@ -70,6 +70,7 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
         "one" | "end" => {
             vec![&["no_server", "no_such_allocation", "node_not_understood", "predecessor_silent"]]
         }
+        "usage" => vec![READS, &["no_usage"]],
         "users" | "secrets" | "keys" | "realms" => vec![READS],
         "put_user" => vec![CHANGES, &["realm_not_served", "user_configured", "user_exists"]],
         "put_secret" => vec![CHANGES, &["realm_not_served", "secret_exists"]],

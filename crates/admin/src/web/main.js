@@ -7,6 +7,7 @@ import { configuration } from "./configuration.js";
 import { overview } from "./overview.js";
 import { refusals } from "./refusals.js";
 import { allocation, allocations } from "./allocations.js";
+import { usage } from "./usage.js";
 
 const POINTS = 600;
 const part = (id) => document.getElementById(id);
@@ -24,6 +25,7 @@ function page(path, words) {
   switch (path) {
     case "/allocations": return allocations(words);
     case "/refusals": return refusals(words);
+    case "/usage": return usage(words);
     case "/configuration": return configuration(words);
     default: return overview(job ?? "serve");
   }

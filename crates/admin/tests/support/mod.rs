@@ -36,7 +36,7 @@ use turnpike_relay::{
     Config, Relay, RelayAddress, RelayState,
     certificates::{self, Certificate},
 };
-use turnpike_stores::{Database, Directory, DirectoryLimits, SqliteUse, StoreAddress};
+use turnpike_stores::{Database, Directory, DirectoryLimits, SqliteUse, StoreAddress, UsageStore};
 pub(crate) use turnpike_testkit::PATIENCE as SOON;
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig};
@@ -90,6 +90,7 @@ pub(crate) struct Double {
     relay: Option<Arc<Relay>>,
     pub(crate) settings: Mutex<Settings>,
     pub(crate) store: Mutex<Option<AccountStore>>,
+    pub(crate) usage: Mutex<Option<Arc<UsageStore>>>,
     pub(crate) certificates: Mutex<Arc<[Certificate]>>,
     pub(crate) reload: Mutex<Result<Reloaded, NotReloaded>>,
     pub(crate) drained: Mutex<Vec<Drain>>,
@@ -201,6 +202,7 @@ impl Owner for Double {
             addresses: self.relays.lock().unwrap().clone().into(),
             datapath: Datapath::Gso,
             datapath_reason: "as configured".into(),
+            usage: self.usage.lock().unwrap().clone(),
         })
     }
 }
@@ -252,6 +254,7 @@ impl Running {
             relay: workers.map(|workers| Arc::new(relay(workers))),
             settings: Mutex::new(settings),
             store: Mutex::default(),
+            usage: Mutex::default(),
             certificates: Mutex::new([].into()),
             reload: Mutex::new(Ok(Reloaded::default())),
             drained: Mutex::default(),

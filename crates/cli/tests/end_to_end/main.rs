@@ -60,4 +60,5 @@ mod top;
 mod transports;
 mod upgrade;
 mod upgrade_forward;
+mod usage;
 mod zones;

@@ -337,9 +337,13 @@ impl OwnNode {
     }
 }
 
-fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
+pub(super) fn host_name() -> String {
     let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = told.trim();
+    told.trim().to_owned()
+}
+
+fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
+    let name = host_name();
     name.parse().map_err(|why| {
         let problem = format!("not set, and the host name {name:?} is not a valid node name: {why}");
         Mistakes(vec![Mistake::new(

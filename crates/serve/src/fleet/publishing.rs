@@ -288,6 +288,7 @@ mod tests {
             lived_ms: 1,
             to_peer: (10, 1200),
             to_client: (9, 1080),
+            reported: None,
         };
         assert_eq!(
             shown(&lines_of(&closed(Some((relayed, 50_000).into())), 6_000)),

@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AllocationSlot, Family, UserRef,
+    AllocationSlot, AllocationUsage, Family, UserRef,
     auth::{
         claim::{TokenGrant, Who},
         masked::Masked,
@@ -79,6 +79,8 @@ pub(crate) struct AllocationState {
     pub(crate) granted: u32,
     pub(crate) reservation: Option<Masked<[u8; 8]>>,
     pub(crate) address_error: Option<(Family, u16)>,
+    /// Totals in the last report to the usage ledger.
+    pub(crate) reported: Option<Box<AllocationUsage>>,
     /// Relayed transport address that ended first in a dual-stack allocation, for the log.
     pub(crate) former: Option<Box<SocketAddr>>,
     /// Present while relay sockets are being opened.

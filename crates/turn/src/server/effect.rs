@@ -12,9 +12,9 @@ use strum::{IntoStaticStr, VariantArray};
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
-    AllocationId, AllocationSlot, BadRequest, Client, ConnectRequest, ConnectionId, CredentialQuery,
-    DropReason, Family, Link, MoveRequest, PeerDenial, PendingMove, RelayId, SharedPort, Source, Transport,
-    request::Method,
+    AllocationId, AllocationSlot, AllocationUsage, BadRequest, Client, ConnectRequest, ConnectionId,
+    CredentialQuery, DropReason, Family, Link, MoveRequest, PeerDenial, PendingMove, RelayId, SharedPort,
+    Source, Transport, request::Method,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -225,6 +225,8 @@ pub enum Effect {
         /// Datagrams and their payload bytes, as in `to_client`.
         to_peer: (u64, u64),
         to_client: (u64, u64),
+        /// See [`super::UsageReport::of_ended`].
+        reported: Option<Box<AllocationUsage>>,
     },
     /// Close both halves of this connection, to the peer and to the client, or abort the attempt.
     ConnectionClosed {

@@ -25,6 +25,7 @@ mod policy;
 mod relay_address;
 mod request;
 pub mod stats;
+mod usage;
 mod view;
 
 use std::sync::Arc;
@@ -100,6 +101,7 @@ pub use request::{
     nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery},
 };
 pub use stats::{ConnectionRefusal, Stats};
+pub use usage::{AllocationUsage, UsageReport};
 pub use view::AllocationView;
 
 pub struct Server<P> {
@@ -528,6 +530,7 @@ impl<P: Policy> Server<P> {
             lived_ms: now.ms.wrapping_sub(state.opened_ms),
             to_peer: entry.to_peer,
             to_client: entry.to_client,
+            reported: state.reported.clone(),
         };
         self.data.emit(now, closed);
         self.connection_timers.cancel(index);

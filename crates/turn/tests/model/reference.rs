@@ -638,6 +638,7 @@ impl Model {
             lived_ms: self.ms - it.opened,
             to_peer: it.to_peer,
             to_client: it.to_client,
+            reported: None,
         }
     }
 

@@ -22,6 +22,7 @@ mod relays;
 mod spoofed;
 mod untouched;
 mod upgrade;
+mod usage;
 mod vlan;
 mod xdp;
 

@@ -11,8 +11,8 @@ use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
 use crate::{
     server::{
-        AllocationSlot, Client, Effect, Family, Link, OwnEndpoints, PendingMove, Policy, Server, SharedPort,
-        Source, UserRef,
+        AllocationSlot, AllocationUsage, Client, Effect, Family, Link, OwnEndpoints, PendingMove, Policy,
+        Server, SharedPort, Source, UserRef,
         allocation_state::AllocationId,
         allocation_state::AllocationState,
         auth::{claim::TokenGrant, masked::Masked},
@@ -60,6 +60,9 @@ struct MovedRecord {
     channels: Vec<(u16, SocketAddr, u64)>,
     to_peer: (u64, u64),
     to_client: (u64, u64),
+    /// Part of the totals that was already reported; the sender records it.
+    #[serde(default)]
+    reported: Option<Box<AllocationUsage>>,
     /// Tokens left in the allocation's own bandwidth buckets, one for each direction.
     #[serde(default)]
     allowance: Option<[i64; 2]>,
@@ -185,6 +188,7 @@ impl Moved {
                 .collect(),
             to_peer: entry.to_peer,
             to_client: entry.to_client,
+            reported: state.reported.clone(),
             allowance: entry.limits.as_ref().and_then(|limits| limits.allowance(now.ms)),
             realm: (&*state.realm).into(),
             username: state.username.clone(),
@@ -242,6 +246,7 @@ impl Moved {
             granted: record.granted,
             reservation: record.reservation,
             address_error: record.address_error,
+            reported: record.reported,
             former: record.former.map(Box::new),
             pending: None,
             tcp: record.tcp.map(|tcp| Box::new(tcp.shifted(until))),

@@ -104,6 +104,7 @@ impl<P: Policy> Server<P> {
             granted,
             reservation,
             address_error,
+            reported: None,
             former: None,
             pending: Some(Box::new(pending)),
             tcp: relays_tcp.then(Box::default),

@@ -323,6 +323,7 @@ fn closed(it: &Listed) -> Effect {
         lived_ms: 0,
         to_peer: (0, 0),
         to_client: (0, 0),
+        reported: None,
     }
 }
 
