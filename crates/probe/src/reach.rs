@@ -161,6 +161,7 @@ impl ProbeRun<'_> {
             facts.open_ms = Some(opened.took.as_secs_f64() * 1_000.0);
         }
         facts.version = opened.version;
+        facts.group = opened.group;
         facts.alpn = opened.alpn;
         if transport.is_secure() {
             facts.certificate = certificate::read(&opened.chain, opened.distrust, SystemTime::now());
@@ -344,7 +345,7 @@ fn answers(facts: &TransportFacts) -> String {
     if let Some(open) = facts.open_ms {
         what += &format!(", opened in {open:.1} ms");
     }
-    for more in [&facts.version, &facts.alpn].into_iter().flatten() {
+    for more in [&facts.version, &facts.group, &facts.alpn].into_iter().flatten() {
         what += &format!(", {}", name(more));
     }
     what

@@ -7,8 +7,10 @@ use rustls::{
     CipherSuite,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
+use strum::VariantArray as _;
 use turnpike_relay::{CertificateError, Identity, TlsContext};
-use turnpike_testkit::certificates::{ENCRYPTED_KEYS, PLAIN_KEY};
+use turnpike_testkit::certificates::{ENCRYPTED_KEYS, PLAIN_KEY, believing_client, believing_client_of};
+use turnpike_tls::KeyExchangeGroup;
 
 fn world(names: &[&[&str]]) -> World {
     let identities: Vec<Identity> = names.iter().map(|names| identity(names)).collect();

@@ -22,6 +22,7 @@ use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandOnEnd, HandedOnBy, HandshakeFailure, KernelSnapshot,
     ListenerCount, RelayState, WorkerSnapshot,
 };
+use turnpike_tls::KeyExchangeGroup;
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
 use crate::{
@@ -429,6 +430,7 @@ impl ServerFamilies<'_, '_> {
             vec![("full", snapshot.streams.handshakes_full), ("resumed", snapshot.streams.handshakes_resumed)]
         })?;
         by_variant!(self;
+            "tls_handshakes_by_group" "TLS handshakes finished with a key exchange, by group." "group" KeyExchangeGroup streams.by_group;
             "tls_handshakes_failed" "TLS handshakes that failed, by reason." "reason" HandshakeFailure streams.failed;
         );
         each!(self;

@@ -205,7 +205,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("web-admin-listen-on-workers", Needless("the web page is on admin.listen")),
     ("server-relay", Instead("peers always need a permission")),
     ("cli-max-output-sessions", Needless("there is no telnet console")),
-    ("ec-curve-name", Needless("X25519, P-256 and P-384 are offered")),
+    ("ec-curve-name", Needless("X25519MLKEM768, X25519, P-256 and P-384 are offered")),
     ("dh566", Needless("key exchange uses elliptic curves")),
     ("dh1066", Needless("key exchange uses elliptic curves")),
     ("tlsv1", Instead("only TLS 1.2 and 1.3 are supported")),

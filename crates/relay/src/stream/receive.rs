@@ -3,6 +3,7 @@
 use std::io;
 
 use turnpike_net::{ArenaSpan, Rx};
+use turnpike_tls::KeyExchangeGroup;
 use turnpike_turn::server::{Source, Transport};
 use turnpike_wire::{
     client_hello::HANDSHAKE as TLS_HANDSHAKE,
@@ -252,6 +253,7 @@ impl Streams {
             opened = (!tls.is_handshaking()).then(|| {
                 (
                     channel::was_resumed(tls),
+                    KeyExchangeGroup::of(tls),
                     self.layout.number(Transport::Tls, connection.listener, tls.server_name()),
                 )
             });
@@ -272,7 +274,7 @@ impl Streams {
             }
             return Err(self.handshake_failed(slot, HandshakeFailure::TooLong));
         }
-        if let Some((resumed, listener)) = opened {
+        if let Some((resumed, group, listener)) = opened {
             connection.barren = 0;
             connection.client.listener = listener;
             let supersedes = self.open(slot)?;
@@ -280,6 +282,9 @@ impl Streams {
                 self.stats.handshakes_resumed += 1;
             } else {
                 self.stats.handshakes_full += 1;
+            }
+            if let Some(group) = group {
+                self.stats.handshakes_by_group[group as usize] += 1;
             }
             if supersedes {
                 self.postpone(slot, filled.map_err(|_| CloseReason::Tls)?, rx);

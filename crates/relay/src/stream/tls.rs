@@ -233,7 +233,7 @@ impl TlsContext {
         config.ignore_client_order = true;
         // Each resumption issues a new ticket, so one is enough.
         config.send_tls13_tickets = 1;
-        Ok(Self { config: Arc::new(config), shown, tickets })
+        Ok(Self { config: Arc::new(config), shown, clients, tickets })
     }
 
     pub fn replace(&self, identities: &[Identity]) {
@@ -361,7 +361,7 @@ impl CertificateDirectory {
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    let mut provider = ring::default_provider();
+    let mut provider = turnpike_tls::provider();
     // The mandatory suite (RFC 8446 section 9.1), which is also the cheapest per byte on CPUs with AES
     // instructions, and its TLS 1.2 equivalents for each certificate type.
     let is_first = |suite: CipherSuite| {
