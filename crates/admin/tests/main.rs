@@ -20,3 +20,4 @@ mod listening;
 mod live;
 mod old_names;
 mod page;
+mod vendor_credentials;

@@ -12,6 +12,7 @@ mod program;
 mod refusal;
 mod renamed;
 mod server;
+mod vendor_credential;
 
 use std::pin::Pin;
 
@@ -46,6 +47,10 @@ pub use renamed::{with_new_fields, with_old_list};
 pub use server::{
     CertificateInfo, CertificateList, CertificateOrder, LimitInfo, LimitList, Listener, Listeners,
     RelayRange, Worker, WorkerList,
+};
+pub use vendor_credential::{
+    CloudflareCredentials, CloudflareIceServer, CloudflareIceServers, CloudflareRequest, TwilioIceServer,
+    TwilioToken,
 };
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
