@@ -121,19 +121,7 @@ fn certificate_name(certificate: &CertificateDer<'_>) -> String {
 }
 
 fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
-    let pem = fs::read(file).map_err(|error| TlsError::new(file, format!("cannot be read: {error}")))?;
-    let mut store = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&with_markers_on_lines(&pem)) {
-        let certificate =
-            certificate.map_err(|error| TlsError::new(file, format!("not valid PEM: {error}")))?;
-        store
-            .add(certificate)
-            .map_err(|error| TlsError::new(file, format!("not a CA certificate: {error}")))?;
-    }
-    if store.is_empty() {
-        return Err(TlsError::new(file, "no certificate in it: expected PEM with BEGIN CERTIFICATE"));
-    }
-    Ok(store)
+    certificates::authorities(file).map_err(|(file, problem)| TlsError { file, problem })
 }
 
 fn verifier(

@@ -197,6 +197,10 @@ impl Judge<'_> {
                 "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, as well, or tls.acme (--acme NAME)",
             );
         }
+        if settings.tls.client_ca.is_some() && settings.tls.cert.is_none() && none {
+            let expected = "tls.cert and tls.key, or tls.acme, as well";
+            self.refuse("tls.client_ca", "there is no certificate for TLS", expected);
+        }
         self.ordered_certificates();
     }
 

@@ -68,6 +68,7 @@ settings! {
             reload "tls.cert" .cert kind::FILE => "the path of a PEM file with the certificate chain, or \"\" for none",
             reload "tls.key" .key kind::FILE => "the path of a PEM file with the private key, or \"\" for none",
             reload "tls.key_password" .key_password keys::KEY_PASSWORD,
+            reload "tls.client_ca" .client_ca kind::FILE,
             reload "tls.certificates" .certificates keys::CERTIFICATES,
             reload "tls.acme" .acme acme_keys::NAMES;
         acme: AcmeSettings = AcmeSettings::default(),

@@ -250,6 +250,10 @@ impl Streams {
             if fed.error.is_none() && !tls.is_handshaking() && tls::is_challenge(tls) {
                 return Err(CloseReason::Challenge);
             }
+            let own = self.config.tls.as_ref().filter(|_| fed.error.is_none() && !tls.is_handshaking());
+            if own.is_some_and(|own| own.lacks_certificate(tls)) {
+                return Err(self.handshake_failed(slot, HandshakeFailure::ClientCertificate));
+            }
             opened = (!tls.is_handshaking()).then(|| {
                 (
                     channel::was_resumed(tls),

@@ -80,6 +80,8 @@ pub enum HandshakeFailure {
     Alpn,
     /// The client ended the handshake, for example because it does not trust the certificate.
     Alert,
+    /// No client certificate, or one that is not valid.
+    ClientCertificate,
     /// The handshake was longer than any valid handshake.
     TooLong,
     Misbehaved,
