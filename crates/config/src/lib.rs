@@ -11,6 +11,7 @@
 pub mod access_tokens;
 mod acme_keys;
 mod admin_keys;
+mod allowed_peer;
 mod alternate_keys;
 pub mod api_keys;
 pub mod certificates;
@@ -45,6 +46,7 @@ mod world_readable;
 
 pub use acme_keys::{AcmeChallenge, AcmeSettings, BindingKey, CertificateName};
 pub use admin_keys::{AdminAccess, AdminAddress, AdminSettings};
+pub use allowed_peer::{AllowedName, AllowedPeer};
 pub use alternate_keys::AlternateSettings;
 pub use credentials_keys::CredentialsSettings;
 pub use discovery_keys::DiscoverySettings;
