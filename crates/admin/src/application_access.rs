@@ -81,10 +81,11 @@ fn preflight() -> Response {
 
 fn write_line(via: &Via, What { request, path_bytes }: &What, response: &Response) {
     let Some(Audit(result)) = response.extensions().get::<Audit>() else { return };
+    let (by, status) = (via.to_string(), response.status());
+    let done = if status == StatusCode::NO_CONTENT { "credential revoked" } else { "credential issued" };
     tracing::info!(
         target: "turnpike::credentials",
-        by = via.to_string(), request, path_bytes, status = response.status().as_u16(), result,
-        "credential issued"
+        by, request, path_bytes, status = status.as_u16(), result, "{done}"
     );
 }
 

@@ -48,6 +48,16 @@ pub(crate) enum IssuedSecret {
     Token { kid: String, token: MadeToken },
 }
 
+impl IssuedSecret {
+    /// Username and password. A token, which such requests cannot ask for, has only its kid.
+    pub(crate) fn into_password(self) -> (String, String) {
+        match self {
+            Self::Password { username, password } => (username, password.reveal().to_owned()),
+            Self::Token { kid, .. } => (kid, String::new()),
+        }
+    }
+}
+
 impl Issued {
     /// Audit text with the owner and the key's name, but no secrets.
     pub(crate) fn audit(&self, key: Option<&ApiKey>) -> Audit {
@@ -255,7 +265,7 @@ fn username(
 }
 
 /// Returns the requested realm, if the key is valid for it and the server serves it.
-fn realm_of(
+pub(crate) fn realm_of(
     settings: &Settings,
     key: Option<&ApiKey>,
     wanted: Option<String>,

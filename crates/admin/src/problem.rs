@@ -182,6 +182,11 @@ impl Code {
 }
 
 impl Problem {
+    pub(crate) fn no_form() -> Self {
+        let detail = "a body must be a form, with Content-Type: application/x-www-form-urlencoded";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", detail)
+    }
+
     /// `code` is for programs, `detail` is for people.
     pub(crate) fn new(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
         let is_known = |known: &Code| known.name == code && known.statuses.contains(&status.as_u16());

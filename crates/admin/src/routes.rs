@@ -18,11 +18,13 @@ mod refusals;
 mod running;
 mod server;
 mod usage;
+mod vendor_credentials;
 
 use std::sync::Arc;
 
 use axum::{
     Router,
+    extract::FromRef,
     http::{Method, StatusCode, Uri, header},
     middleware,
     response::{IntoResponse, Response},
@@ -66,6 +68,7 @@ pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: ApplicationGate) -
     Router::new()
         .route("/", get(credentials::rest).post(credentials::rest))
         .route("/v1/credentials", post(credentials::make))
+        .merge(of_vendors())
         .route("/livez", get(health::live))
         .route_layer(middleware::from_fn_with_state(Parameters::of_document(), parameters::check))
         .fallback(nothing_for_applications)
@@ -85,6 +88,7 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .route("/", get(credentials::front).post(credentials::rest))
         .route("/web/{name}", get(web::file))
         .route("/v1/credentials", post(credentials::make))
+        .merge(of_vendors())
         .route("/livez", get(health::live))
         .route("/readyz", get(health::ready))
         .route("/healthz", get(health::ready))
@@ -132,6 +136,20 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .layer(middleware::from_fn_with_state(access::Guard::new(program, changes), access::admit))
 }
 
+fn of_vendors<S: Clone + Send + Sync + 'static>() -> Router<S>
+where
+    CredentialService: FromRef<S>,
+{
+    use vendor_credentials::{
+        cloudflare_credentials, cloudflare_ice_servers, cloudflare_revoke, twilio_token,
+    };
+    Router::new()
+        .route("/v1/turn/keys/{key}/credentials/generate-ice-servers", post(cloudflare_ice_servers))
+        .route("/v1/turn/keys/{key}/credentials/generate", post(cloudflare_credentials))
+        .route("/v1/turn/keys/{key}/credentials/{username}/revoke", post(cloudflare_revoke))
+        .route("/2010-04-01/Accounts/{sid}/Tokens.json", post(twilio_token))
+}
+
 fn old_paths() -> Router<App> {
     Router::new()
         .route("/v1/sessions", get(allocations::list))
@@ -146,12 +164,16 @@ fn old_paths() -> Router<App> {
         title = "turnpike",
         description = "The admin interface of `turnpike serve` and `turnpike forward`. The Unix socket needs no token. A request may have at most \
                        8 KiB of headers and 4 KiB of body. Errors are problem details (RFC 9457). Listeners for applications (`credentials.listen`) serve only `/`, \
-                       `/v1/credentials` and `/livez`, with a key from `/v1/keys` instead of a token."
+                       `/v1/credentials`, `/v1/turn/keys`, `/2010-04-01/Accounts` and `/livez`, with a key from `/v1/keys` instead of a token."
     ),
     paths(
         credentials::front,
         credentials::rest,
         credentials::make,
+        vendor_credentials::cloudflare_ice_servers,
+        vendor_credentials::cloudflare_credentials,
+        vendor_credentials::cloudflare_revoke,
+        vendor_credentials::twilio_token,
         health::live,
         health::ready,
         health::health,

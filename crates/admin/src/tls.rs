@@ -11,8 +11,8 @@ use std::{
 
 use rustls::{
     RootCertStore, ServerConfig,
-    crypto::{CryptoProvider, ring},
-    pki_types::{CertificateDer, UnixTime, pem::PemObject},
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, UnixTime},
     server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::CertifiedKey,
 };
@@ -20,7 +20,6 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use turnpike_config::{AdminAccess, AdminSettings, CertificateFiles};
 use turnpike_relay::{Identity, certificates};
-use turnpike_wire::pem::with_markers_on_lines;
 use x509_cert::der::Decode as _;
 
 use crate::via::ClientCertificate;
@@ -72,7 +71,7 @@ impl ListenerTls {
     ) -> Result<Self, TlsError> {
         let cert = &files.cert.clone();
         let shown = Arc::new(ServedCertificate::new(files, whose)?);
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(turnpike_tls::provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| TlsError::new(cert, error))?;
@@ -122,19 +121,7 @@ fn certificate_name(certificate: &CertificateDer<'_>) -> String {
 }
 
 fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
-    let pem = fs::read(file).map_err(|error| TlsError::new(file, format!("cannot be read: {error}")))?;
-    let mut store = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&with_markers_on_lines(&pem)) {
-        let certificate =
-            certificate.map_err(|error| TlsError::new(file, format!("not valid PEM: {error}")))?;
-        store
-            .add(certificate)
-            .map_err(|error| TlsError::new(file, format!("not a CA certificate: {error}")))?;
-    }
-    if store.is_empty() {
-        return Err(TlsError::new(file, "no certificate found: expected PEM with BEGIN CERTIFICATE"));
-    }
-    Ok(store)
+    certificates::authorities(file).map_err(|(file, problem)| TlsError { file, problem })
 }
 
 fn verifier(

@@ -103,6 +103,10 @@ fn every_path_answers_as_described() {
             .replace("{name}", name)
             .replace("{fingerprint}", "dc365e79d41cfae1")
             .replace("{node}", "two")
+            .replace("{key}", "shop")
+            .replace("{sid}", "AC0123456789abcdef0123456789abcdef")
+            // Expired long ago, so there is nothing to ban.
+            .replace("{username}", "1700000000:alice")
             .replace(
                 "{path}",
                 &if method == "GET" { "status".to_owned() } else { format!("allocations/{of_other}") },
@@ -185,6 +189,13 @@ fn every_path_answers_as_described() {
     ask("POST", "/v1/credentials", Some("{\"kid\":\"east\"}"), 200);
     ask("POST", "/v1/credentials", Some("{\"ttl\":0}"), 400);
     ask("POST", "/v1/credentials", Some("{\"realm\":\"tenant.example\"}"), 409);
+    let keys = "/v1/turn/keys/{key}/credentials";
+    let wanted = "{\"ttl\":86400,\"customIdentifier\":\"alice\"}";
+    ask("POST", &format!("{keys}/generate-ice-servers"), Some(wanted), 201);
+    ask("POST", &format!("{keys}/generate"), Some(wanted), 201);
+    ask("POST", &format!("{keys}/generate"), Some("{\"ttl\":0}"), 400);
+    ask("POST", &format!("{keys}/{{username}}/revoke"), None, 204);
+    ask("POST", "/2010-04-01/Accounts/{sid}/Tokens.json", None, 201);
     ask("POST", "/v1/secrets/rotation", None, 200);
     ask("POST", "/v1/secrets/rotation", Some("{\"overlap_s\":5}"), 200);
     ask("POST", "/v1/secrets/rotation", Some("{\"realm\":\"\"}"), 400);

@@ -22,3 +22,4 @@ mod live;
 mod old_names;
 mod page;
 mod usage;
+mod vendor_credentials;

@@ -14,6 +14,7 @@ mod refusal;
 mod renamed;
 mod server;
 mod usage;
+mod vendor_credential;
 
 use std::pin::Pin;
 
@@ -53,6 +54,10 @@ pub use server::{
     RelayRange, Worker, WorkerList,
 };
 pub use usage::{UsageEntry, UsageFilter, UsageGapInfo, UsageGrouping, UsageList};
+pub use vendor_credential::{
+    CloudflareCredentials, CloudflareIceServer, CloudflareIceServers, CloudflareRequest, TwilioIceServer,
+    TwilioToken,
+};
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

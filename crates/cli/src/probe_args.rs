@@ -10,7 +10,7 @@ use turnpike_probe::{FindingLevel, ProbeConfig};
 #[derive(Args)]
 pub(crate) struct ProbeArgs {
     /// Server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS, or DTLS with ?transport=udp), stun:…, stuns:…, or
-    /// HOST[:PORT]
+    /// HOST[:PORT]. Without PORT, DNS records (NAPTR, SRV) of HOST come first
     #[arg(value_name = "SERVER")]
     server: ServerUri,
 

@@ -119,7 +119,7 @@ pub(crate) struct ServeArgs {
 
     /// Allow private, loopback or other special peers
     ///
-    /// A prefix, or ADDR:PORT[-PORT]. To allow a service on one of the machine's own addresses, give its exact ADDR or ADDR:PORT, or a
+    /// A prefix, a host name, or ADDR:PORT[-PORT]. To allow a service on one of the machine's own addresses, give its exact ADDR or ADDR:PORT, or a
     /// prefix within 127.0.0.0/8. Repeat for several [default: none]
     #[arg(long, value_name = "CIDR", help_heading = RELAY)]
     allow_peer: Vec<String>,

@@ -12,6 +12,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("turnpike-measure", 0),
     ("turnpike-strict", 0),
     ("turnpike-rates", 0),
+    ("turnpike-tls", 0),
     ("turnpike-testkit", 0),
     ("turnpike-trials", 1),
     ("turnpike-turn", 1),

@@ -14,7 +14,7 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         verify_server_name,
     },
-    crypto::{self, CryptoProvider, ring},
+    crypto::{self, CryptoProvider},
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _},
     server::ParsedCertificate,
 };
@@ -193,7 +193,7 @@ fn listed(presented: &[String]) -> String {
 }
 
 pub(crate) fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
+    Arc::new(turnpike_tls::provider())
 }
 
 fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {

@@ -2,7 +2,7 @@
 //! does not interpret messages.
 //!
 //! ```text
-//! ServerUri ─▶ addresses      turn:HOST, turns:HOST?transport=udp …
+//! ServerUri ─▶ addresses      turn:HOST, turns:HOST?transport=udp …; SRV and NAPTR records
 //! Datagrams                   plain UDP: many sockets, batches in and out
 //! ServerLinks                 TCP, TLS, DTLS: many connections, whole messages in and out, nothing blocks
 //! Security, Verifier          trust for TLS and DTLS
@@ -11,6 +11,8 @@
 
 pub mod certificates;
 mod datagrams;
+pub mod discovery;
+mod dns;
 pub mod dtls;
 pub mod links;
 mod login;
@@ -23,6 +25,7 @@ use std::collections::BTreeMap;
 
 pub use certificates::{CertificateJudge, ShownCertificate, Verifier, explain};
 pub use datagrams::Datagrams;
+pub use dns::NameServers;
 pub use links::{Broken, Framing, ServerLinks};
 pub use login::Login;
 pub use security::{Security, TlsOptions};

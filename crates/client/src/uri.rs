@@ -1,8 +1,8 @@
 //! Server URIs: `turn:` and `turns:` (RFC 7065), `stun:` and `stuns:` (RFC 7064), or just `HOST[:PORT]`.
 
 use std::{
-    fmt, io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
 };
 
@@ -61,15 +61,6 @@ impl ServerUri {
 
     pub fn port_for(&self, transport: ClientTransport) -> u16 {
         self.port.unwrap_or_else(|| transport.default_port())
-    }
-
-    /// Resolves the host, possibly blocking on DNS. Fails if the name has no address.
-    pub fn resolve(&self, transport: ClientTransport) -> io::Result<Vec<SocketAddr>> {
-        let found: Vec<_> = (self.host.as_str(), self.port_for(transport)).to_socket_addrs()?.collect();
-        if found.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
-        }
-        Ok(found)
     }
 }
 
@@ -280,14 +271,6 @@ mod tests {
         assert_eq!(allowed("turn:a?transport=tcp"), [ClientTransport::Tcp, ClientTransport::Tls]);
         assert_eq!(allowed("turns:a"), [ClientTransport::Tls, ClientTransport::Dtls]);
         assert_eq!(allowed("turns:a?transport=udp"), [ClientTransport::Dtls]);
-    }
-
-    #[test]
-    fn an_address_resolves_to_itself() {
-        let uri: ServerUri = "turn:127.0.0.1:9".parse().expect("valid");
-        let found = uri.resolve(ClientTransport::Udp).expect("no name server is needed");
-        assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 9))]);
-        assert_eq!(uri.name(), None);
     }
 
     #[test]

@@ -28,7 +28,8 @@ pub fn order_directory(settings: &Settings) -> Option<PathBuf> {
 }
 
 pub fn files(settings: &Settings) -> impl Iterator<Item = PathBuf> {
-    named(settings).into_iter().flat_map(|(_, files)| [files.cert, files.key])
+    let authorities = settings.tls.client_ca.clone();
+    named(settings).into_iter().flat_map(|(_, files)| [files.cert, files.key]).chain(authorities)
 }
 
 /// Certificate files by configuration key. Those of [`ORDERED`] contain both certificate and key, and are

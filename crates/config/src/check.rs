@@ -8,8 +8,8 @@ use std::{
 use turnpike_turn::server::{AllocationLimits, Alternate, Bandwidth, Rates, Transport};
 
 use super::{
-    AcmeChallenge, AlternateSettings, CertificateName, CredentialsSettings, DatapathChoice, FleetSettings,
-    Mistake, RealmSettings, RelayPlace, Settings, TlsSettings, TokenKeySettings,
+    AcmeChallenge, AllowedPeer, AlternateSettings, CertificateName, CredentialsSettings, DatapathChoice,
+    FleetSettings, Mistake, RealmSettings, RelayPlace, Settings, TlsSettings, TokenKeySettings,
 };
 use crate::{
     acme_keys::MOST_NAMES,
@@ -199,6 +199,10 @@ impl Judge<'_> {
                 "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, as well, or tls.acme (--acme NAME)",
             );
         }
+        if settings.tls.client_ca.is_some() && settings.tls.cert.is_none() && none {
+            let expected = "tls.cert and tls.key, or tls.acme, as well";
+            self.refuse("tls.client_ca", "there is no certificate for TLS", expected);
+        }
         self.ordered_certificates();
     }
 
@@ -381,6 +385,11 @@ impl Judge<'_> {
     }
 
     fn peers(&mut self) {
+        let names = self.settings.allow.iter().filter_map(AllowedPeer::name).count();
+        if names > AllowedPeer::MOST_NAMES {
+            let expected = format!("at most {}, or prefixes instead", AllowedPeer::MOST_NAMES);
+            self.refuse("peers.allow", format!("{names} host names"), &expected);
+        }
         if self.settings.allow_only && self.settings.allow.is_empty() {
             self.refuse(
                 "peers.allow_only",

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
 use turnpike_convert::forward::parts::without_zone;
 use turnpike_convert::toml_text::{list, quoted};
 use turnpike_strict::{Value, ValueNode, find};
-use turnpike_turn::server::{AllowRule, Cidr, RelayAddress};
+use turnpike_turn::server::{Cidr, RelayAddress};
 use turnpike_wire::address::{AddressError, socket_address};
 use turnpike_wire::names::{is_realm, is_username};
 use turnpike_wire::secret::MASK;
@@ -15,7 +15,7 @@ use super::{
     key::{ValueKind, kind, list_of, text},
     read::ValueReader,
 };
-use crate::{RelayPlace, Secret, relay_keys};
+use crate::{AllowedPeer, RelayPlace, Secret, relay_keys};
 
 pub(super) const ADDRESSES: ValueKind<Vec<SocketAddr>> =
     list_of!("a list of \"ADDR:PORT\", such as [\"0.0.0.0:3478\", \"[::]:3478\"]", |text| {
@@ -142,10 +142,10 @@ pub(super) const CIDRS: ValueKind<Vec<Cidr>> =
         without_zone(text.trim())?.parse::<Cidr>()
     });
 
-pub(super) const ALLOW_RULES: ValueKind<Vec<AllowRule>> = list_of!(
-    "a list of prefixes, or of addresses with ports, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\", \
-     \"192.0.2.7:5060\", \"[2001:db8::7]:5000-5100\"]",
-    |text| without_zone(text.trim())?.parse::<AllowRule>()
+pub(super) const ALLOWED_PEERS: ValueKind<Vec<AllowedPeer>> = list_of!(
+    "a list of prefixes, of host names, or of addresses and names with ports, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\", \
+     \"192.0.2.7:5060\", \"[2001:db8::7]:5000-5100\", \"sfu.internal\"]",
+    |text| without_zone(text.trim())?.parse::<AllowedPeer>()
 );
 
 fn certificate_files(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<CertificateFiles> {

@@ -11,6 +11,7 @@
 pub mod access_tokens;
 mod acme_keys;
 mod admin_keys;
+mod allowed_peer;
 mod alternate_keys;
 pub mod api_keys;
 pub mod certificates;
@@ -47,6 +48,7 @@ mod world_readable;
 
 pub use acme_keys::{AcmeChallenge, AcmeSettings, BindingKey, CertificateName};
 pub use admin_keys::{AdminAccess, AdminAddress, AdminSettings};
+pub use allowed_peer::{AllowedName, AllowedPeer};
 pub use alternate_keys::AlternateSettings;
 pub use credential_owner::{CredentialOwner, credential_id};
 pub use credentials_keys::CredentialsSettings;

@@ -12,6 +12,8 @@ pub struct TlsSettings {
     pub key: Option<PathBuf>,
     /// Decrypts all keys of this section that are encrypted.
     pub key_password: Option<Secret>,
+    /// CA certificates; TLS clients must present a certificate issued by one of them.
+    pub client_ca: Option<PathBuf>,
     pub certificates: Vec<CertificateFiles>,
     /// Names whose certificates the server orders.
     pub acme: Vec<CertificateName>,

@@ -7,13 +7,13 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_rules::HandOnRule;
-use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ClientRules, ConnectionLimits, ServerLimits};
+use turnpike_turn::server::{AllocationLimits, Cidr, ClientRules, ConnectionLimits, ServerLimits};
 
 use crate::{
-    AcmeSettings, AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings,
-    DtlsSettings, EventSettings, FleetSettings, LogSettings, OauthSettings, Origin, RateSettings,
-    RealmSettings, RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings,
-    UsageSettings,
+    AcmeSettings, AdminSettings, AllowedPeer, AlternateSettings, AuthSettings, CredentialsSettings,
+    DiscoverySettings, DtlsSettings, EventSettings, FleetSettings, LogSettings, OauthSettings, Origin,
+    RateSettings, RealmSettings, RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored,
+    TlsSettings, UsageSettings,
     acme_keys, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, event_keys, fleet_keys, hand_on_keys,
@@ -69,6 +69,7 @@ settings! {
             reload "tls.cert" .cert kind::FILE => "the path of a PEM file with the certificate chain, or \"\" for none",
             reload "tls.key" .key kind::FILE => "the path of a PEM file with the private key, or \"\" for none",
             reload "tls.key_password" .key_password keys::KEY_PASSWORD,
+            reload "tls.client_ca" .client_ca kind::FILE,
             reload "tls.certificates" .certificates keys::CERTIFICATES,
             reload "tls.acme" .acme acme_keys::NAMES;
         acme: AcmeSettings = AcmeSettings::default(),
@@ -173,7 +174,7 @@ settings! {
             reload "clients.deny" .deny keys::CIDRS;
         /// Peers that are allowed even though they would be refused by default, such as special and
         /// local addresses.
-        allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
+        allow: Vec<AllowedPeer> = Vec::new(), reload "peers.allow" keys::ALLOWED_PEERS;
         deny: Vec<Cidr> = Vec::new(), reload "peers.deny" keys::CIDRS;
         /// Refuses all peers that are not in `allow`.
         allow_only: bool = false, reload "peers.allow_only" kind::SWITCH;

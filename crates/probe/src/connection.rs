@@ -15,6 +15,7 @@ use turnpike_client::{
     certificates::{AnyCertificate, Authorities},
     dtls, explain,
 };
+use turnpike_tls::KeyExchangeGroup;
 use turnpike_wire::{
     escape,
     frame::{self, Frame, MAX_MESSAGE_LEN},
@@ -38,6 +39,8 @@ enum ProbeChannel {
 #[derive(Clone, Debug, Default)]
 pub struct OpenedConnection {
     pub version: Option<String>,
+    /// IANA name of the key exchange group (TLS only).
+    pub group: Option<String>,
     /// Negotiated application protocol (RFC 7443).
     pub alpn: Option<String>,
     pub chain: Vec<Vec<u8>>,
@@ -319,6 +322,7 @@ fn tls(
         .protocol_version()
         .and_then(|version| version.as_str())
         .map(|name| name.replace('v', " ").replace('_', "."));
+    opened.group = KeyExchangeGroup::of(&tls).map(|group| <&str>::from(group).to_owned());
     opened.alpn = tls.alpn_protocol().map(|name| String::from_utf8_lossy(name).into_owned());
     opened.chain = tls.peer_certificates().unwrap_or_default().iter().map(|cert| cert.to_vec()).collect();
     opened.distrust = trust.verdict();

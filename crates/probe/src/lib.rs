@@ -34,7 +34,10 @@ use credentials::CredentialOutcome;
 use report::TransportFacts;
 pub use report::{Finding, FindingLevel, ProbeReport};
 use session::ProbeSession;
-use turnpike_client::{ClientTransport, InvalidSetting, Login, ServerUri, TlsOptions};
+use turnpike_client::{
+    ClientTransport, InvalidSetting, Login, NameServers, ServerUri, TlsOptions,
+    discovery::{self, Targets},
+};
 use turnpike_wire::stun::{kind, method};
 
 #[derive(Clone, Debug)]
@@ -77,6 +80,8 @@ fn invalid(what: String) -> ProbeError {
 }
 
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Time for which DNS records are awaited.
+const RECORDS: Duration = Duration::from_secs(5);
 
 /// Probes a server within about [`ProbeConfig::timeout`]. Errors concern the settings, not the server.
 pub fn run(config: &ProbeConfig) -> Result<ProbeReport, ProbeError> {
@@ -89,19 +94,20 @@ pub fn run(config: &ProbeConfig) -> Result<ProbeReport, ProbeError> {
     let Some(deadline) = Instant::now().checked_add(config.timeout) else {
         return Err(invalid("--timeout is too long".to_owned()));
     };
-    let addresses = one_of_each_family(&resolve(&config.server, deadline)?);
-    run_at(config, addresses, deadline)
+    run_at(config, resolve(&config.server, deadline)?, deadline)
 }
 
 fn run_at(
     config: &ProbeConfig,
-    addresses: Vec<IpAddr>,
+    Located { addresses, targets, by_record }: Located,
     deadline: Instant,
 ) -> Result<ProbeReport, ProbeError> {
+    let addresses = one_of_each_family(&addresses);
     let trust = trust(config, &addresses)?;
-    let servers = HashMap::new();
-    let mut probe = ProbeRun { config, deadline, addresses, trust, servers, report: ProbeReport::default() };
+    let (servers, report) = (HashMap::new(), ProbeReport::default());
+    let mut probe = ProbeRun { config, deadline, addresses, by_record, trust, servers, report };
     probe.report.server = config.server.to_string();
+    probe.records(targets);
     probe.transports();
     if let Some(ports) = &config.attack {
         probe.attack(ports);
@@ -121,6 +127,8 @@ struct ProbeRun<'a> {
     config: &'a ProbeConfig,
     deadline: Instant,
     addresses: Vec<IpAddr>,
+    /// Servers of a transport by DNS records, instead of the default ports of `addresses`.
+    by_record: HashMap<ClientTransport, Vec<SocketAddr>>,
     /// Trust settings for TLS and DTLS, or the reason why these are unavailable.
     trust: Result<Trust, String>,
     servers: HashMap<ClientTransport, SocketAddr>,
@@ -138,6 +146,21 @@ impl ProbeRun<'_> {
             );
         }
         self.report
+    }
+
+    /// Reports servers found through NAPTR and SRV records (RFC 5928).
+    fn records(&mut self, targets: Targets) {
+        for (transport, targets) in targets {
+            let shown = |(host, port): &discovery::Target| format!("{host}:{port}");
+            let shown: Vec<String> = targets.iter().map(shown).collect();
+            if shown.is_empty() {
+                let what = format!("its SRV record states that there is no server for {transport}");
+                self.report.note("dns", what);
+            } else {
+                self.report.ok("dns", format!("{transport}: {} by DNS records", shown.join(", ")));
+            }
+            self.report.records.insert(transport.to_string(), shown);
+        }
     }
 
     fn nat(&mut self) {
@@ -351,11 +374,33 @@ fn one_of_each_family(found: &[SocketAddr]) -> Vec<IpAddr> {
     addresses
 }
 
-fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Vec<SocketAddr>, ProbeError> {
+struct Located {
+    addresses: Vec<SocketAddr>,
+    targets: Targets,
+    by_record: HashMap<ClientTransport, Vec<SocketAddr>>,
+}
+
+/// Finds the servers of all transports. A name with records needs no address of its own.
+fn locate(uri: &ServerUri, deadline: Instant) -> io::Result<Located> {
+    let all: Vec<_> = ClientTransport::ALL.into_iter().filter(|transport| uri.allows(*transport)).collect();
+    let targets = discovery::discover(uri, &all, &NameServers::of_system(deadline));
+    let by_record: HashMap<_, _> = targets
+        .iter()
+        .filter_map(|(transport, targets)| Some((*transport, discovery::addresses(targets).ok()?)))
+        .collect();
+    let addresses = match discovery::addresses(&[(uri.host.clone(), uri.port_for(uri.transport()))]) {
+        Err(_) if !by_record.is_empty() => by_record.values().flatten().copied().collect(),
+        own => own?,
+    };
+    Ok(Located { addresses, targets, by_record })
+}
+
+fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Located, ProbeError> {
     let (sender, receiver) = mpsc::channel();
     let asked = uri.clone();
     let lookup = thread::Builder::new().name("resolve".to_owned()).spawn(move || {
-        let _ = sender.send(asked.resolve(asked.transport()));
+        let records = deadline.min(Instant::now() + RECORDS);
+        let _ = sender.send(locate(&asked, records));
     });
     lookup.map_err(ProbeError::Thread)?;
     let host = uri.host.clone();
@@ -398,7 +443,9 @@ mod tests {
     fn probe(addresses: &[IpAddr], port: u16) -> ProbeReport {
         let uri: ServerUri = format!("turn:turn.example.org:{port}?transport=tcp").parse().unwrap();
         let config = ProbeConfig { timeout: Duration::from_secs(20), ..ProbeConfig::new(uri) };
-        run_at(&config, addresses.to_vec(), Instant::now() + config.timeout).unwrap()
+        let addresses = addresses.iter().map(|ip| (*ip, 0).into()).collect();
+        let located = Located { addresses, targets: Targets::new(), by_record: HashMap::new() };
+        run_at(&config, located, Instant::now() + config.timeout).unwrap()
     }
 
     #[test]

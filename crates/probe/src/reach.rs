@@ -91,13 +91,11 @@ impl ProbeRun<'_> {
     /// packets.
     fn attempts(&self, ip: IpAddr, transports: &[ClientTransport]) -> Vec<ReachTried> {
         thread::scope(|scope| {
-            let try_at = |transport: ClientTransport, port| {
-                let server = (ip, port).into();
-                scope.spawn(move || self.try_at(transport, server))
-            };
+            let try_at =
+                |transport: ClientTransport, server| scope.spawn(move || self.try_at(transport, server));
             let try_all = |transport: &ClientTransport| {
-                let ports = self.ports(*transport).into_iter();
-                ports.map(|port| try_at(*transport, port)).collect::<Vec<_>>()
+                let servers = self.places(*transport, ip).into_iter();
+                servers.map(|server| try_at(*transport, server)).collect::<Vec<_>>()
             };
             let threads: Vec<_> = transports.iter().map(try_all).collect();
             let join =
@@ -120,6 +118,16 @@ impl ProbeRun<'_> {
             }
         }
         ReachTried { named, https: attempts.into_iter().find(|attempt| attempt.server.port() == HTTPS) }
+    }
+
+    /// Addresses to try: by DNS records if there are some for this family, otherwise by default ports.
+    fn places(&self, transport: ClientTransport, ip: IpAddr) -> Vec<SocketAddr> {
+        let of_family = |server: &&SocketAddr| server.is_ipv4() == ip.is_ipv4();
+        let by_record = self.by_record.get(&transport).and_then(|servers| servers.iter().find(of_family));
+        match by_record {
+            Some(server) => vec![*server],
+            None => self.ports(transport).into_iter().map(|port| (ip, port).into()).collect(),
+        }
     }
 
     /// Ports to try. A server may also offer TLS and DTLS on its plain port and recognize them by the first
@@ -161,6 +169,7 @@ impl ProbeRun<'_> {
             facts.open_ms = Some(opened.took.as_secs_f64() * 1_000.0);
         }
         facts.version = opened.version;
+        facts.group = opened.group;
         facts.alpn = opened.alpn;
         if transport.is_secure() {
             facts.certificate = certificate::read(&opened.chain, opened.distrust, SystemTime::now());
@@ -344,7 +353,7 @@ fn answers(facts: &TransportFacts) -> String {
     if let Some(open) = facts.open_ms {
         what += &format!(", opened in {open:.1} ms");
     }
-    for more in [&facts.version, &facts.alpn].into_iter().flatten() {
+    for more in [&facts.version, &facts.group, &facts.alpn].into_iter().flatten() {
         what += &format!(", {}", name(more));
     }
     what

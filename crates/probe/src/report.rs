@@ -44,7 +44,7 @@ impl fmt::Display for FindingLevel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub level: FindingLevel,
-    /// Subject of the finding: a transport, `certificate`, `credentials`, `relay`, `features`, `nat` or
+    /// Subject of the finding: a transport, `dns`, `certificate`, `credentials`, `relay`, `features`, `nat` or
     /// `peers`.
     pub area: String,
     /// The finding, in one sentence.
@@ -65,6 +65,9 @@ pub struct TransportFacts {
     pub open_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// Key exchange group of TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpn: Option<String>,
     /// Round trips of Bindings answered after one transmission.
@@ -135,6 +138,9 @@ pub struct ProbeReport {
     pub software: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub realm: Option<String>,
+    /// Servers by transport, as HOST:PORT, found through NAPTR and SRV records (RFC 5928).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub records: BTreeMap<String, Vec<String>>,
     pub transports: BTreeMap<String, TransportFacts>,
     /// Results for port 443 by transport, if the URI leads to a different port.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -7,6 +7,12 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
+use turnpike_wire::pem::with_markers_on_lines;
+
 use crate::{CertificateError, ChainFault, Identity};
 
 #[derive(Clone, Debug)]
@@ -35,20 +41,38 @@ pub fn read_encrypted(
     key_file: &Path,
     password: Option<&str>,
 ) -> Result<Identity, (PathBuf, String)> {
-    let content = |path: &Path| match fs::read(path) {
-        Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
-        Ok(bytes) => Ok(bytes),
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            Err((path.to_owned(), format!("is not readable for user {}", own_name())))
-        }
-        Err(error) => Err((path.to_owned(), format!("cannot be read: {error}"))),
-    };
     let (cert, key) = (content(cert_file)?, content(key_file)?);
     Identity::from_encrypted_pem(&cert, &key, password).map_err(|error| match error {
         CertificateError::Mismatch => (key_file.to_owned(), format!("{error} in {}", cert_file.display())),
         error if error.is_about_key() => (key_file.to_owned(), error.to_string()),
         error => (cert_file.to_owned(), error.to_string()),
     })
+}
+
+/// Reads CA certificates. Errors contain the file's path and the reason.
+pub fn authorities(file: &Path) -> Result<RootCertStore, (PathBuf, String)> {
+    let refuse = |problem: String| (file.to_owned(), problem);
+    let mut store = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&with_markers_on_lines(&content(file)?)) {
+        let certificate = certificate.map_err(|error| refuse(format!("not valid PEM: {error}")))?;
+        store.add(certificate).map_err(|error| refuse(format!("not a CA certificate: {error}")))?;
+    }
+    if store.is_empty() {
+        let problem = "no certificate in it: expected PEM with BEGIN CERTIFICATE";
+        return Err(refuse(problem.to_owned()));
+    }
+    Ok(store)
+}
+
+fn content(path: &Path) -> Result<Vec<u8>, (PathBuf, String)> {
+    match fs::read(path) {
+        Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
+        Ok(bytes) => Ok(bytes),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Err((path.to_owned(), format!("is not readable for user {}", own_name())))
+        }
+        Err(error) => Err((path.to_owned(), format!("cannot be read: {error}"))),
+    }
 }
 
 /// Seconds before expiry from which a renewal counts as overdue: 14 days or a sixth of the validity period,

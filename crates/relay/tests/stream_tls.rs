@@ -7,8 +7,10 @@ use rustls::{
     CipherSuite,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
+use strum::VariantArray as _;
 use turnpike_relay::{CertificateError, Identity, TlsContext};
-use turnpike_testkit::certificates::{ENCRYPTED_KEYS, PLAIN_KEY};
+use turnpike_testkit::certificates::{ENCRYPTED_KEYS, PLAIN_KEY, believing_client, believing_client_of};
+use turnpike_tls::KeyExchangeGroup;
 
 fn world(names: &[&[&str]]) -> World {
     let identities: Vec<Identity> = names.iter().map(|names| identity(names)).collect();
@@ -171,6 +173,91 @@ fn sessions_are_resumed_in_both_versions() {
         streams.handshakes_full == 2 && streams.handshakes_resumed == 2
     });
     drop(streams);
+}
+
+#[test]
+fn key_exchange_is_post_quantum_if_the_client_offers_it() {
+    let world = world(&[&["a.example"]]);
+    let group = |groups: &[usize], version| {
+        let mut provider = turnpike_tls::provider();
+        provider.kx_groups = groups.iter().map(|place| provider.kx_groups[*place]).collect();
+        let config = Arc::new(believing_client_of(provider, &[version]));
+        let group = |_| {
+            let mut client = Client::new(tls_connect(world.tls(), "a.example", &config).unwrap());
+            client.ask(&binding(1));
+            KeyExchangeGroup::of(&client.stream.conn)
+        };
+        // The second connection resumes the first one's session.
+        [1, 2].map(group)
+    };
+    use KeyExchangeGroup as Group;
+    let (tls13, tls12) = (&rustls::version::TLS13, &rustls::version::TLS12);
+    assert_eq!(group(&[0, 1, 2, 3], tls13), [Some(Group::X25519MlKem768); 2]);
+    assert_eq!(group(&[0], tls13), [Some(Group::X25519MlKem768); 2]);
+    assert_eq!(group(&[1, 0], tls13), [Some(Group::X25519); 2]);
+    assert_eq!(group(&[3], tls13), [Some(Group::Secp384r1); 2]);
+    assert_eq!(group(&[0, 2], tls12), [Some(Group::Secp256r1), None]);
+    world.wait_for("all key exchanges are counted", |streams| {
+        Group::VARIANTS.iter().map(|group| streams.by_group(*group)).eq([4, 2, 1, 2])
+    });
+}
+
+fn client_of(
+    version: &'static rustls::SupportedProtocolVersion,
+    certificate: Option<&Certificate>,
+) -> Arc<rustls::ClientConfig> {
+    let mut config = believing_client(&[version]);
+    if let Some(Certificate { pem, key, .. }) = certificate {
+        let chain = vec![CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()];
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+        let provider = turnpike_tls::provider();
+        let certified = rustls::sign::CertifiedKey::from_der(chain, key, &provider).unwrap();
+        config.client_auth_cert_resolver = Arc::new(rustls::sign::SingleCertAndKey::from(certified));
+    }
+    Arc::new(config)
+}
+
+fn authorities(pem: &str) -> rustls::RootCertStore {
+    let mut store = rustls::RootCertStore::empty();
+    store.add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()).unwrap();
+    store
+}
+
+/// True if the server answers a request of this client.
+fn is_served(world: &World, config: &Arc<rustls::ClientConfig>) -> bool {
+    let Ok(mut stream) = tls_connect(world.tls(), "a.example", config) else { return false };
+    // TLS 1.3 clients learn of a refusal only now.
+    stream.write_all(&binding(1)).is_ok() && matches!(stream.read(&mut [0; 512]), Ok(1..))
+}
+
+#[test]
+fn clients_need_a_certificate_from_the_current_authorities() {
+    let tls = context(&[identity(&["a.example"])]);
+    let world = start(|config| config.tls = Some(Arc::clone(&tls)));
+    let [(ours, our_authority), (theirs, their_authority)] =
+        [(); 2].map(|()| Certificate::of_client("phone"));
+    for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+        let before = world.streams().failed(HandshakeFailure::ClientCertificate);
+        let [none, ours, theirs] =
+            [None, Some(&ours), Some(&theirs)].map(|certificate| client_of(version, certificate));
+        let served = || [&none, &ours, &theirs].map(|config| is_served(&world, config));
+        assert_eq!(served(), [true; 3], "not required yet; each client now has a ticket");
+        tls.require_client_certificates(Some(authorities(&our_authority))).unwrap();
+        assert_eq!(served(), [false, true, false]);
+        tls.require_client_certificates(Some(authorities(&their_authority))).unwrap();
+        assert_eq!(served(), [false, false, true]);
+        // A certificate authority that validates a name has no certificate.
+        challenge_of(&tls, "turn.example", &["challenge.example"]);
+        assert_eq!(served(), [false, false, true]);
+        let mut config = Arc::unwrap_or_clone(tls_config_of(version));
+        config.alpn_protocols = vec![b"acme-tls/1".to_vec()];
+        let stream = tls_connect(world.tls(), "turn.example", &Arc::new(config)).unwrap();
+        assert_eq!(names_of(&stream.conn.peer_certificates().unwrap()[0]), ["challenge.example"]);
+        tls.hide_challenge("turn.example");
+        world.wait_for_failed(HandshakeFailure::ClientCertificate, before + 6);
+        tls.require_client_certificates(None).unwrap();
+        assert_eq!(served(), [true; 3]);
+    }
 }
 
 #[test]

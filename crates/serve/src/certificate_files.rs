@@ -86,6 +86,10 @@ fn read_by(
             }
         }
     }
+    if let Some(Err((path, problem))) = settings.tls.client_ca.as_deref().map(certificates::authorities) {
+        let (key, problem) = ("tls.client_ca", format!("{}: {problem}", path.display()));
+        problems.push(Mistake::new(settings.origin(key), key, problem, "a PEM file with CA certificates"));
+    }
     // dimpl does not support RSA. Detected at startup, because DTLS clients would get no answer.
     let dtls = settings.dtls.listen.is_empty()
         || !settings.tls.acme.is_empty()
@@ -152,6 +156,29 @@ mod tests {
         assert!(problem(&settings).contains("key.pem: cannot be read"));
         std::fs::write(&key, "no PEM").unwrap();
         assert!(problem(&settings).contains("key.pem: no private key found"));
+    }
+
+    #[test]
+    fn unusable_client_authorities_are_a_problem() {
+        let dir = turnpike_testkit::Dir::new();
+        let (_, authority) = Made::of_client("phone");
+        for (content, expected) in [
+            (Some(authority.as_str()), None),
+            (Some("no PEM"), Some("no certificate in it")),
+            (None, Some("cannot be read")),
+        ] {
+            let file = dir.at("ca.pem");
+            let _ = std::fs::remove_file(&file);
+            content.into_iter().for_each(|content| std::fs::write(&file, content).unwrap());
+            let tls = TlsSettings { client_ca: Some(file), ..TlsSettings::default() };
+            let problems = read(&Settings { tls, ..Settings::default() }).problems;
+            assert_eq!(problems.len(), usize::from(expected.is_some()), "{problems:?}");
+            let told = problems.first().map_or_else(String::new, ToString::to_string);
+            assert!(
+                expected.is_none_or(|words| told.contains("tls.client_ca") && told.contains(words)),
+                "{told}"
+            );
+        }
     }
 
     #[test]

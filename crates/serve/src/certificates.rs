@@ -87,8 +87,10 @@ impl Certificates {
             Some(tls) => Some(Arc::clone(tls)),
             None if identities.is_empty() && settings.tls.acme.is_empty() => None,
             None => {
-                let context = TlsContext::new(&identities);
-                Some(Arc::new(context.map_err(|error| ServeError::Tls(error.to_string()))?))
+                let context = TlsContext::new(&identities)
+                    .map_err(|error| error.to_string())
+                    .and_then(|context| require_clients(&context, settings).map(|()| context));
+                Some(Arc::new(context.map_err(ServeError::Tls)?))
             }
         };
         let dtls = match &self.dtls {
@@ -123,7 +125,7 @@ impl Certificates {
             let ReadCertificates { certificates, problems, warnings } = certificate_files::read(settings);
             if has_changed || problems.is_empty() {
                 log_warnings(&warnings);
-                self.take(certificates, &problems, &mut Reloaded::default());
+                self.take(settings, certificates, &problems, &mut Reloaded::default());
             } else {
                 self.refused = Some(Instant::now());
             }
@@ -140,10 +142,16 @@ impl Certificates {
         reloaded: &mut Reloaded,
     ) {
         self.watch = CertificateWatch::new(settings);
-        self.take(loaded, problems, reloaded);
+        self.take(settings, loaded, problems, reloaded);
     }
 
-    fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake], reloaded: &mut Reloaded) {
+    fn take(
+        &mut self,
+        settings: &Settings,
+        loaded: Vec<Certificate>,
+        problems: &[Mistake],
+        reloaded: &mut Reloaded,
+    ) {
         self.refused = (!problems.is_empty()).then(Instant::now);
         if !problems.is_empty() {
             let kept = "certificates not reloaded: the old ones stay in use";
@@ -155,6 +163,9 @@ impl Certificates {
             }
             self.told.failed.fetch_add(1, Ordering::Relaxed);
             return;
+        }
+        if let Some(Err(problem)) = self.tls.as_ref().map(|tls| require_clients(tls, settings)) {
+            warn(reloaded, format!("tls.client_ca: {problem}: the old authorities stay in use"));
         }
         match (&self.tls, &loaded[..]) {
             (None, _) => {}
@@ -181,4 +192,11 @@ impl Certificates {
             }
         }
     }
+}
+
+/// Requires certificates from `tls.client_ca`, if set, of TLS clients.
+fn require_clients(tls: &TlsContext, settings: &Settings) -> Result<(), String> {
+    let authorities = settings.tls.client_ca.as_deref().map(certificates::authorities).transpose();
+    let authorities = authorities.map_err(|(file, problem)| format!("{}: {problem}", file.display()))?;
+    tls.require_client_certificates(authorities).map_err(|error| error.to_string())
 }

@@ -29,6 +29,7 @@ mod metrics;
 mod needs;
 mod own_addresses;
 mod passed_listeners;
+mod peer_names;
 mod plan;
 mod public_address;
 mod refusals;

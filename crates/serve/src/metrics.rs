@@ -23,6 +23,7 @@ use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandOnEnd, HandedOnBy, HandshakeFailure, KernelSnapshot,
     ListenerCount, RelayState, WorkerSnapshot,
 };
+use turnpike_tls::KeyExchangeGroup;
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
 use crate::{
@@ -69,6 +70,8 @@ pub(crate) struct ServerSnapshots {
     pub(crate) realms: Vec<(Box<str>, usize)>,
     pub(crate) listeners: Vec<ListenerCount>,
     pub(crate) relays: Arc<[RelayState]>,
+    /// Names in `peers.allow`, and true if the last lookup succeeded.
+    pub(crate) peer_names: Vec<(String, bool)>,
     /// Counters of the kernel path, if it is in use.
     pub(crate) kernel: Option<KernelSnapshot>,
 }
@@ -90,12 +93,13 @@ struct Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let ServerSnapshots { workers, realms, listeners, relays, kernel } = &self.snapshots;
+        let ServerSnapshots { workers, realms, listeners, relays, peer_names, kernel } = &self.snapshots;
         let mut page = ServerFamilies(MetricFamilies { encoder, label: "worker", snapshots: workers });
         page.0.gauge("allocations", "Current allocations.", |snapshot| snapshot.allocations)?;
         page.realms(realms)?;
         page.listeners(listeners)?;
         page.relays(relays)?;
+        page.peer_names(peer_names)?;
         page.ended_allocations(&self.ended)?;
         page.turn()?;
         page.allocation_times()?;
@@ -149,6 +153,12 @@ impl ServerFamilies<'_, '_> {
         let help = "Current allocations by realm; realms without allocations are omitted.";
         let counts = realms.iter().map(|(realm, count)| (realm, *count));
         gauges(&mut self.0.encoder, "realm_allocations", help, "realm", counts)
+    }
+
+    fn peer_names(&mut self, names: &[(String, bool)]) -> fmt::Result {
+        let help = "1 if the last lookup of a name in peers.allow succeeded; 0 while only its last addresses are allowed.";
+        let resolved = names.iter().map(|(name, is_resolved)| (name, u64::from(*is_resolved)));
+        gauges(&mut self.0.encoder, "peer_name_resolved", help, "name", resolved)
     }
 
     fn relays(&mut self, relays: &[RelayState]) -> fmt::Result {
@@ -477,6 +487,7 @@ impl ServerFamilies<'_, '_> {
             vec![("full", snapshot.streams.handshakes_full), ("resumed", snapshot.streams.handshakes_resumed)]
         })?;
         by_variant!(self;
+            "tls_handshakes_by_group" "TLS handshakes finished with a key exchange, by group." "group" KeyExchangeGroup streams.by_group;
             "tls_handshakes_failed" "TLS handshakes that failed, by reason." "reason" HandshakeFailure streams.failed;
         );
         each!(self;
@@ -684,6 +695,7 @@ mod tests {
             realms: vec![("example.org".into(), 3)],
             listeners,
             relays: Arc::from([relay]),
+            peer_names: vec![("sfu.internal".to_owned(), true)],
             kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
         };
         Scrape {

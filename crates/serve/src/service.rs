@@ -46,6 +46,7 @@ use crate::{
     needs::server_needs,
     own_addresses::AddressNotifications,
     passed_listeners::passed_listeners,
+    peer_names::PeerNames,
     plan::{self, RelayPlan},
     refusals::Refusals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
@@ -102,6 +103,7 @@ struct TurnServer {
     relay: Arc<Relay>,
     passed: Arc<PassedSockets>,
     machine: Machine,
+    peer_names: PeerNames,
     /// Value to which the limit on open files was raised.
     open_files: u64,
     waiting: Vec<WaitingListener>,
@@ -128,7 +130,8 @@ impl TurnServer {
             before.keep(&mut settings);
         }
         let (mut store, generated) = open_store(&mut settings, before.as_ref()).await?;
-        let merged = merge(&settings, store.as_mut());
+        let peer_names = PeerNames::start(&settings).await;
+        let merged = merge(&settings, store.as_mut(), &peer_names);
         let certificates = Certificates::new(&settings, certificates)?;
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
         let mut machine = Machine::find(before.as_ref().map_or(&[], PreviousServer::relay_addresses));
@@ -174,8 +177,8 @@ impl TurnServer {
         log_waiting(&waiting);
         let shown = watch::Sender::new(EffectiveSettings::new(&settings, &merged, &machine));
         let acme = Acme::start(Wanted::new(&settings, certificates.tls.clone(), fleet.shared_orders()));
-        let metrics =
-            metrics_page(&relay, &shown, (&certificates, &acme, &shared_store), &fleet, &logs, control);
+        let seen = (&relay, &shown, &peer_names);
+        let metrics = metrics_page(seen, (&certificates, &acme, &shared_store), &fleet, &logs, control);
         let program = Arc::new(ServerAdmin {
             control: control.clone(),
             metrics: Arc::clone(&metrics),
@@ -205,6 +208,7 @@ impl TurnServer {
             relay,
             passed,
             machine,
+            peer_names,
             open_files: plan.open_files(),
             waiting,
             certificates,
@@ -278,7 +282,7 @@ impl TurnServer {
         };
         let in_force = store.as_ref().and_then(OpenStore::taken);
         let layout = self.relay.layout();
-        let merged = merge(settings, store.as_mut());
+        let merged = merge(settings, store.as_mut(), &self.peer_names);
         let plan = RelayPlan::new(
             &merged,
             self.fleet.keys(),
@@ -304,6 +308,7 @@ impl TurnServer {
                 store.put_back(in_force);
             }
         })?;
+        self.peer_names.set(settings);
         (self.certificates.tls, self.certificates.dtls) = (tls, dtls);
         if plan.open_files() != self.open_files {
             raise_open_files(&plan, settings);
@@ -419,17 +424,16 @@ fn start_relay(
 }
 
 fn metrics_page(
-    relay: &Arc<Relay>,
-    shown: &watch::Sender<EffectiveSettings>,
+    (relay, shown, names): (&Arc<Relay>, &watch::Sender<EffectiveSettings>, &PeerNames),
     (certificates, acme, store): (&Certificates, &Acme, &StoreInUse),
     fleet: &Arc<FleetMembership>,
     logs: &AllocationLogs,
     control: &Control,
 ) -> MetricsPage {
-    let (relay, shown) = (Arc::downgrade(relay), shown.subscribe());
+    let (relay, shown, names) = (Arc::downgrade(relay), shown.subscribe(), names.clone());
     let snapshots = move || {
         let relays = Arc::clone(&shown.borrow().addresses);
-        relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay, relays))
+        relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay, relays, &names))
     };
     let usage = logs.ledger.as_ref().map(UsageLedger::counts);
     let told = (certificates.told(), acme.status(), Arc::clone(store), Arc::clone(&logs.totals), usage);
@@ -439,18 +443,21 @@ fn metrics_page(
     metrics::page(snapshots, told, status, Arc::clone(&logs.counts))
 }
 
-fn snapshots(relay: &Relay, relays: Arc<[RelayState]>) -> ServerSnapshots {
+fn snapshots(relay: &Relay, relays: Arc<[RelayState]>, names: &PeerNames) -> ServerSnapshots {
     let workers = relay.snapshots();
     let listeners = relay.by_listener(&workers);
     let kernel = relay.kernel().map(Kernel::snapshot);
-    ServerSnapshots { workers: metrics::numbered(workers), realms: relay.realms(), listeners, relays, kernel }
+    let (workers, peer_names) = (metrics::numbered(workers), names.states());
+    ServerSnapshots { workers, realms: relay.realms(), listeners, relays, peer_names, kernel }
 }
 
-fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {
-    match store {
+fn merge(settings: &Settings, store: Option<&mut OpenStore>, names: &PeerNames) -> Merged {
+    let mut merged = match store {
         Some(store) => store.take(settings),
         None => Merged::of(settings),
-    }
+    };
+    merged.allow = names.rules(settings);
+    merged
 }
 
 fn credentials(merged: &Merged, store: Option<&OpenStore>) -> Arc<dyn CredentialStore> {
@@ -534,6 +541,11 @@ impl Service for TurnServer {
             if let Err(error) = self.put_into_force_again() {
                 tracing::error!("cannot apply the changes in the store: {error}");
             }
+        }
+        if self.peer_names.has_news()
+            && let Err(error) = self.put_into_force_again()
+        {
+            tracing::error!("cannot apply the new addresses of peers.allow: {error}");
         }
     }
 

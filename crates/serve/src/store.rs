@@ -265,6 +265,8 @@ pub(crate) struct Merged {
     pub(crate) settings: Settings,
     /// Rules that only a store can have.
     pub(crate) rules: StoredRules,
+    /// Rules of `peers.allow`, with the addresses of its names.
+    pub(crate) allow: Vec<AllowRule>,
     notes: Vec<String>,
 }
 
@@ -278,7 +280,8 @@ pub(crate) struct StoredRules {
 
 impl Merged {
     pub(crate) fn of(settings: &Settings) -> Self {
-        Self { settings: settings.clone(), ..Self::default() }
+        let allow = settings.allow.iter().flat_map(|peer| peer.rules(&[])).collect();
+        Self { settings: settings.clone(), allow, ..Self::default() }
     }
 
     fn new(configured: &Settings, in_use: bool, rules: Option<&Rules>) -> Self {
@@ -356,7 +359,7 @@ impl Merged {
     pub(crate) fn peers(&self) -> (PeerRules, HashMap<Box<str>, PeerRules>) {
         let Self { settings, rules, .. } = self;
         let configured = PeerRules {
-            allow: settings.allow.clone(),
+            allow: self.allow.clone(),
             deny: settings.deny.clone(),
             allow_only: settings.allow_only,
             ..PeerRules::default()

@@ -7,7 +7,7 @@ pub use rcgen::{CertificateParams, KeyPair};
 use rustls::{
     ClientConfig, DigitallySignedStruct, Error, SignatureScheme, SupportedProtocolVersion,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::ring,
+    crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
@@ -93,7 +93,14 @@ impl Certificate {
 
 /// Configuration of a client for these TLS versions that accepts any certificate, to see which one a server presents.
 pub fn believing_client(versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
-    ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    believing_client_of(ring::default_provider(), versions)
+}
+
+pub fn believing_client_of(
+    provider: CryptoProvider,
+    versions: &[&'static SupportedProtocolVersion],
+) -> ClientConfig {
+    ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(versions)
         .unwrap_or_else(|error| panic!("{versions:?}: {error}"))
         .dangerous()

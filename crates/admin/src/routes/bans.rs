@@ -193,18 +193,11 @@ impl App {
     fn subject(&self, BanQuery { user, realm, client }: BanQuery) -> Result<Subject, Problem> {
         let subject = match (user, client) {
             (Some(name), None) => {
-                if !(1..=LONGEST_USER).contains(&name.len()) || name.contains(char::is_control) {
-                    let why = format!(
-                        "user must be 1 to {LONGEST_USER} bytes long and contain no control characters"
-                    );
-                    return Err(Problem::bad_request(why));
-                }
                 let realm = match realm {
                     Some(realm) => realm,
                     None => self.server()?.settings.realm.clone(),
                 };
-                check_realm(&realm)?;
-                Subject::User { realm, name }
+                return user_subject(realm, name);
             }
             (None, Some(client)) if realm.is_none() => {
                 let prefix = client.parse().map_err(|why| Problem::bad_request(format!("client: {why}")))?;
@@ -214,13 +207,23 @@ impl App {
                 return Err(Problem::bad_request("expected a user, optionally with a realm, or a client"));
             }
         };
-        // Rejects subjects that other nodes could not parse.
-        match subject.to_string().parse() {
-            Ok(read) if subject == read => Ok(subject),
-            _ => Err(Problem::bad_request(
-                "users of a realm whose name contains @ cannot be banned by name: ban their addresses",
-            )),
-        }
+        Ok(subject)
+    }
+}
+
+pub(super) fn user_subject(realm: String, name: String) -> Result<Subject, Problem> {
+    if !(1..=LONGEST_USER).contains(&name.len()) || name.contains(char::is_control) {
+        let why = format!("user must be 1 to {LONGEST_USER} bytes long and contain no control characters");
+        return Err(Problem::bad_request(why));
+    }
+    check_realm(&realm)?;
+    let subject = Subject::User { realm, name };
+    // Rejects subjects that other nodes could not parse.
+    match subject.to_string().parse() {
+        Ok(read) if subject == read => Ok(subject),
+        _ => Err(Problem::bad_request(
+            "users of a realm whose name contains @ cannot be banned by name: ban their addresses",
+        )),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use axum::{
     Extension,
     extract::{FromRef, Request, State},
-    http::{HeaderMap, Method, StatusCode, header},
+    http::{HeaderMap, Method, header},
     response::{IntoResponse, Response},
 };
 use jiff::Timestamp;
@@ -33,7 +33,7 @@ use crate::{
 
 #[derive(Clone)]
 pub(crate) struct CredentialService {
-    program: Arc<dyn Owner>,
+    pub(super) program: Arc<dyn Owner>,
     /// Keys for the separate listeners. `None` on the admin interface, where only clients with full access
     /// reach this code.
     keys: Option<Arc<ApplicationKeys>>,
@@ -156,8 +156,7 @@ impl RestQuery {
             return Ok(in_uri);
         }
         if !is_form(&headers) {
-            let detail = "a body must be a form, with Content-Type: application/x-www-form-urlencoded";
-            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", detail));
+            return Err(Problem::no_form());
         }
         let in_body: Self = form(&bytes)?;
         Ok(Self {
@@ -180,7 +179,7 @@ fn one_of<T: PartialEq>(what: &str, one: Option<T>, other: Option<T>) -> Result<
     }
 }
 
-fn is_form(headers: &HeaderMap) -> bool {
+pub(super) fn is_form(headers: &HeaderMap) -> bool {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
     essence.eq_ignore_ascii_case("application/x-www-form-urlencoded")
@@ -214,29 +213,45 @@ impl CredentialService {
 
     /// Key in the Authorization header. On the admin interface, the header contains a token, which has been checked
     /// already.
-    fn shown(&self, headers: &HeaderMap) -> Result<Option<Secret>, Problem> {
+    pub(super) fn shown(&self, headers: &HeaderMap) -> Result<Option<Secret>, Problem> {
         match self.keys {
             Some(_) => Ok(token(headers)?.map(Secret::new)),
             None => Ok(None),
         }
     }
 
+    pub(super) fn needs_key(&self) -> bool {
+        self.keys.is_some()
+    }
+
     /// The application's key; `None` for an administrator.
-    async fn judge(&self, via: &Via, shown: Option<Secret>) -> Result<Option<ApiKey>, CredentialRefusal> {
+    pub(super) async fn judge(
+        &self,
+        via: &Via,
+        shown: Option<Secret>,
+    ) -> Result<Option<ApiKey>, CredentialRefusal> {
         match &self.keys {
             Some(keys) => keys.judge(server_of(&*self.program), via, shown).await.map(Some),
             None => Ok(None),
         }
     }
 
-    fn issue(&self, key: Option<&ApiKey>, wanted: CredentialsRequest) -> Result<Issued, CredentialRefusal> {
+    pub(super) fn issue(
+        &self,
+        key: Option<&ApiKey>,
+        wanted: CredentialsRequest,
+    ) -> Result<Issued, CredentialRefusal> {
         if self.program.process().is_draining() {
             let detail = "this server accepts no new clients: use another one";
             return Err(CredentialRefusal::unavailable("draining", detail));
         }
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        issue(&server_of(&*self.program)?, key, wanted, unix)
+        issue(&server_of(&*self.program)?, key, wanted, unix())
     }
+}
+
+/// Current Unix time in seconds.
+pub(super) fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn for_browsers(issued: Issued) -> IssuedCredential {
@@ -257,10 +272,6 @@ fn for_browsers(issued: Issued) -> IssuedCredential {
 
 fn as_in_the_draft(issued: Issued) -> RestCredentials {
     let Issued { ttl, uris, grant, .. } = issued;
-    let (username, password) = match grant {
-        IssuedSecret::Password { username, password } => (username, password.reveal().to_owned()),
-        // The draft does not define tokens, and its parameters cannot request them.
-        IssuedSecret::Token { kid, .. } => (kid, String::new()),
-    };
+    let (username, password) = grant.into_password();
     RestCredentials { username, password, ttl, uris }
 }

@@ -59,6 +59,8 @@ const ISSUES: &[&str] = &[
 fn own(operation: &str) -> Vec<&'static [&'static str]> {
     match operation {
         "front" | "rest" | "make" => vec![ISSUES],
+        "cloudflare_ice_servers" | "cloudflare_credentials" | "twilio_token" => vec![ISSUES],
+        "cloudflare_revoke" => vec![ISSUES, &["fleet_store_unavailable"]],
         "newest" | "status" | "build" | "config" | "log_level" | "access" | "history" => vec![],
         "set_log_level" | "drain" => vec![],
         "metrics" => vec![],

@@ -133,6 +133,7 @@ const REFUSALS = {
   "tls incompatible": "No TLS version, cipher suite or signature algorithm in common.",
   "tls alpn": "ALPN without a supported protocol.",
   "tls alert": "The client aborted; it may not trust the certificate.",
+  "tls client_certificate": "No client certificate, or not one of tls.client_ca.",
   "tls too_long": "The client sent too much data.",
   "tls misbehaved": "The client violated the protocol.",
   "tls other": "The handshake failed.",

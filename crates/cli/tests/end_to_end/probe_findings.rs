@@ -78,6 +78,8 @@ fn probe_reaches_every_transport_and_deletes_its_allocations() {
                     let facts = &report["transports"][transport];
                     assert_eq!(facts["version"], version, "{report}");
                     assert_eq!(facts["alpn"], alpn, "{report}");
+                    let group = (transport == "tls").then_some("X25519MLKEM768");
+                    assert_eq!(facts["group"].as_str(), group, "{report}");
                     assert_eq!(facts["certificate"]["verifies"], true, "{report}");
                     assert_eq!(facts["certificate"]["names"][0], NAME, "{report}");
                     assert!(facts["certificate"]["days_left"].as_i64() > Some(30), "{report}");

@@ -152,7 +152,7 @@ fn commented_examples_are_valid() {
         (settings.auth.users.len(), settings.auth.secrets.len(), settings.relay.addresses.len()),
         (2, 2, 2)
     );
-    assert_eq!((settings.allow.len(), settings.deny.len()), (4, 1));
+    assert_eq!((settings.allow.len(), settings.deny.len()), (5, 1));
     assert_eq!((settings.realms.len(), settings.alternates.len(), settings.oauth.keys.len()), (1, 1, 1));
     assert_eq!(settings.tls.certificates.len(), 1);
 }

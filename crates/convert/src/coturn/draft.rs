@@ -43,6 +43,7 @@ pub(super) struct CoturnDraft {
     pub(super) cert: Option<String>,
     pub(super) pkey: Option<String>,
     pub(super) pkey_pwd: Option<String>,
+    pub(super) ca_file: Option<String>,
     pub(super) no_auth: bool,
     pub(super) lt_cred_mech: bool,
     pub(super) use_auth_secret: bool,
@@ -214,6 +215,10 @@ impl CoturnDraft {
         file.key("tls", "cert", quoted(cert));
         file.key("tls", "key", quoted(key));
         file.some("tls", "key_password", self.pkey_pwd.as_deref().map(quoted));
+        file.some("tls", "client_ca", self.ca_file.as_deref().map(quoted));
+        if self.ca_file.is_some() && dtls {
+            note("CA-file", "DTLS clients need no certificate".to_owned());
+        }
         for (option, path) in [("cert", cert), ("pkey", key)] {
             if !Path::new(path).is_absolute() {
                 note(

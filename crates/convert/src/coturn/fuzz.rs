@@ -59,8 +59,8 @@ fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
         named.filter_map(|(_, value)| value.parse().ok()).collect()
     };
     let (allowed, denied) = (ranges("allowed-peer-ip"), ranges("denied-peer-ip"));
-    let rules =
-        PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), ..PeerRules::default() };
+    let allow = settings.allow.iter().flat_map(|peer| peer.rules(&[])).collect();
+    let rules = PeerRules { allow, deny: settings.deny.clone(), ..PeerRules::default() };
     let is_in = |ranges: &[IpRange], ip: IpAddr| {
         let one = IpRange::new(ip, ip).expect("one address");
         difference(&[one], ranges).is_empty()

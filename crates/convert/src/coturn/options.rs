@@ -34,7 +34,7 @@ const OPTIONAL: [&str; 2] = ["stale-nonce", "max-allocate-lifetime"];
 /// Options without a translation that take a value.
 const WITH_VALUE: &str = "listening-device alt-tls-listening-port tcp-proxy-port relay-device mongo-userdb redis-statsdb \
     prometheus-path prometheus-cert prometheus-key log-file new-log-timestamp-format drain-min-allocations cipher-list \
-    pidfile CA-file dh-file proc-user proc-group cli-ip cli-port cli-password web-admin-ip web-admin-port cli-max-output-sessions \
+    pidfile dh-file proc-user proc-group cli-ip cli-port cli-password web-admin-ip web-admin-port cli-max-output-sessions \
     ec-curve-name secret-key-file acme-redirect multiplex-peer-port multiplex-peer-max-peers syslog-facility \
     stateless-nonce-secret";
 
@@ -186,7 +186,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("cipher-list", Needless("the secure ciphers of TLS 1.2 and 1.3 are always used")),
     ("pidfile", Needless("a service manager tracks the process")),
     ("secure-stun", Switch(|draft, on| draft.secure_stun = on)),
-    ("CA-file", Instead("client certificates are not supported: authenticate clients with credentials")),
+    ("CA-file", Value(|draft, value| set(&mut draft.ca_file, value, "a path"))),
     ("dh-file", Needless("key exchange uses elliptic curves")),
     ("proc-user", Instead("use User= in the systemd unit, or DynamicUser=yes")),
     ("proc-group", Instead("use Group= in the systemd unit")),
@@ -205,7 +205,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("web-admin-listen-on-workers", Needless("the web page is on admin.listen")),
     ("server-relay", Instead("peers always need a permission")),
     ("cli-max-output-sessions", Needless("there is no telnet console")),
-    ("ec-curve-name", Needless("X25519, P-256 and P-384 are offered")),
+    ("ec-curve-name", Needless("X25519MLKEM768, X25519, P-256 and P-384 are offered")),
     ("dh566", Needless("key exchange uses elliptic curves")),
     ("dh1066", Needless("key exchange uses elliptic curves")),
     ("tlsv1", Instead("only TLS 1.2 and 1.3 are supported")),

@@ -32,8 +32,8 @@ use crate::{
 /// Settings of `load turn`; see [`TurnLoadConfig::new`] for the defaults.
 #[derive(Clone, Debug, Args)]
 pub struct TurnLoadConfig {
-    /// TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or HOST[:PORT]; default port 3478,
-    /// with TLS or DTLS 5349. Over udp there may be several; the clients are divided equally among them
+    /// TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or HOST[:PORT]; default port by DNS records
+    /// (NAPTR, SRV), or 3478, with TLS or DTLS 5349. Over udp there may be several; the clients are divided equally among them
     #[arg(value_name = "SERVER", required = true)]
     pub servers: Vec<ServerUri>,
 

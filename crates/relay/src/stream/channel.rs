@@ -151,6 +151,9 @@ pub(crate) fn failure(error: &rustls::Error) -> HandshakeFailure {
     match error {
         rustls::Error::NoApplicationProtocol => HandshakeFailure::Alpn,
         rustls::Error::PeerIncompatible(_) => HandshakeFailure::Incompatible,
+        rustls::Error::NoCertificatesPresented | rustls::Error::InvalidCertificate(_) => {
+            HandshakeFailure::ClientCertificate
+        }
         rustls::Error::AlertReceived(_) => HandshakeFailure::Alert,
         rustls::Error::InvalidMessage(_) => HandshakeFailure::Garbage,
         rustls::Error::PeerMisbehaved(_)

@@ -14,6 +14,7 @@
 //! and the poller reports deferred work (handshakes and messages beyond a tick's share) again.
 
 pub(crate) mod channel;
+mod client_certificates;
 pub mod config;
 mod connection;
 mod hand_on;

@@ -3,6 +3,7 @@
 use std::io;
 
 use turnpike_net::{ArenaSpan, Rx};
+use turnpike_tls::KeyExchangeGroup;
 use turnpike_turn::server::{Source, Transport};
 use turnpike_wire::{
     client_hello::HANDSHAKE as TLS_HANDSHAKE,
@@ -249,9 +250,14 @@ impl Streams {
             if fed.error.is_none() && !tls.is_handshaking() && tls::is_challenge(tls) {
                 return Err(CloseReason::Challenge);
             }
+            let own = self.config.tls.as_ref().filter(|_| fed.error.is_none() && !tls.is_handshaking());
+            if own.is_some_and(|own| own.lacks_certificate(tls)) {
+                return Err(self.handshake_failed(slot, HandshakeFailure::ClientCertificate));
+            }
             opened = (!tls.is_handshaking()).then(|| {
                 (
                     channel::was_resumed(tls),
+                    KeyExchangeGroup::of(tls),
                     self.layout.number(Transport::Tls, connection.listener, tls.server_name()),
                 )
             });
@@ -272,7 +278,7 @@ impl Streams {
             }
             return Err(self.handshake_failed(slot, HandshakeFailure::TooLong));
         }
-        if let Some((resumed, listener)) = opened {
+        if let Some((resumed, group, listener)) = opened {
             connection.barren = 0;
             connection.client.listener = listener;
             let supersedes = self.open(slot)?;
@@ -280,6 +286,9 @@ impl Streams {
                 self.stats.handshakes_resumed += 1;
             } else {
                 self.stats.handshakes_full += 1;
+            }
+            if let Some(group) = group {
+                self.stats.handshakes_by_group[group as usize] += 1;
             }
             if supersedes {
                 self.postpone(slot, filled.map_err(|_| CloseReason::Tls)?, rx);

@@ -1,6 +1,7 @@
 //! Counters of a worker's streams and the reasons why connections end. Each reason is a counter.
 
 use strum::{IntoStaticStr, VariantArray};
+use turnpike_tls::KeyExchangeGroup;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
@@ -79,6 +80,8 @@ pub enum HandshakeFailure {
     Alpn,
     /// The client ended the handshake, for example because it does not trust the certificate.
     Alert,
+    /// No client certificate, or one that is not valid.
+    ClientCertificate,
     /// The handshake was longer than any valid handshake.
     TooLong,
     Misbehaved,
@@ -94,6 +97,7 @@ pub struct StreamStats {
     pub plain: u64,
     pub handshakes_full: u64,
     pub handshakes_resumed: u64,
+    pub handshakes_by_group: [u64; KeyExchangeGroup::VARIANTS.len()],
     pub handshakes_failed: [u64; HandshakeFailure::VARIANTS.len()],
     pub closed: [u64; CloseReason::VARIANTS.len()],
     /// Number of times accepting paused for lack of file descriptors or memory.
@@ -116,5 +120,9 @@ impl StreamStats {
 
     pub fn failed(&self, reason: HandshakeFailure) -> u64 {
         self.handshakes_failed[reason as usize]
+    }
+
+    pub fn by_group(&self, group: KeyExchangeGroup) -> u64 {
+        self.handshakes_by_group[group as usize]
     }
 }

@@ -4,7 +4,10 @@
 
 use std::{
     fmt,
-    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -38,7 +41,10 @@ impl fmt::Debug for TicketKeys {
     }
 }
 
-pub(super) struct Tickets(RwLock<Keys>);
+pub(super) struct Tickets {
+    keys: RwLock<Keys>,
+    is_disabled: AtomicBool,
+}
 
 #[derive(ZeroizeOnDrop)]
 struct Keys {
@@ -50,7 +56,13 @@ struct Keys {
 
 impl Tickets {
     pub(super) fn new() -> Self {
-        Self(RwLock::new(Keys { current: rand::random(), previous: None, since: Instant::now() }))
+        let keys = Keys { current: rand::random(), previous: None, since: Instant::now() };
+        Self { keys: RwLock::new(keys), is_disabled: AtomicBool::new(false) }
+    }
+
+    /// Issues and accepts tickets, or neither.
+    pub(super) fn enable(&self, is_enabled: bool) {
+        self.is_disabled.store(!is_enabled, Ordering::Relaxed);
     }
 
     pub(super) fn keys(&self) -> TicketKeys {
@@ -106,11 +118,11 @@ impl Tickets {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Keys> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.keys.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Keys> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.keys.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,7 +141,7 @@ impl Keys {
 
 impl ProducesTickets for Tickets {
     fn enabled(&self) -> bool {
-        true
+        !self.is_disabled.load(Ordering::Relaxed)
     }
 
     fn lifetime(&self) -> u32 {

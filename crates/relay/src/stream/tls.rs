@@ -11,10 +11,12 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use pkcs8::{EncryptedPrivateKeyInfoRef, SecretDocument};
 use rustls::{
-    CipherSuite, InconsistentKeys, ServerConfig, ServerConnection, SignatureScheme,
-    crypto::{CryptoProvider, ring},
+    CipherSuite, InconsistentKeys, RootCertStore, ServerConfig, ServerConnection, SignatureScheme,
+    crypto::CryptoProvider,
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime, pem, pem::PemObject},
-    server::{ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert},
+    server::{
+        ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert, danger::ClientCertVerifier,
+    },
     sign::CertifiedKey,
 };
 use webpki::{EndEntityCert, KeyUsage};
@@ -23,7 +25,10 @@ use turnpike_measure::units::span;
 use turnpike_rules::TURN_PROTOCOLS;
 use turnpike_wire::pem::with_markers_on_lines;
 
-use super::tickets::{TicketKeys, Tickets};
+use super::{
+    client_certificates::ClientCertificates,
+    tickets::{TicketKeys, Tickets},
+};
 
 /// Application protocol with which a certificate authority validates a name (RFC 8737).
 const CHALLENGE_PROTOCOL: &[u8] = b"acme-tls/1";
@@ -207,6 +212,7 @@ impl fmt::Debug for Identity {
 pub struct TlsContext {
     config: Arc<ServerConfig>,
     shown: Arc<ShownCertificates>,
+    clients: Arc<ClientCertificates>,
     tickets: Arc<Tickets>,
 }
 
@@ -218,9 +224,11 @@ impl TlsContext {
             directory: RwLock::new(Arc::new(CertificateDirectory::new(identities))),
             challenges: RwLock::default(),
         });
-        let builder = ServerConfig::builder_with_provider(provider())
+        let provider = provider();
+        let clients = Arc::new(ClientCertificates::new(Arc::clone(&provider)));
+        let builder = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_no_client_auth();
+            .with_client_cert_verifier(Arc::clone(&clients) as Arc<dyn ClientCertVerifier>);
         let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
         // The last protocol is for certificate authorities, not for clients.
         let protocols = TURN_PROTOCOLS.iter().map(|name| name.as_bytes()).chain([CHALLENGE_PROTOCOL]);
@@ -233,12 +241,28 @@ impl TlsContext {
         config.ignore_client_order = true;
         // Each resumption issues a new ticket, so one is enough.
         config.send_tls13_tickets = 1;
-        Ok(Self { config: Arc::new(config), shown, tickets })
+        Ok(Self { config: Arc::new(config), shown, clients, tickets })
     }
 
     pub fn replace(&self, identities: &[Identity]) {
         let new = Arc::new(CertificateDirectory::new(identities));
         *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+
+    /// Requires certificates from these authorities of new clients, or none. Sessions are not resumed while
+    /// certificates are required, because that would skip their verification.
+    pub fn require_client_certificates(
+        &self,
+        authorities: Option<RootCertStore>,
+    ) -> Result<(), rustls::Error> {
+        self.clients.require(authorities)?;
+        self.tickets.enable(!self.clients.are_required());
+        Ok(())
+    }
+
+    /// Returns true if this client should have presented a certificate.
+    pub(super) fn lacks_certificate(&self, connection: &ServerConnection) -> bool {
+        connection.peer_certificates().is_none() && self.clients.are_required()
     }
 
     /// Returns true if a certificate lists this lower-case name itself, not just a matching wildcard, or if a challenge
@@ -264,12 +288,14 @@ impl TlsContext {
         }
         challenges
             .insert(server_name.to_ascii_lowercase(), Arc::new(CertifiedKey::new(vec![certificate], key)));
+        self.clients.await_challenge(true);
         Ok(())
     }
 
     pub fn hide_challenge(&self, server_name: &str) {
         let mut challenges = self.shown.challenges.write().unwrap_or_else(PoisonError::into_inner);
         challenges.remove(&server_name.to_ascii_lowercase());
+        self.clients.await_challenge(!challenges.is_empty());
     }
 
     pub fn ticket_keys(&self) -> TicketKeys {
@@ -361,7 +387,7 @@ impl CertificateDirectory {
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    let mut provider = ring::default_provider();
+    let mut provider = turnpike_tls::provider();
     // The mandatory suite (RFC 8446 section 9.1), which is also the cheapest per byte on CPUs with AES
     // instructions, and its TLS 1.2 equivalents for each certificate type.
     let is_first = |suite: CipherSuite| {

@@ -426,6 +426,7 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
         "key_share" => "no key share in common",
         "alpn" => "ALPN without a supported protocol",
         "alert" => "the client aborted the handshake",
+        "client_certificate" => "no client certificate, or not one of tls.client_ca",
         "misbehaved" => "the client violated the protocol",
         "busy" => "too many handshakes in progress on the worker; the client retries",
         other => other,
@@ -442,6 +443,7 @@ fn connection_remedy(reason: &'static str) -> &'static str {
             "The client is too old or too strictly configured. DTLS needs an ECDSA certificate."
         }
         "no_certificate" => "Set tls.cert and tls.key, or tls.acme.",
+        "client_certificate" => "Give the client a certificate from tls.client_ca that is valid now.",
         "plain_refused" => "Use turns: in the client's URI, or set tls.only = false.",
         "plain_stun" => {
             "Use turns: in the client's URI. GStreamer and Janus skip TLS despite turns: give them turn: with a port of \
@@ -480,6 +482,7 @@ pub(crate) fn is_misconfiguration(reason: &str) -> bool {
 fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
     Some(match reason {
         "no_certificate" => &["tls.cert", "tls.key", "tls.acme"],
+        "client_certificate" => &["tls.client_ca"],
         "plain_refused" | "plain_stun" => &["tls.only"],
         "proxy_header" | "untrusted_proxy" | "duplicate" => &["server.proxy_protocol_from"],
         "client_refused" => &["clients.allow", "clients.deny"],

@@ -11,6 +11,8 @@ use crate::{Certificate, Dir, Program, installed};
 pub trait Browser: Sized {
     /// True if the browser rejects IP addresses as the host in a `turns:` URI.
     const TLS_WANTS_NAME: bool;
+    /// True if the browser offers X25519MLKEM768 to TURN servers.
+    const POST_QUANTUM: bool;
 
     /// Returns the reason if the browser cannot run here. If `tls` is set, the browser must be able to trust a test certificate.
     fn available(tls: bool) -> Result<(), String>;
@@ -36,6 +38,7 @@ pub struct Chromium {
 
 impl Browser for Chromium {
     const TLS_WANTS_NAME: bool = false;
+    const POST_QUANTUM: bool = true;
 
     fn available(_: bool) -> Result<(), String> {
         installed("chromium").map(drop)
@@ -93,6 +96,7 @@ const PREFERENCES: &[(&str, &str)] = &[
 
 impl Browser for Firefox {
     const TLS_WANTS_NAME: bool = true;
+    const POST_QUANTUM: bool = false;
 
     fn available(tls: bool) -> Result<(), String> {
         installed("firefox-esr")?;

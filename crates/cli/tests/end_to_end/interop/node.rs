@@ -74,6 +74,48 @@ fn node_datachannel_relays_an_echo_over_udp() {
     relays_an_echo("node-datachannel", "udp", V4);
 }
 
+/// Twilio's library only needs another URL, and its credential is good for an allocation.
+#[test]
+fn twilio_library_gets_a_credential() {
+    let node = need!(interop_program("interop-node", "node-command"));
+    let libraries = need!(interop_program("interop-node", "node-modules/installed.json"));
+    let dir = Dir::new();
+    let state = dir.at("state").display().to_string();
+    let run = |arguments: &[&str]| {
+        let ended = Program::run(&mut turnpike(&[arguments, &["--json", "--state", &state]].concat()));
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {}", ended.output());
+        ended.result()
+    };
+    run(&["secret", "rotate", REALM]);
+    let key = run(&["key", "add", "shop"])["key"].as_str().expect("a key").to_owned();
+    let api = format!("127.0.0.1:{}", free_port(V4));
+    let file = dir.file("turnpike.toml", format!("[credentials]\nlisten = [\"{api}\"]\n"));
+    let file = file.to_str().expect("the test's path is UTF-8");
+    let certificate = Certificate::of_authority(&["127.0.0.1"]);
+    let serve = Serve::start_secured(&certificate, &["--state", &state, "-c", file]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/node/twilio.mjs");
+    let mut command = Command::new(node);
+    command.arg(script).args([&format!("http://{api}"), &key]).current_dir(libraries.with_file_name(""));
+    let token = super::report(&Program::run(&mut command).ended(0));
+    assert_eq!(token["ttl"], "600", "{token}");
+    let server = token["iceServers"].as_array().and_then(|all| {
+        all.iter().find(|server| server["urls"].as_str().is_some_and(|uri| uri.ends_with("transport=udp")))
+    });
+    let server = server.unwrap_or_else(|| panic!("no TURN server over UDP: {token}"));
+    assert_eq!((&server["username"], &server["credential"]), (&token["username"], &token["password"]));
+    let [username, password] = ["username", "password"].map(|field| token[field].as_str().expect("a text"));
+    let login = format!("{username}:{password}");
+    let probed = Program::run(&mut turnpike(&[
+        "probe",
+        &format!("turn:{}", serve.address(V4)),
+        "--user",
+        &login,
+        "--insecure",
+        "--json",
+    ]));
+    assert_eq!(probed.result()["credentials_accepted"], true, "{}", probed.output());
+}
+
 /// Runs the page's own function over the corpus of names and every character known to this Node.
 #[test]
 fn page_escapes_names_like_log_lines() {

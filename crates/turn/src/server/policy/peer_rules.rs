@@ -98,6 +98,12 @@ impl AllowRule {
         Self { prefix, ports: None, opens_own: false }
     }
 
+    /// Limits the rule to these ports.
+    #[must_use]
+    pub fn at_ports(self, ports: Option<RangeInclusive<u16>>) -> Self {
+        Self { ports, ..self }
+    }
+
     #[inline]
     fn covers(&self, ip: IpAddr, port: Option<u16>) -> bool {
         let has_port = |ports: &RangeInclusive<u16>| port.is_none_or(|port| ports.contains(&port));

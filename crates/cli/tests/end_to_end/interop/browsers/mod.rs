@@ -38,6 +38,9 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
             let (of_this, of_other) =
                 if over == Over::Tls { (handshakes, plain) } else { (plain, handshakes) };
             assert!(of_this >= 2 && of_other == 0, "{}", metrics.text());
+            let post_quantum =
+                metrics.sum("turnpike_tls_handshakes_by_group_total", "group=\"X25519MLKEM768\"");
+            assert!(!B::POST_QUANTUM || post_quantum == handshakes, "{}", metrics.text());
         }
     }
     serve.wait_for_allocations(0);
