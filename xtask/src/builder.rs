@@ -89,8 +89,8 @@ impl Builder {
     /// Downloads and unpacks the compilers, or reuses those of an earlier run, and downloads the crates of `repository`.
     pub(crate) fn prepare(repository: &Path) -> Result<Self, Failure> {
         let root = target(repository).join("builder");
-        let is_complete = root.join("complete");
-        if !is_complete.exists() {
+        let is_unpacked = root.join("unpacked");
+        if !is_unpacked.exists() {
             need(&[("dpkg-deb", "dpkg"), ("unshare", "util-linux")])?;
             fs::create_dir_all(&root)?;
             let mirror = Mirror::of_this_machine()?;
@@ -99,21 +99,24 @@ impl Builder {
             for package in MUSL_SPECS {
                 suite.unpack(&[package], &root)?;
             }
-            fs::create_dir_all(root.join("tmp"))?;
-            // The packages' installation scripts would create this link, but they are not run.
-            let linker = root.join("usr/bin/cc");
-            if !linker.is_symlink() {
-                symlink("gcc", linker)?;
-            }
-            for musl in &MUSL {
-                link_start_files(&root, musl)?;
-            }
-            fs::write(is_complete, "")?;
+            fs::write(is_unpacked, "")?;
+        }
+        fs::create_dir_all(root.join("tmp"))?;
+        // The packages' installation scripts would create this link, but they are not run.
+        let linker = root.join("usr/bin/cc");
+        if !linker.is_symlink() {
+            symlink("gcc", linker)?;
+        }
+        for musl in &MUSL {
+            link_start_files(&root, musl)?;
         }
         let root = root.canonicalize()?;
         said(cargo(repository).args(["fetch", "--locked"]))?;
         let library = root.join(LIBRARY).join("Cargo.toml");
-        said(cargo(repository).args(["fetch", "--locked", "--manifest-path"]).arg(library))?;
+        // Its manifest uses unstable features of cargo.
+        let mut fetch = cargo(repository);
+        fetch.args(["fetch", "--locked", "--manifest-path"]).arg(library).env("RUSTC_BOOTSTRAP", "1");
+        said(&mut fetch)?;
         Ok(Self { root })
     }
 

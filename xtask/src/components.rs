@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(listed[1]["purl"], "pkg:cargo/two@2.0.0%2Bbuild");
         let all = document["dependencies"].as_array().expect("a list");
         assert_eq!(all[0]["dependsOn"], json!(["pkg:cargo/two@2.0.0%2Bbuild"]));
-        assert_eq!(all[2]["dependsOn"], json!(["pkg:cargo/one@1.0.0", "pkg:cargo/two@2.0.0%2Bbuild"]));
+        assert_eq!(all[1]["dependsOn"], json!(["pkg:cargo/one@1.0.0", "pkg:cargo/two@2.0.0%2Bbuild"]));
         assert!(!document.to_string().contains("somewhere"));
     }
 
