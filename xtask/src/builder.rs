@@ -58,6 +58,14 @@ done
 exec chroot "$0" /usr/bin/env --chdir="$folder" "$@"
 "#;
 
+/// Makes rustup's libunwind.a in the folder `$2` from that of gcc in `$1`, for the compiler `$0`. gcc's asks glibc for unwind tables; with
+/// musl, the answer is that there are none, as in every release.
+const UNWINDER: &str = r#"
+cp "$1/libgcc_eh.a" "$2/libunwind.a"
+echo 'int _dl_find_object(void *address, void *result) { return -1; }' | "$0-gcc" -x c -O2 -c -o /tmp/find.o -
+"$0-ar" rs "$2/libunwind.a" /tmp/find.o
+"#;
+
 /// A target that links the C library musl statically.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Musl {
@@ -69,11 +77,7 @@ pub(crate) struct Musl {
 }
 
 pub(crate) const MUSL: [Musl; 2] = [
-    Musl {
-        architecture: "x86_64",
-        target: "x86_64-unknown-linux-musl",
-        gcc: "usr/lib/gcc/x86_64-linux-gnu",
-    },
+    Musl { architecture: "x86_64", target: "x86_64-unknown-linux-musl", gcc: "usr/lib/gcc/x86_64-linux-gnu" },
     Musl {
         architecture: "aarch64",
         target: "aarch64-unknown-linux-musl",
@@ -107,17 +111,17 @@ impl Builder {
         if !linker.is_symlink() {
             symlink("gcc", linker)?;
         }
+        let builder = Self { root: root.canonicalize()? };
         for musl in &MUSL {
-            link_start_files(&root, musl)?;
+            builder.link_start_files(musl)?;
         }
-        let root = root.canonicalize()?;
         said(cargo(repository).args(["fetch", "--locked"]))?;
-        let library = root.join(LIBRARY).join("Cargo.toml");
+        let library = builder.root.join(LIBRARY).join("Cargo.toml");
         // Its manifest uses unstable features of cargo.
         let mut fetch = cargo(repository);
         fetch.args(["fetch", "--locked", "--manifest-path"]).arg(library).env("RUSTC_BOOTSTRAP", "1");
         said(&mut fetch)?;
-        Ok(Self { root })
+        Ok(builder)
     }
 
     /// Command that runs inside, in the first of the `shared` folders. Its environment contains only PATH and cargo's settings.
@@ -147,33 +151,36 @@ impl Builder {
             .env("RUSTC_BOOTSTRAP", "1")
             .env("CARGO_UNSTABLE_BUILD_STD", "std,panic_abort");
     }
-}
 
-/// Puts musl and gcc's start files where rustc looks for those that rustup would install.
-fn link_start_files(root: &Path, musl: &Musl) -> Result<(), Failure> {
-    let folder = root.join("usr/lib/rustlib").join(musl.target).join("lib/self-contained");
-    fs::create_dir_all(&folder)?;
-    let libc = PathBuf::from(format!("usr/lib/{}-linux-musl", musl.architecture));
-    let versions = fs::read_dir(root.join(musl.gcc))?.collect::<Result<Vec<_>, _>>()?;
-    let [version] = &versions[..] else { return Err(format!("several versions of gcc in {}", musl.gcc).into()) };
-    let gcc = Path::new(musl.gcc).join(version.file_name());
-    let same = |from: &PathBuf, name: &'static str| (from.join(name), name);
-    let of_libc = ["crt1.o", "rcrt1.o", "Scrt1.o", "crti.o", "crtn.o", "libc.a"];
-    let of_gcc = ["crtbegin.o", "crtbeginS.o", "crtend.o", "crtendS.o"];
-    let files = of_libc
-        .map(|name| same(&libc, name))
-        .into_iter()
-        .chain(of_gcc.map(|name| same(&gcc, name)))
-        // The unwinder of both compilers has the same interface.
-        .chain([(gcc.join("libgcc_eh.a"), "libunwind.a")]);
-    for (from, name) in files {
-        if !root.join(&from).exists() {
-            return Err(format!("the builder has no {}", from.display()).into());
+    /// Puts musl and gcc's start files where rustc looks for those that rustup would install.
+    fn link_start_files(&self, musl: &Musl) -> Result<(), Failure> {
+        let folder = Path::new("usr/lib/rustlib").join(musl.target).join("lib/self-contained");
+        fs::create_dir_all(self.root.join(&folder))?;
+        let libc = PathBuf::from(format!("usr/lib/{}-linux-musl", musl.architecture));
+        let versions = fs::read_dir(self.root.join(musl.gcc))?.collect::<Result<Vec<_>, _>>()?;
+        let [version] = &versions[..] else {
+            return Err(format!("several versions of gcc in {}", musl.gcc).into());
+        };
+        let gcc = Path::new(musl.gcc).join(version.file_name());
+        let of_libc =
+            ["crt1.o", "rcrt1.o", "Scrt1.o", "crti.o", "crtn.o", "libc.a"].map(|name| (&libc, name));
+        let of_gcc = ["crtbegin.o", "crtbeginS.o", "crtend.o", "crtendS.o"].map(|name| (&gcc, name));
+        for (from, name) in of_libc.into_iter().chain(of_gcc) {
+            let from = from.join(name);
+            if !self.root.join(&from).exists() {
+                return Err(format!("the builder has no {}", from.display()).into());
+            }
+            let link = self.root.join(&folder).join(name);
+            if !link.is_symlink() {
+                symlink(Path::new("/").join(from), link)?;
+            }
         }
-        let link = folder.join(name);
-        if !link.is_symlink() {
-            symlink(Path::new("/").join(from), link)?;
-        }
+        let prefix = format!("{}-linux-gnu", musl.architecture);
+        let mut unwinder = self.command(&[], "bash")?;
+        unwinder
+            .args(["-euc", UNWINDER, &prefix])
+            .arg(Path::new("/").join(gcc))
+            .arg(Path::new("/").join(folder));
+        said(&mut unwinder).map(drop)
     }
-    Ok(())
 }

@@ -75,23 +75,30 @@ fn components(tree: &str) -> Result<BTreeMap<Name, Component>, Failure> {
             let depth: usize = words.next()?.parse().ok()?;
             Some((depth, format!("{} {}", words.next()?, words.next()?.strip_prefix('v')?), licence))
         };
-        let (depth, name, licence) = parts().ok_or_else(|| format!("unexpected line of cargo tree: {line}"))?;
+        let (depth, name, licence) =
+            parts().ok_or_else(|| format!("unexpected line of cargo tree: {line}"))?;
         above.truncate(depth);
         if let Some(parent) = above.last().and_then(|parent| components.get_mut(parent)) {
             parent.dependencies.insert(name.clone());
         }
         // Some crates still separate alternatives with a slash, which is no SPDX expression.
-        let licence = licence.trim_end_matches(" (*)").split('/').map(str::trim).collect::<Vec<_>>().join(" OR ");
+        let licence =
+            licence.trim_end_matches(" (*)").split('/').map(str::trim).collect::<Vec<_>>().join(" OR ");
         components.entry(name.clone()).or_default().licence = licence;
         above.push(name);
     }
     Ok(components)
 }
 
-fn document(components: &BTreeMap<Name, Component>, hashes: &BTreeMap<Name, String>) -> Result<Value, Failure> {
+fn document(
+    components: &BTreeMap<Name, Component>,
+    hashes: &BTreeMap<Name, String>,
+) -> Result<Value, Failure> {
     let is_program = |name: &str| name.starts_with("turnpike-cli ");
-    let (program, _) =
-        components.iter().find(|(name, _)| is_program(name)).ok_or("cargo tree does not list turnpike-cli")?;
+    let (program, _) = components
+        .iter()
+        .find(|(name, _)| is_program(name))
+        .ok_or("cargo tree does not list turnpike-cli")?;
     let libraries: Vec<Value> = components
         .iter()
         .filter(|(name, _)| !is_program(name))
