@@ -4,6 +4,9 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
 mod attack;
+mod builder;
+mod components;
+mod debian;
 mod differential;
 mod document;
 mod faults;
@@ -18,6 +21,7 @@ mod prose;
 mod reproducible;
 mod requirements;
 mod soak;
+mod static_build;
 mod upgrade_from;
 mod usage;
 
@@ -50,6 +54,8 @@ enum Chore {
     Instructions(instructions::Options),
     /// Fuzz, and record new inputs (fuzz/) and the cost (fuzz/ledger.toml)
     Fuzz(fuzz::Options),
+    /// Write the bill of materials of the binary (CycloneDX)
+    Components(components::Options),
     /// Inject one fault at a time while clients are on calls, and tabulate the effects
     Faults(faults::Options),
     /// Relay for hours, and check whether any resource use grows
@@ -74,6 +80,8 @@ enum Chore {
     Requirements(requirements::Options),
     /// Build the release binary twice, in different directories, and compare
     Reproducible(reproducible::Options),
+    /// Build the static binary of a release, with Debian's compilers if this machine lacks the target
+    Static(static_build::Options),
     /// Upgrade under load from the build of an earlier commit to this one, and back
     UpgradeFrom(upgrade_from::Options),
     /// Compare the usage ledger with the load generator across faults, and print a table
@@ -83,6 +91,7 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Instructions(options) => instructions::run(&options),
+        Chore::Components(options) => components::run(&options),
         Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Faults(options) => faults::run(&options),
         Chore::Soak(options) => soak::run(&options),
@@ -96,6 +105,7 @@ fn main() -> ExitCode {
         Chore::Prose(options) => prose::run(&options),
         Chore::Reproducible(options) => reproducible::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
+        Chore::Static(options) => static_build::run(&options),
         Chore::UpgradeFrom(options) => upgrade_from::run(&options),
         Chore::Usage => usage::run(),
     };

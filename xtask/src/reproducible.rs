@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 
-use crate::{Failure, prose::tracked_files, repository};
+use crate::{Failure, prose::tracked_files, repository, static_build::Compilers};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -29,22 +29,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     for tree in &trees {
         copy_of_the_tree(&root, tree)?;
     }
-    let time = Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(&root).output()?;
-    let time = String::from_utf8(time.stdout)?;
+    let compilers = Compilers::of_this_machine(&root)?;
     let mut built = Vec::new();
     for (tree, kept) in trees.into_iter().zip(["one", "other"]) {
         println!("building in {}", tree.display());
-        let target = tree.join("target");
-        let status = Command::new(tree.join("deploy/build"))
-            .current_dir(&tree)
-            .env("CARGO_TARGET_DIR", &target)
-            .env("SOURCE_DATE_EPOCH", time.trim())
-            .status()?;
-        if !status.success() {
-            return Err(format!("the build in {} failed", tree.display()).into());
-        }
+        let program = compilers.build(&tree, &tree.join("target"), &[])?;
         let kept = dir.join(kept);
-        fs::rename(target.join("release/turnpike"), &kept)?;
+        fs::rename(program, &kept)?;
         fs::remove_dir_all(&tree)?;
         Command::new("sha256sum").arg(&kept).status()?;
         built.push(kept);

@@ -58,7 +58,7 @@ pub fn authorities(file: &Path) -> Result<RootCertStore, (PathBuf, String)> {
         store.add(certificate).map_err(|error| refuse(format!("not a CA certificate: {error}")))?;
     }
     if store.is_empty() {
-        let problem = "no certificate in it: expected PEM with BEGIN CERTIFICATE";
+        let problem = "no certificate found: expected PEM with BEGIN CERTIFICATE";
         return Err(refuse(problem.to_owned()));
     }
     Ok(store)

@@ -164,7 +164,7 @@ mod tests {
         let (_, authority) = Made::of_client("phone");
         for (content, expected) in [
             (Some(authority.as_str()), None),
-            (Some("no PEM"), Some("no certificate in it")),
+            (Some("no PEM"), Some("no certificate found")),
             (None, Some("cannot be read")),
         ] {
             let file = dir.at("ca.pem");

@@ -6,12 +6,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{
-    architecture::Architecture,
+use super::{architecture::Architecture, report::Report};
+use crate::{
+    Failure,
     debian::{Mirror, Suite, said},
-    report::Report,
 };
-use crate::Failure;
 
 /// QEMU with an emulated CPU, because nested virtualisation hangs on too many hosts.
 fn qemu(architecture: &Architecture) -> Command {

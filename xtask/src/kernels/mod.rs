@@ -2,7 +2,6 @@
 //! table of each kernel's features. Needs root only to install programs, and does not need hardware virtualisation.
 
 mod architecture;
-mod debian;
 mod machine;
 mod programs;
 mod report;
@@ -19,13 +18,16 @@ use clap::Args;
 
 use self::{
     architecture::{AMD64, ARM64, Architecture},
-    debian::{Mirror, need},
     machine::{Kernel, root},
     programs::{archive, build_tests},
     report::{Report, head},
     toolchain::Toolchain,
 };
-use crate::{Failure, repository, target};
+use crate::{
+    Failure,
+    debian::{Mirror, need},
+    repository, target,
+};
 
 struct Machine {
     name: &'static str,
@@ -80,7 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         if architecture.suite.is_some() {
             need(&[user_mode::EMULATOR])?;
         }
-        let toolchain = Toolchain::of(architecture, &repository, &dir, &mirror)?;
+        let toolchain = Toolchain::of(architecture, &repository, &dir)?;
         let root = root(&dir, &mirror, architecture)?;
         let program = toolchain.release(options.program.as_deref())?;
         let build = |crates| if options.no_tests { Ok(Vec::new()) } else { build_tests(&toolchain, crates) };

@@ -8,8 +8,8 @@ use std::{
 
 use serde_json::Value;
 
-use super::{debian::said, machine::pack, report::PATHS, toolchain::Toolchain};
-use crate::Failure;
+use super::{machine::pack, report::PATHS, toolchain::Toolchain};
+use crate::{Failure, debian::said};
 
 pub(super) const CRATES: [&str; 4] = ["net", "offload", "relay", "forward"];
 

@@ -85,7 +85,7 @@ impl FleetAdmin for Member {
             state: NodeState::Serving,
             silent_s: 0.5,
             zone: String::new(),
-            version: Some("0.1.0".to_owned()),
+            version: Some("0.2.0".to_owned()),
             busy: 0.25,
             allocations: 3,
             max_allocations: 100,

@@ -1,5 +1,5 @@
-//! Checks the files in deploy/: systemd accepts the units and rates their exposure as low, and every file in
-//! the Debian package exists.
+//! Checks the files in deploy/: systemd accepts the units and rates their exposure as low, the packaged
+//! configuration is valid, and shellcheck accepts the scripts.
 
 use crate::prelude::*;
 
@@ -106,11 +106,11 @@ fn units_use_valid_command_lines() {
 
 #[test]
 fn packaged_configuration_is_valid() {
-    let path = repository().join("deploy/debian/turnpike.toml");
+    let path = repository().join("deploy/package/turnpike.toml");
     let path = path.to_str().expect("UTF-8");
     Program::run(&mut turnpike(&["check-config", "-c", path])).ended(0);
     let dir = Dir::new();
-    let proposed = read("deploy/debian/turnpike.toml");
+    let proposed = read("deploy/package/turnpike.toml");
     let proposed: String = proposed
         .lines()
         .map(|line| {
@@ -127,29 +127,11 @@ fn packaged_configuration_is_valid() {
 }
 
 #[test]
-fn files_of_the_package_exist() {
-    let manifest = read("crates/cli/Cargo.toml");
-    let sources: Vec<&str> = manifest
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("[\"../../")?.split('"').next())
-        .collect();
-    assert!(sources.len() > 15, "{sources:?}");
-    for source in sources.iter().filter(|source| !source.starts_with("target/")) {
-        let path = repository().join(source.split_once('*').map_or(*source, |(directory, _)| directory));
-        assert!(path.exists(), "{source}");
-    }
-    let generate = read("deploy/debian/generate");
-    for made in sources.iter().filter_map(|source| source.strip_prefix("target/package/")) {
-        assert!(generate.contains(&format!("$package/{}", made.trim_end_matches("/*"))), "{made}");
-    }
-}
-
-#[test]
 fn shellcheck_accepts_the_scripts() {
     let shellcheck = need!(installed("shellcheck"));
-    let of_debian = ["build", "generate", "scripts/postinst", "scripts/prerm", "scripts/postrm"];
-    let scripts = of_debian.map(|script| format!("debian/{script}"));
+    let of_packages = ["postinst", "prerm", "postrm", "apk-preinstall", "apk-postinstall"];
+    let scripts = of_packages.map(|script| format!("package/scripts/{script}"));
     let mut shellcheck = Command::new(shellcheck);
-    shellcheck.args(["build", "release", "try-image"]).args(scripts);
+    shellcheck.args(["build", "release", "try-image", "package/build"]).args(scripts);
     Program::run(shellcheck.current_dir(repository().join("deploy"))).ended(0);
 }

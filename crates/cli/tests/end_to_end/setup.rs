@@ -223,7 +223,7 @@ fn packaged_service_is_prepared_started_and_probed() {
         fs::write(etc.join("passwd"), accounts).expect("the test's own copy");
         fs::write(etc.join("group"), "root:x:0:\nturnpike:x:0:\n").expect("the test's own copy");
         fs::create_dir_all(etc.join("turnpike")).expect("the test's own copy");
-        let packaged = include_str!("../../../../deploy/debian/turnpike.toml");
+        let packaged = include_str!("../../../../deploy/package/turnpike.toml");
         fs::write(etc.join("turnpike/turnpike.toml"), packaged).expect("the test's own copy");
         let certificate = Certificate::of_authority(&[NAME]);
         let lineage = etc.join("letsencrypt/live/localhost");

@@ -18,7 +18,7 @@ use crate::setup::{
 };
 
 /// File of the package, which may be replaced unless it was edited.
-const PACKAGED: &str = include_str!("../../../../deploy/debian/turnpike.toml");
+const PACKAGED: &str = include_str!("../../../../deploy/package/turnpike.toml");
 /// Port of the HTTP interface for applications.
 const API: u16 = 8443;
 

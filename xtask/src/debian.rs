@@ -13,13 +13,13 @@ use crate::Failure;
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mirror {
+pub(crate) struct Mirror {
     uri: String,
-    pub(super) codename: String,
+    pub(crate) codename: String,
 }
 
 impl Mirror {
-    pub(super) fn of_this_machine() -> Result<Self, Failure> {
+    pub(crate) fn of_this_machine() -> Result<Self, Failure> {
         if let Some(mirror) = Self::configured()? {
             return Ok(mirror);
         }
@@ -46,13 +46,13 @@ impl Mirror {
     }
 }
 
-pub(super) struct Suite {
+pub(crate) struct Suite {
     dir: PathBuf,
 }
 
 impl Suite {
     /// Reads the package lists of a suite into `dir`.
-    pub(super) fn open(
+    pub(crate) fn open(
         dir: PathBuf,
         mirror: &Mirror,
         suite: &str,
@@ -80,7 +80,7 @@ impl Suite {
     }
 
     /// All transitive dependencies of `package`, and the package itself.
-    pub(super) fn needed_by(&self, package: &str) -> Result<BTreeSet<String>, Failure> {
+    pub(crate) fn needed_by(&self, package: &str) -> Result<BTreeSet<String>, Failure> {
         let listed = said(self.apt("apt-cache").args([
             "depends",
             "--recurse",
@@ -92,13 +92,13 @@ impl Suite {
         Ok(listed.lines().filter(|line| line.starts_with(char::is_alphanumeric)).map(str::to_owned).collect())
     }
 
-    pub(super) fn unpack(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
+    pub(crate) fn unpack(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
         let into = self.fresh_folder()?;
         said(self.apt("apt-get").args(["download", "-qq"]).args(packages).current_dir(&into))?;
         unpack_all(&into, root)
     }
 
-    pub(super) fn unpack_with_dependencies(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
+    pub(crate) fn unpack_with_dependencies(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
         let into = self.fresh_folder()?;
         let archives = format!("Dir::Cache::archives={}", into.display());
         fs::create_dir_all(into.join("partial"))?;
@@ -155,7 +155,7 @@ fn unpack_all(from: &Path, root: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(super) fn said(command: &mut Command) -> Result<String, Failure> {
+pub(crate) fn said(command: &mut Command) -> Result<String, Failure> {
     let output = command.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(format!("failed ({}): {command:?}", output.status).into());
@@ -164,7 +164,7 @@ pub(super) fn said(command: &mut Command) -> Result<String, Failure> {
 }
 
 /// Ensures that programs exist on this machine; as root, installs the packages of missing ones.
-pub(super) fn need(programs: &[(&str, &str)]) -> Result<(), Failure> {
+pub(crate) fn need(programs: &[(&str, &str)]) -> Result<(), Failure> {
     let is_there = |program: &str| {
         Command::new("sh")
             .args(["-c", "command -v \"$0\" >/dev/null", program])
