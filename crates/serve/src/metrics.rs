@@ -37,13 +37,7 @@ use crate::{
 pub(crate) fn page(
     snapshots: impl Fn() -> ServerSnapshots + Send + Sync + 'static,
     ((certificates, acme, store, ended, usage), fleet, webhooks): (
-        (
-            Arc<CertificateState>,
-            Arc<AcmeStatus>,
-            StoreInUse,
-            Arc<EndedAllocations>,
-            Option<Arc<UsageCounts>>,
-        ),
+        (Arc<CertificateState>, Arc<AcmeStatus>, StoreInUse, Arc<EndedAllocations>, Option<Arc<UsageCounts>>),
         impl Fn() -> FleetCounts + Send + Sync + 'static,
         impl Fn() -> Vec<WebhookCounts> + Send + Sync + 'static,
     ),
