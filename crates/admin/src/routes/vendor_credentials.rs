@@ -213,7 +213,8 @@ impl CredentialService {
         let named = path_part(key)?;
         let key = self.judge_named(via, &named, request.headers()).await?;
         let CloudflareRequest { ttl, custom_identifier } = body(request).await?.unwrap_or_default();
-        let wanted = CredentialsRequest { user: custom_identifier, ttl, realm: None, kid: None };
+        let wanted =
+            CredentialsRequest { user: custom_identifier, identifier: None, ttl, realm: None, kid: None };
         Ok(VendorParts::new(self.issue(key.as_ref(), wanted)?, key.as_ref()))
     }
 
@@ -287,7 +288,7 @@ impl CredentialService {
             return Err(Problem::no_form().into());
         }
         let TwilioForm { ttl } = form(&bytes)?;
-        let wanted = CredentialsRequest { user: None, ttl, realm: None, kid: None };
+        let wanted = CredentialsRequest { user: None, identifier: None, ttl, realm: None, kid: None };
         Ok((sid, VendorParts::new(self.issue(key.as_ref(), wanted)?, key.as_ref())))
     }
 }
