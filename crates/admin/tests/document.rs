@@ -29,7 +29,9 @@ fn each_request_body_has_a_working_example() {
     let running = Running::server(1);
     let document = running.get("/openapi.json").ok();
     let mut tried = 0;
-    for (path, item) in document["paths"].as_object().unwrap() {
+    let (draining, others): (Vec<_>, Vec<_>) =
+        document["paths"].as_object().unwrap().iter().partition(|(path, _)| path.contains("/drain"));
+    for (path, item) in others.into_iter().chain(draining) {
         for (method, operation) in item.as_object().unwrap() {
             let Some(place) =
                 operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].as_str()

@@ -10,7 +10,7 @@ use crate::{ClientRefusals, Traffic, allocation::relayed_transport, transport};
 pub struct Event {
     /// Always `1.0`.
     pub specversion: String,
-    /// The same if the event is delivered again, and otherwise unique.
+    /// Unique, but an event that is delivered again keeps it.
     pub id: String,
     /// 20 digits that count the events of a receiver without gaps.
     pub sequence: String,

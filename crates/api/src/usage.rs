@@ -1,4 +1,4 @@
-//! The usage ledger: what each user or customer has relayed.
+//! The usage ledger: traffic of each user or customer.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};

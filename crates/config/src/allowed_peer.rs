@@ -53,6 +53,10 @@ impl FromStr for AllowedPeer {
             Ok(rule) => return Ok(Self::Rule(rule)),
             Err(refused) => refused,
         };
+        // A prefix has a slash, a name has none.
+        if text.contains('/') {
+            return Err(refused);
+        }
         let (host, ports) = text.split_once(':').map_or((text, None), |(host, ports)| (host, Some(ports)));
         let host = host.strip_suffix('.').unwrap_or(host);
         // Otherwise mistyped addresses would be names.
@@ -105,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_hosts_whose_last_label_has_a_letter() {
+    fn names_have_a_letter_in_their_last_label() {
         for (text, name, shown) in [
             ("sfu.internal", "sfu.internal", "sfu.internal"),
             ("SFU.Internal.:5000-5100", "sfu.internal", "sfu.internal:5000-5100"),

@@ -142,7 +142,7 @@ impl Webhook {
         self.end(Stage::Stopping)
     }
 
-    /// Ends the webhook after delivering what it can.
+    /// Ends the webhook after a last attempt to deliver its events.
     pub(crate) fn finish(self) -> JoinHandle<()> {
         self.end(Stage::Finishing)
     }

@@ -1,4 +1,4 @@
-//! Events for applications: what the server reports to webhooks and to the stream.
+//! Events of the server for webhooks and for the stream.
 //!
 //! ```text
 //!  workers ─▶ allocation log's queue ─▶ EventWriter ─▶ Events     allocations, refusals

@@ -1,4 +1,4 @@
-//! Usage ledger: what each user, API key and customer has relayed, by hour and by day, in a SQL database.
+//! Usage ledger: traffic of each user, API key and customer, by hour and by day, in a SQL database.
 //!
 //! ```text
 //!  workers ── report_usage every 5 s, ends of allocations ──▶ UsageRecorder: a table per worker

@@ -1,4 +1,4 @@
-//! Usage ledger in a SQL database: what each account has relayed, by hour and by day. A batch of increases is
+//! Usage ledger in a SQL database: traffic of each account by hour and by day. A batch of increases is
 //! added in one transaction together with its number, so that it counts once even if the answer to COMMIT is
 //! lost and the batch is sent again.
 //!

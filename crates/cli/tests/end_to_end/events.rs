@@ -118,7 +118,7 @@ fn begin_and_end_of_an_allocation_reach_webhook_and_stream() {
         });
         assert!(traffic["datagrams"].as_u64().is_some_and(|datagrams| datagrams > 100), "{end}");
     }
-    // A subscriber that returns gets what it missed.
+    // A subscriber that returns gets the events that it missed.
     drop(events);
     let mut resumed = stream(serve.admin(), &format!("Last-Event-ID: {first}\r\n"));
     assert_eq!(next(&mut resumed), (second, end.clone()));

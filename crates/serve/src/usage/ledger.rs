@@ -30,12 +30,12 @@ const MOST_PER_BATCH: usize = 20_000;
 /// Maximum time for a batch. A batch that takes longer may have been saved; sending it again does not double
 /// it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// As above when the process ends, which waits for at most 5 s.
+/// Time limit of the last attempt, since the end of the process waits for at most 5 s.
 const LAST_PATIENCE: Duration = Duration::from_millis(1500);
 const LAST_ATTEMPTS: usize = 3;
 const CLEANUP: Duration = Duration::from_secs(3600);
 
-/// How long sums are kept, in seconds.
+/// Retention of sums, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UsageTimes {
     hours: u64,

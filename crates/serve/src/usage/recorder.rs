@@ -42,7 +42,7 @@ pub(crate) struct UsageRecorder(Box<[Mutex<WorkerUsage>]>);
 
 #[derive(Default)]
 pub(super) struct WorkerUsage {
-    /// By realm and label.
+    /// Indexed by realm and label.
     pub(super) realms: HashMap<Arc<str>, HashMap<Box<str>, UsageAmount>>,
     accounts: usize,
     /// Reports counted under [`OTHER`].

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_taken_in_parts_and_hours_stay_apart_even_if_the_clock_jumps_back() {
+    fn hours_stay_apart_even_if_the_clock_jumps_back() {
         let mut unsaved = Unsaved::new(100);
         for (unix, user) in [(7205, "a"), (7300, "b"), (3601, "a"), (7206, "a")] {
             unsaved.add(unix, account(user), &bytes(1));

@@ -1,4 +1,4 @@
-//! Usage of an allocation for the usage ledger. The state remembers what was reported and moves with the
+//! Usage of an allocation for the usage ledger. The state contains the reported totals and moves with the
 //! allocation to other workers and processes, so that each byte is reported exactly once.
 
 use std::sync::Arc;
