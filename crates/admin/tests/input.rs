@@ -141,7 +141,7 @@ fn unexpected_body_is_refused() {
             asked += 1;
         }
     }
-    assert_eq!(asked, 3, "reload, drain and uncordon of a node");
+    assert_eq!(asked, 4, "reload, revocation, drain and uncordon of a node");
 }
 
 #[test]
