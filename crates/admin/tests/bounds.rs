@@ -1,6 +1,7 @@
 //! Bounds in the OpenAPI document: the server accepts each bound and refuses the next value.
 
 use crate::prelude::*;
+use crate::usage;
 
 struct Case<'a> {
     running: &'a Running,
@@ -110,6 +111,7 @@ fn server() -> Running {
     };
     settings.oauth.keys = vec![key(1), key(508)];
     drop(settings);
+    usage::record(&running, &[]);
     running
 }
 
