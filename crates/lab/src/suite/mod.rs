@@ -199,7 +199,9 @@ mod tests {
         let told = suite.requests(&RunOptions::default()).unwrap_err().to_string();
         assert_eq!(told, "row \"all\": x sweeps 2 points: set its swept variables");
         let suite = suite.only(&["eig".to_owned()]).unwrap();
-        let [(_, request)] = &suite.requests(&RunOptions::default()).unwrap()[..] else { panic!("not one row") };
+        let [(_, request)] = &suite.requests(&RunOptions::default()).unwrap()[..] else {
+            panic!("not one row")
+        };
         assert_eq!(request.point["clients"], "8");
         assert_eq!(request.experiment().unwrap().must[0].at_least, Some(2.0));
         assert!(suite.clone().only(&["nine".to_owned()]).is_err());
