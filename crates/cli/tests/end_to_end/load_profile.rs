@@ -63,7 +63,7 @@ fn custom_profile_runs_through_the_forwarder() {
     let run = Program::run(&mut turnpike(&[&arguments[..], &SHORT].concat())).ended(0);
     for words in [
         "latency (one way) in us: min ",
-        "profile intercom, seed 1: ",
+        "profile intercom, seed 1, ",
         "to peer ",
         "to client ",
         "  door ",

@@ -488,7 +488,7 @@ mod tests {
             (vec![rule(&[limit.clone(), log.clone()])], false),
             (vec![rule(&[limit.clone(), ("target", named("LOG"))])], false),
             (vec![rule(&[log.clone(), limit.clone()])], true),
-            (vec![rule(&[log.clone()])], true),
+            (vec![rule(std::slice::from_ref(&log))], true),
             (vec![rule(&[limit.clone(), ("log", attribute(1, &[0, 3]))])], true),
             (vec![rule(&[limit.clone(), log.clone(), accept.clone()])], true),
             (vec![rule(&[limit.clone(), ("meta", numbers(&[(2, 3), (3, 1)]))])], true),

@@ -67,7 +67,7 @@ fn kernel_returns_datagrams_from_links() {
         }
         let said = end(program).output();
         assert_eq!(number(&said, "returned in the kernel: "), lone, "{said}");
-        assert_eq!(number(&said, "received "), lone + fragmented, "{said}");
+        assert_eq!(number(&said, "datagrams: "), lone + fragmented, "{said}");
         let absent = client(CLIENT[0], SocketAddr::new(SERVER[0], 9001));
         absent.send(b"anybody?").unwrap();
         assert_eq!(absent.recv(&mut [0; 64]).unwrap_err().kind(), ErrorKind::ConnectionRefused);
@@ -93,7 +93,7 @@ fn gro_merged_datagrams_all_return() {
         let said = end(program).output();
         let in_kernel = number(&said, "returned in the kernel: ");
         assert!(in_kernel > 2000, "{said}");
-        assert_eq!(number(&said, "received "), in_kernel, "{said}");
+        assert_eq!(number(&said, "datagrams: "), in_kernel, "{said}");
     });
 }
 
@@ -130,7 +130,7 @@ fn mismatched_lengths_are_left_to_user_space() {
         }
         let said = end(program).output();
         assert_eq!(number(&said, "returned in the kernel: "), 1, "{said}");
-        assert_eq!(number(&said, "received "), 2, "{said}");
+        assert_eq!(number(&said, "datagrams: "), 2, "{said}");
     });
 }
 
@@ -158,7 +158,7 @@ fn forwarded_packets_are_not_reflected() {
         }
         let said = end(program).output();
         assert_eq!(number(&said, "returned in the kernel: "), 3, "{said}");
-        assert_eq!(number(&said, "received "), 3, "{said}");
+        assert_eq!(number(&said, "datagrams: "), 3, "{said}");
     });
 }
 
