@@ -255,9 +255,7 @@ fn clients_need_a_certificate_from_the_current_authorities() {
         let stream = tls_connect(world.tls(), "turn.example", &Arc::new(config)).unwrap();
         assert_eq!(names_of(&stream.conn.peer_certificates().unwrap()[0]), ["challenge.example"]);
         // A TLS 1.3 client finishes before the server does.
-        world.wait_for("the challenge is answered", |streams| {
-            streams.closed(CloseReason::Challenge) == challenges + 1
-        });
+        world.wait_for_closed(CloseReason::Challenge, challenges + 1);
         tls.hide_challenge("turn.example");
         world.wait_for_failed(HandshakeFailure::ClientCertificate, failed + 6);
         tls.require_client_certificates(None).unwrap();
