@@ -11,7 +11,7 @@ use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use turnpike_acme::{Acme, Wanted};
 use turnpike_admin::{AdminInterface, Applications, Serving};
 use turnpike_api::{Job, Reloaded};
-use turnpike_config::{ConfiguredUser, LoadedConfig, Mistakes, Settings, Sources, UserSecret};
+use turnpike_config::{ConfiguredUser, LoadedConfig, Mistakes, Settings, Sources, UserSecret, VolumeQuota};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_process::{
     Control, MetricsPage, ProcessError, Service, kernel_path,
@@ -50,7 +50,7 @@ use crate::{
     plan::{self, RelayPlan},
     refusals::Refusals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
-    usage::{self, UsageLedger, UsageLog, UsageTimes},
+    usage::{self, QuotaKeeper, UsageLedger, UsageLog, UsageTimes},
 };
 
 /// Runs a TURN server until a signal or an administrator stops it. Prints a generated credential to `out`
@@ -111,6 +111,7 @@ struct TurnServer {
     acme: Acme,
     events: Arc<ServerEvents>,
     state_watch: StateWatch,
+    quotas: watch::Sender<Vec<VolumeQuota>>,
     pages: [Arc<Serving>; 2],
     metrics: MetricsPage,
 }
@@ -147,7 +148,9 @@ impl TurnServer {
         // from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let events = Arc::new(ServerEvents::start(&settings));
-        let (usage, recorded) = open_usage(&settings, &fleet, plan.config.workers)?;
+        let quotas = watch::Sender::new(settings.usage.quotas.clone());
+        let keeper = QuotaKeeper::new(quotas.subscribe(), fleet.used_quotas(), Arc::clone(&events));
+        let (usage, recorded) = open_usage(&settings, &fleet, plan.config.workers, keeper)?;
         let (log, logs) = allocation_logs(&fleet, &events, recorded);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
@@ -215,6 +218,7 @@ impl TurnServer {
             acme,
             events,
             state_watch: StateWatch::default(),
+            quotas,
             pages,
             metrics,
         };
@@ -254,6 +258,7 @@ impl TurnServer {
         store::note_realm(&self.settings);
         self.fleet.set(&self.settings);
         self.events.set(&self.settings);
+        self.quotas.send_replace(self.settings.usage.quotas.clone());
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
@@ -360,10 +365,12 @@ fn open_usage(
     settings: &Settings,
     fleet: &FleetMembership,
     workers: usize,
+    quotas: QuotaKeeper,
 ) -> Result<(Option<Arc<UsageStore>>, Option<(UsageLog, UsageLedger)>), ServeError> {
     let store = usage::open(settings)?;
     let times = UsageTimes::from(&settings.usage);
-    let recorded = store.clone().map(|store| UsageLedger::new(store, fleet.node_name(), times, workers));
+    let node = fleet.node_name();
+    let recorded = store.clone().map(|store| UsageLedger::new(store, node, times, workers, quotas));
     Ok((store, recorded))
 }
 
