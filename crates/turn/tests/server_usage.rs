@@ -73,12 +73,12 @@ fn a_used_up_volume_quota_refuses_new_allocations_only() {
     world.server.policy_mut().volume.set(VolumeLimits { refuse: true, per_user: None });
     world.ask(&Ask::refresh(600).signed(&alice)).success();
     world.client = client(2);
-    world.effects();
+    world.all_effects();
     assert_eq!(world.ask_as("alice", Ask::allocate()).code(), Some(486));
     let is_told = |effect: &Effect| {
         matches!(effect, Effect::RequestRefused { code: 486, why: RequestRefusal::VolumeQuota, .. })
     };
-    assert!(world.effects().iter().any(is_told));
+    assert!(world.all_effects().iter().any(is_told));
     assert_eq!(world.server.stats().volume_refusals, 1);
     world.client = client(3);
     world.ask_as("bob", Ask::allocate()).success();
