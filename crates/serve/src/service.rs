@@ -42,7 +42,7 @@ use crate::{
     generated_user::random_user,
     handover::{PreviousServer, ServeHandover},
     machine::Machine,
-    metrics::{self, ServerSnapshots},
+    metrics::{self, MetricSources, ServerSnapshots},
     needs::server_needs,
     own_addresses::AddressNotifications,
     passed_listeners::passed_listeners,
@@ -148,9 +148,10 @@ impl TurnServer {
         // from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let events = Arc::new(ServerEvents::start(&settings));
+        let usage = usage::open(&settings)?;
         let quotas = watch::Sender::new(settings.usage.quotas.clone());
         let keeper = QuotaKeeper::new(quotas.subscribe(), fleet.used_quotas(), Arc::clone(&events));
-        let (usage, recorded) = open_usage(&settings, &fleet, plan.config.workers, keeper)?;
+        let recorded = record_usage(usage.as_ref(), &settings, &fleet, (plan.config.workers, keeper));
         let (log, logs) = allocation_logs(&fleet, &events, recorded);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
@@ -360,18 +361,17 @@ async fn open_store(
     Ok((store, generated))
 }
 
-/// The usage ledger for queries, and its two ends.
-fn open_usage(
+/// The workers' end of the usage ledger, and the end that saves.
+type UsageEnds = (UsageLog, UsageLedger);
+
+fn record_usage(
+    store: Option<&Arc<UsageStore>>,
     settings: &Settings,
     fleet: &FleetMembership,
-    workers: usize,
-    quotas: QuotaKeeper,
-) -> Result<(Option<Arc<UsageStore>>, Option<(UsageLog, UsageLedger)>), ServeError> {
-    let store = usage::open(settings)?;
+    (workers, quotas): (usize, QuotaKeeper),
+) -> Option<UsageEnds> {
     let times = UsageTimes::from(&settings.usage);
-    let node = fleet.node_name();
-    let recorded = store.clone().map(|store| UsageLedger::new(store, node, times, workers, quotas));
-    Ok((store, recorded))
+    store.map(|store| UsageLedger::new(Arc::clone(store), fleet.node_name(), times, workers, quotas))
 }
 
 async fn join_fleet(
@@ -442,12 +442,16 @@ fn metrics_page(
         let relays = Arc::clone(&shown.borrow().addresses);
         relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay, relays, &names))
     };
-    let usage = logs.ledger.as_ref().map(UsageLedger::counts);
-    let told = (certificates.told(), acme.status(), Arc::clone(store), Arc::clone(&logs.totals), usage);
-    let (fleet, status) = (Arc::clone(fleet), Arc::clone(control.status()));
-    let events = Arc::clone(&logs.events.hub);
-    let told = (told, move || fleet.counts(), move || events.counts());
-    metrics::page(snapshots, told, status, Arc::clone(&logs.counts))
+    let sources = MetricSources {
+        certificates: certificates.told(),
+        acme: acme.status(),
+        store: Arc::clone(store),
+        ended: Arc::clone(&logs.totals),
+        usage: logs.ledger.as_ref().map(UsageLedger::counts),
+    };
+    let (fleet, events) = (Arc::clone(fleet), Arc::clone(&logs.events.hub));
+    let (fleet, webhooks) = (move || fleet.counts(), move || events.counts());
+    metrics::page(snapshots, sources, fleet, webhooks, Arc::clone(control.status()), Arc::clone(&logs.counts))
 }
 
 fn snapshots(relay: &Relay, relays: Arc<[RelayState]>, names: &PeerNames) -> ServerSnapshots {
@@ -674,7 +678,7 @@ struct AllocationLogs {
 fn allocation_logs(
     fleet: &FleetMembership,
     events: &Arc<ServerEvents>,
-    recorded: Option<(UsageLog, UsageLedger)>,
+    recorded: Option<UsageEnds>,
 ) -> (Arc<dyn AllocationLog>, AllocationLogs) {
     let refusals = Arc::<Refusals>::default();
     let (logger, writer) = allocation_log(Arc::clone(&refusals), events);
