@@ -61,4 +61,5 @@ mod transports;
 mod upgrade;
 mod upgrade_forward;
 mod usage;
+mod volume_quotas;
 mod zones;

@@ -165,6 +165,10 @@ pub enum Effect {
         /// Relayed transport address, and the second of a dual-stack allocation.
         relayed: (SocketAddr, Option<SocketAddr>),
     },
+    /// The allocation has a bandwidth limit now, or has one no longer, because of a volume quota.
+    Slowed {
+        allocation: AllocationSlot,
+    },
     Renewed {
         allocation: AllocationSlot,
         family: Option<Family>,
@@ -331,6 +335,8 @@ pub enum RequestRefusal {
     UserQuota,
     PrefixQuota,
     TotalQuota,
+    /// See [`super::VolumeLimits`].
+    VolumeQuota,
     Banned,
     Draining,
     /// The client's address is one of this server's relayed transport addresses.
