@@ -65,8 +65,8 @@ pub use relay_keys::RelayPlace;
 pub use renamed::rename_log_targets;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};
 pub use sections::{
-    AuthSettings, CertificateFiles, ConfiguredUser, DtlsSettings, LogFormat, LogSettings, RateSettings,
-    RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UsageSettings, UserSecret,
+    AuthSettings, CertificateFiles, ConfiguredUser, DtlsSettings, GeoipSettings, LogFormat, LogSettings,
+    RateSettings, RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UsageSettings, UserSecret,
 };
 pub use settings::{DatapathChoice, Settings};
 pub use source::Flags;

@@ -197,6 +197,12 @@ pub enum LogFormat {
     Journald,
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GeoipSettings {
+    /// MaxMind DB files.
+    pub files: Vec<PathBuf>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageSettings {
     /// Days for which daily sums are kept; 0 records no usage.

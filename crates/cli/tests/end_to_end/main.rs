@@ -19,6 +19,7 @@ mod forward_drain;
 mod forward_formats;
 mod forward_late_listeners;
 mod forward_reload;
+mod geoip;
 mod golden;
 mod graceful_stop;
 mod hand_on;

@@ -81,6 +81,7 @@ fn live() -> Live {
                     realm: "example.org".to_owned(),
                     user: "al\u{1b}[2Jice".to_owned(),
                     client: "192.0.2.9:50000".to_owned(),
+                    network: None,
                     transport: "udp".to_owned(),
                     to_peer: rate(10.0, 1000.0),
                     to_client: rate(20.0, 2000.0),

@@ -332,6 +332,8 @@ pub enum RequestRefusal {
     PrefixQuota,
     TotalQuota,
     Banned,
+    /// Rules on countries and autonomous systems ([`super::ClientRules`]).
+    ClientNetwork,
     Draining,
     /// The client's address is one of this server's relayed transport addresses.
     Loop,

@@ -82,7 +82,7 @@ pub use policy::{
     User, UserRef, Users,
     alternate::{Alternate, AlternateWhen, Occasion},
     amplification::RefusalLimit,
-    client_rules::ClientRules,
+    client_rules::{ClientNetwork, ClientNetworks, ClientRule, ClientRules, Country},
     duration_limit::MaxAllocationDuration,
     own_endpoints::OwnEndpoints,
     peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules, SPECIAL},
