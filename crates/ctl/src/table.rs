@@ -204,6 +204,17 @@ mod tests {
     }
 
     #[test]
+    fn column_that_is_empty_on_the_first_page_can_be_left_out() {
+        for (cell, expected) in [("", "A\n1\n"), ("x", "A  LONG\n1  x\n")] {
+            let mut table = PagedTable::new(["A", "LONG"], OutputFormat::Text(None));
+            table.omitted = Some("LONG");
+            let mut out = Vec::new();
+            table.write(&mut out, &[["1".to_owned(), cell.to_owned()]]).unwrap();
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
+    }
+
+    #[test]
     fn cells_show_any_name_on_one_line() {
         for (name, shown) in turnpike_testkit::names::CORPUS {
             let text = written(&[&[["1", name]]], None);
