@@ -89,12 +89,16 @@ fn rules_on_networks_refuse_allocations_and_follow_the_file() {
     assert_eq!(located.allocate().code, Some(0));
     for (country, asn) in [("FR", 64500), ("DE", 64501)] {
         replace(&located.database, &database(country, asn));
-        eventually("the new file is in use", || located.is_refused());
-        let found = located.get("/v1/refusals");
         let network = json!({ "country": country, "asn": asn });
-        let refusal =
-            found["refusals"].as_array().expect("a list").iter().find(|found| found["network"] == network);
-        let refusal = refusal.unwrap_or_else(|| panic!("{found}"));
+        let refused = || {
+            let output = located.allocate().output();
+            let found = located.get("/v1/refusals")["refusals"].take();
+            let found =
+                found.as_array().expect("a list").iter().find(|found| found["network"] == network).cloned();
+            found.inspect(|_| assert!(output.contains("403"), "{output}"))
+        };
+        eventually("the new file is in use", || refused().is_some());
+        let refusal = refused().expect("a refusal");
         assert_eq!((&refusal["code"], &refusal["asked"]), (&json!(403), &json!("allocate")), "{refusal}");
         assert_eq!(refusal["keys"], json!(["clients.allow", "clients.deny", "geoip.files"]), "{refusal}");
     }
