@@ -208,6 +208,7 @@ settings! {
             reload "admin.loopback" .loopback admin_keys::ACCESS,
             reload "admin.tokens" .tokens admin_keys::TOKENS,
             reload "admin.read_tokens" .read_tokens admin_keys::TOKENS,
+            reload "admin.capture_tokens" .capture_tokens admin_keys::TOKENS,
             start "admin.tls_cert" .tls_cert kind::FILE,
             start "admin.tls_key" .tls_key kind::FILE,
             start "admin.client_ca" .client_ca kind::FILE,

@@ -7,6 +7,7 @@ mod usage;
 
 use std::{
     io::{self, Write},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -40,6 +41,10 @@ pub enum CommandError {
     Refused(Problem),
     #[error("standard input or output is not a terminal: use --once or --json")]
     NoTerminal,
+    #[error("a capture is binary: write it to a file with -w FILE, or pipe it to tcpdump -nr -")]
+    Terminal,
+    #[error("cannot create {}: {source}", file.display())]
+    File { file: PathBuf, source: io::Error },
     #[error("not healthy: {0}")]
     Unwell(String),
     #[error("cannot write to standard output: {0}")]
@@ -141,6 +146,25 @@ pub fn end_allocation(
         writeln!(out, "{}", format.sentence(&text))?;
     }
     Ok(())
+}
+
+/// Maximum payload per datagram in bytes, number of datagrams, and seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct CaptureBounds {
+    pub snap: u16,
+    pub count: u64,
+    pub seconds: u64,
+}
+
+/// Writes the datagrams of an allocation in the pcapng format.
+pub fn capture(
+    client: &Client,
+    id: &str,
+    CaptureBounds { snap, count, seconds }: CaptureBounds,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let path = format!("{}/capture?snap={snap}&count={count}&seconds={seconds}", path_of(id));
+    Ok(client.download(&path, out)?)
 }
 
 /// Drains the program, which exits when its last allocation ends, or after the deadline at the latest.

@@ -140,7 +140,7 @@ fn ended(allocation: Allocation) -> Response {
     (Extension(audit), Json(allocation)).into_response()
 }
 
-fn read_id(id: PathPart) -> Result<AllocationId, Problem> {
+pub(super) fn read_id(id: PathPart) -> Result<AllocationId, Problem> {
     let text = path_part(id)?;
     text.parse().map_err(|error| Problem::bad_request(format!("{text:?}: {error}")))
 }
@@ -277,6 +277,16 @@ impl App {
         let at = (found.worker, found.slot);
         self.server()?.relay.end(at, found.id, ClosedReason::Administrator, ended);
         answer.await.map_err(|_| Problem::stopping())
+    }
+
+    /// Finds an allocation of this process.
+    pub(super) async fn find_here(&self, id: AllocationId) -> Result<Found, Problem> {
+        for _ in 0..TRIES {
+            if let Some(found) = self.find(id).await? {
+                return Ok(found);
+            }
+        }
+        Err(no_such(id, 0))
     }
 
     async fn find(&self, id: AllocationId) -> Result<Option<Found>, Problem> {

@@ -8,6 +8,7 @@ mod admin_commands;
 mod admin_http;
 mod allocation_lines;
 mod bad_config;
+mod capture;
 mod credentials;
 mod deployment;
 mod documented;

@@ -263,6 +263,7 @@ impl Offload {
                 let Some((client, link)) = server.reached(*allocation) else { return };
                 self.open(*allocation, &client, link, server.is_limited(*allocation));
             }
+            Effect::Limited { allocation } => self.limit(*allocation, server, listeners),
             Effect::Closed { allocation, to_peer, to_client, .. } => {
                 let [peer, client] = self.release(*allocation, server).pairs();
                 (to_peer.0, to_peer.1) = (to_peer.0 + peer.0, to_peer.1 + peer.1);
@@ -371,20 +372,33 @@ impl Offload {
             else {
                 continue;
             };
-            let limited = server.is_limited(allocation);
-            let mut was_limited = false;
             self.with(allocation, server, |offloaded, flows| {
-                was_limited = std::mem::replace(&mut offloaded.limited, limited);
                 for channel in offloaded.channels.iter_mut().filter(|channel| is_out(channel)) {
                     if let Some(flow) = channel.to_peer.take() {
                         flows.remove(flow);
                     }
                 }
-                if limited { offloaded.clear(flows) } else { Across::default() }
+                Across::default()
             });
-            if was_limited && !limited {
-                self.renew(allocation, listeners, |_| true);
-            }
+            self.limit(allocation, server, listeners);
+        }
+    }
+
+    /// Applies an added or removed limit: only the server itself relays the datagrams of limited allocations.
+    fn limit<P: Policy>(
+        &mut self,
+        allocation: AllocationSlot,
+        server: &mut Server<P>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) {
+        let limited = server.is_limited(allocation);
+        let mut was_limited = false;
+        self.with(allocation, server, |offloaded, flows| {
+            was_limited = std::mem::replace(&mut offloaded.limited, limited);
+            if limited { offloaded.clear(flows) } else { Across::default() }
+        });
+        if was_limited && !limited {
+            self.renew(allocation, listeners, |_| true);
         }
     }
 

@@ -262,6 +262,10 @@ pub enum Effect {
     Away {
         allocation: AllocationSlot,
     },
+    /// A capture of the allocation began or ended, and with it [`super::Server::is_limited`] may have changed.
+    Limited {
+        allocation: AllocationSlot,
+    },
     /// Close this relay socket; the other family of the allocation continues.
     RelayClosed {
         relay: RelayId,

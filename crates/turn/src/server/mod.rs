@@ -57,6 +57,7 @@ pub use data::{
     data_path::IcmpError,
     drop_reason::DropReason,
     forwarding::relayed_ttl,
+    tap::{Tap, TapRefusal, TappedDatagram},
     verdict::{AllocationSlot, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict},
 };
 use data::{
