@@ -138,6 +138,7 @@ impl Delivery {
         let began = Instant::now();
         loop {
             let shared = Arc::clone(&self.shared);
+            let is_last = shared.stage() != Stage::Running;
             let posted = tokio::select! {
                 posted = self.receiver.post(content_type, body.clone()) => posted,
                 () = shared.stopped() => return None,
@@ -146,7 +147,7 @@ impl Delivery {
                 Ok(()) => break,
                 Err(failure) => {
                     self.shared.counts.failures.fetch_add(1, Ordering::Relaxed);
-                    if self.shared.stage() != Stage::Running {
+                    if is_last {
                         return None;
                     }
                     let pause = self.back_off.failed(rand::random(), failure.wished);

@@ -161,7 +161,7 @@ impl Receiver {
                 Ok(Err(error)) => last = io::Error::other(format!("{address}: {error}")),
                 Err(_) => {
                     last =
-                        io::Error::other(format!("{address}: no connection within {} s", CONNECT.as_secs()))
+                        io::Error::other(format!("{address}: no connection within {} s", CONNECT.as_secs()));
                 }
             }
         }

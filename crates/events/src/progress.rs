@@ -58,7 +58,7 @@ impl Shared {
     /// Without an owner that could change it, the stage stays as it is.
     async fn until(&self, is_so: impl Fn(Stage) -> bool) {
         if self.stage.clone().wait_for(|stage| is_so(*stage)).await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

@@ -83,7 +83,7 @@ mod tests {
         let ids = (first.id.clone(), second.id.clone());
         drop((first, second));
         let (current, old) = open().open().expect("both");
-        assert_eq!((old[0].id.clone(), current.id.clone()), ids);
+        assert_eq!((old[0].id.clone(), current.id), ids);
         let other = SpoolDirectory::new(dir.path(), "https://a.example/y", &"".into(), 1 << 20);
         assert!(other.abandoned().expect("nothing yet").is_empty());
     }

@@ -12,6 +12,7 @@ use crate::support::{Act, Receiver, options, sequence, started, until, webhook};
 /// Set for the process that is killed: directory of the spool, and URL.
 const CHILD: &str = "TURNPIKE_TEST_EVENTS_CHILD";
 
+#[expect(clippy::print_stdout, reason = "the parent waits for the line")]
 async fn emit_until_killed(dir: &str, url: &str) {
     let events = started(options(dir.as_ref(), vec![webhook(url.to_owned(), true)]));
     (0..5000).for_each(|number| events.emit("allocation.end", &json!({ "number": number })));

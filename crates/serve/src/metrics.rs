@@ -35,24 +35,32 @@ use crate::{
     usage::{UsageCounts, UsageFigures},
 };
 
+/// Shared figures outside the relay's workers.
+pub(crate) struct MetricSources {
+    pub(crate) certificates: Arc<CertificateState>,
+    pub(crate) acme: Arc<AcmeStatus>,
+    pub(crate) store: StoreInUse,
+    pub(crate) ended: Arc<EndedAllocations>,
+    pub(crate) usage: Option<Arc<UsageCounts>>,
+    pub(crate) geoip: Arc<GeoIp>,
+}
+
 pub(crate) fn page(
     snapshots: impl Fn() -> ServerSnapshots + Send + Sync + 'static,
-    ((certificates, acme, store, ended, usage), fleet, webhooks, geoip): (
-        (Arc<CertificateState>, Arc<AcmeStatus>, StoreInUse, Arc<EndedAllocations>, Option<Arc<UsageCounts>>),
-        impl Fn() -> FleetCounts + Send + Sync + 'static,
-        impl Fn() -> Vec<WebhookCounts> + Send + Sync + 'static,
-        Arc<GeoIp>,
-    ),
+    sources: MetricSources,
+    fleet: impl Fn() -> FleetCounts + Send + Sync + 'static,
+    webhooks: impl Fn() -> Vec<WebhookCounts> + Send + Sync + 'static,
     status: Arc<ControlStatus>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let (certificates, acme) = (Arc::clone(&certificates), Arc::clone(&acme));
-            let store = store::shared(&store).map(|store| store.counts());
-            let (snapshots, ended, fleet, webhooks) = (snapshots(), ended.get(), fleet(), webhooks());
-            let usage = usage.as_ref().map(|usage| usage.get());
-            let geoip = geoip.counts();
+            let (certificates, acme) = (Arc::clone(&sources.certificates), Arc::clone(&sources.acme));
+            let store = store::shared(&sources.store).map(|store| store.counts());
+            let (snapshots, ended) = (snapshots(), sources.ended.get());
+            let (fleet, webhooks) = (fleet(), webhooks());
+            let usage = sources.usage.as_ref().map(|usage| usage.get());
+            let geoip = sources.geoip.counts();
             Scrape { snapshots, ended, certificates, acme, store, fleet, webhooks, usage, geoip, common }
         },
         status,

@@ -43,7 +43,7 @@ use crate::{
     geoip::{self, Database, GeoIpFiles},
     handover::{PreviousServer, ServeHandover},
     machine::Machine,
-    metrics::{self, ServerSnapshots},
+    metrics::{self, MetricSources, ServerSnapshots},
     needs::server_needs,
     own_addresses::AddressNotifications,
     passed_listeners::passed_listeners,
@@ -153,7 +153,8 @@ impl TurnServer {
         // from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let events = Arc::new(ServerEvents::start(&settings));
-        let (usage, recorded) = open_usage(&settings, &fleet, plan.config.workers)?;
+        let usage = usage::open(&settings)?;
+        let recorded = record_usage(usage.as_ref(), &settings, &fleet, plan.config.workers);
         let (log, logs) = allocation_logs(&fleet, &events, &geoip, recorded);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
@@ -366,16 +367,17 @@ async fn open_store(
     Ok((store, generated))
 }
 
-/// The usage ledger for queries, and its two ends.
-fn open_usage(
+/// The workers' end of the usage ledger, and the end that saves.
+type UsageEnds = (UsageLog, UsageLedger);
+
+fn record_usage(
+    store: Option<&Arc<UsageStore>>,
     settings: &Settings,
     fleet: &FleetMembership,
     workers: usize,
-) -> Result<(Option<Arc<UsageStore>>, Option<(UsageLog, UsageLedger)>), ServeError> {
-    let store = usage::open(settings)?;
+) -> Option<UsageEnds> {
     let times = UsageTimes::from(&settings.usage);
-    let recorded = store.clone().map(|store| UsageLedger::new(store, fleet.node_name(), times, workers));
-    Ok((store, recorded))
+    store.map(|store| UsageLedger::new(Arc::clone(store), fleet.node_name(), times, workers))
 }
 
 async fn join_fleet(
@@ -446,12 +448,17 @@ fn metrics_page(
         let relays = Arc::clone(&shown.borrow().addresses);
         relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay, relays, &names))
     };
-    let usage = logs.ledger.as_ref().map(UsageLedger::counts);
-    let told = (certificates.told(), acme.status(), Arc::clone(store), Arc::clone(&logs.totals), usage);
-    let (fleet, status) = (Arc::clone(fleet), Arc::clone(control.status()));
-    let events = Arc::clone(&logs.events.hub);
-    let told = (told, move || fleet.counts(), move || events.counts(), geoip.in_use());
-    metrics::page(snapshots, told, status, Arc::clone(&logs.counts))
+    let sources = MetricSources {
+        certificates: certificates.told(),
+        acme: acme.status(),
+        store: Arc::clone(store),
+        ended: Arc::clone(&logs.totals),
+        usage: logs.ledger.as_ref().map(UsageLedger::counts),
+        geoip: geoip.in_use(),
+    };
+    let (fleet, events) = (Arc::clone(fleet), Arc::clone(&logs.events.hub));
+    let (fleet, webhooks) = (move || fleet.counts(), move || events.counts());
+    metrics::page(snapshots, sources, fleet, webhooks, Arc::clone(control.status()), Arc::clone(&logs.counts))
 }
 
 fn snapshots(relay: &Relay, relays: Arc<[RelayState]>, names: &PeerNames) -> ServerSnapshots {
@@ -680,7 +687,7 @@ fn allocation_logs(
     fleet: &FleetMembership,
     events: &Arc<ServerEvents>,
     geoip: &GeoIpFiles,
-    recorded: Option<(UsageLog, UsageLedger)>,
+    recorded: Option<UsageEnds>,
 ) -> (Arc<dyn AllocationLog>, AllocationLogs) {
     let refusals = Arc::<Refusals>::default();
     let (logger, writer) = allocation_log(Arc::clone(&refusals), events, geoip.in_use());

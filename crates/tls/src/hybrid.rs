@@ -1,4 +1,4 @@
-//! X25519MLKEM768 (draft-ietf-tls-ecdhe-mlkem): ML-KEM-768 (FIPS 203) in pure Rust, X25519 from ring.
+//! X25519MLKEM768 (draft-ietf-tls-ecdhe-mlkem): ML-KEM-768 (FIPS 203) from libcrux, X25519 from ring.
 //!
 //! ```text
 //!                 ML-KEM-768                X25519
@@ -9,9 +9,9 @@
 
 use std::sync::LazyLock;
 
-use ml_kem::{
-    Decapsulate as _, KeyExport as _, Seed,
-    ml_kem_768::{DecapsulationKey, EncapsulationKey},
+use libcrux_ml_kem::mlkem768::{
+    self, MlKem768Ciphertext, MlKem768KeyPair, MlKem768PublicKey, decapsulate, encapsulate,
+    validate_public_key,
 };
 use rustls::{
     Error, NamedGroup, PeerMisbehaved, ProtocolVersion,
@@ -36,27 +36,27 @@ struct Hybrid;
 
 impl SupportedKxGroup for Hybrid {
     fn start(&self) -> Result<Box<dyn ActiveKeyExchange>, Error> {
-        let mut seed = Zeroizing::new(Seed::default());
-        RANDOM.fill(&mut seed)?;
-        let ml_kem = DecapsulationKey::from_seed(*seed);
+        let mut seed = Zeroizing::new([0; 64]);
+        RANDOM.fill(&mut *seed)?;
+        let ml_kem = mlkem768::generate_key_pair(*seed);
         let x25519 = X25519.start()?;
-        let share = [&ml_kem.encapsulation_key().to_bytes()[..], x25519.pub_key()].concat();
+        let share = [&ml_kem.pk()[..], x25519.pub_key()].concat();
         Ok(Box::new(Started { ml_kem, x25519, share }))
     }
 
     fn start_and_complete(&self, client: &[u8]) -> Result<CompletedKeyExchange, Error> {
         let (key, point) = split(client, ENCAPSULATION_KEY)?;
-        let key = key.try_into().ok().and_then(|key| EncapsulationKey::new(key).ok());
+        let key = MlKem768PublicKey::try_from(key).ok().filter(validate_public_key);
         let key = key.ok_or(PeerMisbehaved::InvalidKeyShare)?;
         let x25519 = X25519.start_and_complete(point)?;
-        let mut message = Zeroizing::new(ml_kem::B32::default());
-        RANDOM.fill(&mut message)?;
-        let (ciphertext, shared) = key.encapsulate_deterministic(&message);
+        let mut message = Zeroizing::new([0; 32]);
+        RANDOM.fill(&mut *message)?;
+        let (ciphertext, shared) = encapsulate(&key, *message);
         let shared = Zeroizing::new(shared);
         Ok(CompletedKeyExchange {
             group: self.name(),
-            pub_key: [&ciphertext[..], &x25519.pub_key].concat(),
-            secret: joined(&shared, &x25519.secret),
+            pub_key: [&ciphertext.as_slice()[..], &x25519.pub_key].concat(),
+            secret: joined(&*shared, &x25519.secret),
         })
     }
 
@@ -75,7 +75,7 @@ impl SupportedKxGroup for Hybrid {
 
 /// A client's key pair of each algorithm.
 struct Started {
-    ml_kem: DecapsulationKey,
+    ml_kem: MlKem768KeyPair,
     x25519: Box<dyn ActiveKeyExchange>,
     share: Vec<u8>,
 }
@@ -84,9 +84,10 @@ impl ActiveKeyExchange for Started {
     fn complete(self: Box<Self>, server: &[u8]) -> Result<SharedSecret, Error> {
         let (ciphertext, point) = split(server, CIPHERTEXT)?;
         let x25519 = self.x25519.complete(point)?;
-        let shared = self.ml_kem.decapsulate_slice(ciphertext);
-        let shared = Zeroizing::new(shared.map_err(|_| PeerMisbehaved::InvalidKeyShare)?);
-        Ok(joined(&shared, &x25519))
+        let ciphertext = MlKem768Ciphertext::try_from(ciphertext);
+        let ciphertext = ciphertext.map_err(|_| PeerMisbehaved::InvalidKeyShare)?;
+        let shared = Zeroizing::new(decapsulate(self.ml_kem.private_key(), &ciphertext));
+        Ok(joined(&*shared, &x25519))
     }
 
     /// Lets a server without ML-KEM choose X25519 without a second ClientHello.

@@ -36,10 +36,10 @@ fn request(input: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
         }
         match line.trim().split_once(": ") {
             Some((name, value)) if name.eq_ignore_ascii_case("turnpike-signature") => {
-                value.clone_into(&mut signature)
+                value.clone_into(&mut signature);
             }
             Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
-                length = value.parse().ok()?
+                length = value.parse().ok()?;
             }
             Some(_) => {}
             None if line.trim().is_empty() => break,

@@ -26,7 +26,7 @@ impl Recorded {
     }
 
     fn start_on(dir: Dir, more: &[&str]) -> Self {
-        let config = dir.file("turnpike.toml", &format!("[auth]\n{USERS}[usage]\ndays = 400\n"));
+        let config = dir.file("turnpike.toml", format!("[auth]\n{USERS}[usage]\ndays = 400\n"));
         let path = config.display().to_string();
         let serve = Serve::start_bare(
             &[
@@ -96,7 +96,6 @@ impl Usage {
 }
 
 /// A row for `cargo xtask usage`: the fault, then bytes in both directions.
-#[expect(clippy::print_stdout, reason = "libtest shows the line, and xtask reads it")]
 fn tell(fault: &str, relayed: u64, recorded: u64) {
     println!("USAGE: {fault} | {relayed} | {recorded} | {}", relayed - recorded);
 }

@@ -47,7 +47,7 @@ pub fn show_usage(
 
 enum Output {
     Csv(UsageGrouping, bool),
-    List(ListOutput<8>, OutputFormat),
+    List(Box<ListOutput<8>>, OutputFormat),
 }
 
 impl Output {
@@ -66,7 +66,7 @@ impl Output {
             UsageFormat::Other(format) => {
                 let head =
                     ["REALM", name, "ALLOCATIONS", "TIME", "DATAGRAMS", "TO PEERS", "TO CLIENT", "PEAK"];
-                Self::List(ListOutput::new(format, head), format)
+                Self::List(Box::new(ListOutput::new(format, head)), format)
             }
         }
     }
