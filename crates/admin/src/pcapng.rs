@@ -6,8 +6,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Raw IPv4 and IPv6 packets.
-const LINKTYPE_RAW: u16 = 101;
+/// IP packets after their address family in four bytes. libpcap refuses files with several interfaces of LINKTYPE_RAW (101).
+const LINKTYPE_NULL: u16 = 0;
+const AF_INET: u32 = 2;
+/// One of three values, all of which readers accept.
+const AF_INET6: u32 = 30;
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const STATISTICS: u32 = 5;
@@ -54,7 +57,7 @@ pub(crate) fn begin(transport: &str) -> Vec<u8> {
     };
     for (name, description) in [("client", client.as_str()), ("peer", "peers")] {
         block(INTERFACE, &mut capture, |body| {
-            body.extend(LINKTYPE_RAW.to_le_bytes());
+            body.extend(LINKTYPE_NULL.to_le_bytes());
             body.extend([0; 2 + 4]);
             option(IF_NAME, name.as_bytes(), body);
             option(IF_DESCRIPTION, description.as_bytes(), body);
@@ -127,12 +130,12 @@ fn time(at: SystemTime, to: &mut Vec<u8>) {
     to.extend([d, c, b, a, h, g, f, e]);
 }
 
-/// IP and UDP headers of the whole datagram.
+/// Address family, and IP and UDP headers of the whole datagram.
 fn headers(datagram: &CapturedDatagram<'_>) -> Option<Vec<u8>> {
     let CapturedDatagram { from, to, head, rest, .. } = datagram;
     let length = u16::try_from(UDP_HEADER + head.len() + rest.len()).unwrap_or(u16::MAX);
     let mut udp = [from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat();
-    let (mut ip, addresses) = match (from.ip().to_canonical(), to.ip().to_canonical()) {
+    let (family, ip, addresses) = match (from.ip().to_canonical(), to.ip().to_canonical()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let mut ip = vec![0x45, 0];
             ip.extend(length.saturating_add(20).to_be_bytes());
@@ -142,7 +145,7 @@ fn headers(datagram: &CapturedDatagram<'_>) -> Option<Vec<u8>> {
             ip.extend(&addresses);
             let sum = checksum(&[&ip]);
             ip[10..12].copy_from_slice(&sum.to_be_bytes());
-            (ip, addresses)
+            (AF_INET, ip, addresses)
         }
         (IpAddr::V6(from), IpAddr::V6(to)) => {
             let mut ip = vec![0x60, 0, 0, 0];
@@ -150,7 +153,7 @@ fn headers(datagram: &CapturedDatagram<'_>) -> Option<Vec<u8>> {
             ip.extend([UDP, 64]);
             let addresses = [from.octets(), to.octets()].concat();
             ip.extend(&addresses);
-            (ip, addresses)
+            (AF_INET6, ip, addresses)
         }
         _ => return None,
     };
@@ -161,8 +164,7 @@ fn headers(datagram: &CapturedDatagram<'_>) -> Option<Vec<u8>> {
         sum => sum,
     };
     udp[6..8].copy_from_slice(&sum.to_be_bytes());
-    ip.extend(udp);
-    Some(ip)
+    Some([&family.to_le_bytes()[..], &ip, &udp].concat())
 }
 
 /// Internet checksum (RFC 1071) of parts of which only the last one may have an odd length.
@@ -214,8 +216,8 @@ mod tests {
         let mut block = Vec::new();
         packet(at, &datagram("192.0.2.1:1000", "192.0.2.2:2000", b"abcde", 2), &mut block);
         let number = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().expect("4 bytes"));
-        assert_eq!([8, 12, 16, 20, 24].map(number), [1, 7, 5, 30, 33], "interface, time, lengths");
-        let ip = &block[28..58];
+        assert_eq!([8, 12, 16, 20, 24].map(number), [1, 7, 5, 34, 37], "interface, time, lengths");
+        let ip = &block[32..62];
         assert_eq!((&ip[2..4], &ip[24..26], &ip[28..]), (&[0, 33][..], &[0, 13][..], &b"ab"[..]));
         assert_eq!(checksum(&[&ip[..20]]), 0);
         let pseudo = [&ip[12..20], &[0, UDP], &ip[24..26]].concat();
