@@ -8,6 +8,7 @@ pub mod databases;
 mod dir;
 pub mod fuzz;
 mod loopback;
+pub mod mmdb;
 pub mod names;
 mod ports;
 pub mod process;
