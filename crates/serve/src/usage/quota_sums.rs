@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_what_was_read_and_what_was_counted_since() {
+    fn a_sum_adds_the_database_and_later_usage() {
         let mut sums = QuotaSums::new(quota(QuotaBy::User, QuotaPeriod::Month), FEBRUARY);
         sums.add(&account("alice", "shop"), 300);
         sums.add(&account("alice", ""), 200);
