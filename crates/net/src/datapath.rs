@@ -48,12 +48,8 @@ impl fmt::Display for Datapath {
     }
 }
 
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown data path {0:?}: expected auto, basic, mmsg or gso")]
-pub struct UnknownDatapath(String);
-
 impl FromStr for Datapath {
-    type Err = UnknownDatapath;
+    type Err = String;
 
     /// `auto` gives [`Datapath::best`].
     fn from_str(name: &str) -> Result<Self, Self::Err> {
@@ -62,7 +58,7 @@ impl FromStr for Datapath {
             "basic" => Ok(Self::Basic),
             "mmsg" => Ok(Self::Mmsg),
             "gso" => Ok(Self::Gso),
-            other => Err(UnknownDatapath(other.to_owned())),
+            other => Err(format!("unknown data path {other:?}: expected auto, basic, mmsg or gso")),
         }
     }
 }

@@ -31,7 +31,7 @@ mod tx;
 mod unix;
 
 pub use bind_error::BindError;
-pub use datapath::{Datapath, UnknownDatapath};
+pub use datapath::Datapath;
 pub use error_queue::QueuedError;
 pub use passed::{PassedError, PassedSocket, PassedSockets, SocketProtocol};
 pub use poll::{Event, Interest, Poller};

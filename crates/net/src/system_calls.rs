@@ -2,12 +2,10 @@
 
 use std::io;
 
-/// Instruction of a classic BPF program (linux/filter.h): code, jump offsets if true and if false, constant.
-pub type Instruction = (u16, u8, u8, u32);
-
 /// Installs a filter for all threads, permanently. Also sets no_new_privs, without which unprivileged
 /// processes may not install filters. `InvalidInput` if the program is empty or exceeds the kernel's limit.
-pub fn filter(program: &[Instruction]) -> io::Result<()> {
+/// Instructions (linux/filter.h): code, jump offsets if true and if false, constant.
+pub fn filter(program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
     let mut instructions: Vec<libc::sock_filter> =
         program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let len = u16::try_from(instructions.len()).map_err(|_| io::ErrorKind::InvalidInput)?;

@@ -11,10 +11,7 @@ use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition,
     SeccompFilter, SeccompRule, TargetArch,
 };
-use turnpike_net::{
-    SIOCATMARK,
-    system_calls::{self, Instruction},
-};
+use turnpike_net::{SIOCATMARK, system_calls};
 
 use super::Layers;
 
@@ -37,7 +34,7 @@ pub(super) fn restrict(bpf: bool, layers: &mut Layers) -> Result<u64, String> {
 
 fn install(programs: &[BpfProgram], layers: &mut Layers) -> Result<(), String> {
     for program in programs {
-        let program: Vec<Instruction> = program.iter().map(|it| (it.code, it.jt, it.jf, it.k)).collect();
+        let program: Vec<_> = program.iter().map(|it| (it.code, it.jt, it.jf, it.k)).collect();
         layers
             .add(&program, || system_calls::filter(&program))
             .map_err(|error| format!("the kernel refused the filter ({error})"))?;
