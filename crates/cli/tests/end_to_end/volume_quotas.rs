@@ -61,7 +61,9 @@ fn a_used_up_quota_refuses_new_allocations_on_all_servers() {
     assert_eq!((one.allocate("alice"), two.allocate("alice")), (None, None));
     // Each server relays less than the quota.
     let loads = [&one, &two].map(|metered| metered.load("alice", &reflect, "3").start());
-    loads.map(|load| load.wait(SOON).ended(0));
+    for load in loads {
+        load.wait(SOON).ended(0);
+    }
     for (server, name) in [(&one, "the first server"), (&two, "the second one")] {
         eventually(&format!("alice is refused by {name}"), || server.allocate("alice") == Some(486));
         assert_eq!(server.allocate("bob"), None);

@@ -8,7 +8,7 @@ use crate::{
 
 pub(super) trait Statements {
     const TABLES: &'static [&'static str];
-    /// By user, by API key, by realm. First day, end, least sum, subjects that are listed with a smaller sum.
+    /// Sums of users, of API keys and of realms. First day, end, least sum, subjects that are listed with a smaller sum.
     const VOLUMES: [&'static str; 3];
     /// Hash, beginning of the period.
     const NOTICE: &'static str;
