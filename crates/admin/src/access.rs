@@ -6,6 +6,7 @@
 //!  TLS, anywhere else              the rights of the client certificate, if any
 //!  Authorization: Bearer TOKEN     the rights of the token, if higher
 //!  another node of the fleet       the rights of the client there
+//!  captures of traffic             only the Unix socket, and tokens from admin.capture_tokens
 //! ```
 
 use std::{
@@ -88,6 +89,15 @@ impl RequestRights {
     pub(crate) fn access(&self, settings: &AdminSettings) -> AdminAccess {
         let shown = self.token.as_ref().and_then(|token| find(settings, token));
         shown.map_or(AdminAccess::None, |found| found.access).max(self.via.access(settings))
+    }
+}
+
+impl RequestRights {
+    /// Full access does not include captures, because they show the traffic of users.
+    pub(crate) fn may_capture(&self, settings: &AdminSettings) -> bool {
+        let shown = self.token.as_ref();
+        let has = |token| settings.capture_tokens.iter().fold(false, |found, one| (one == token) | found);
+        matches!(self.via, Via::Unix(_)) || shown.is_some_and(has)
     }
 }
 
@@ -193,7 +203,7 @@ impl Guard {
             AdmitError::For(problem) => problem,
             AdmitError::WrongToken => {
                 COUNTS.wrong_tokens.fetch_add(1, Ordering::Relaxed);
-                let detail = "no such token: see admin.tokens and admin.read_tokens; application keys (tpk_...) are accepted only on the addresses in credentials.listen";
+                let detail = "no such token: see admin.tokens, admin.read_tokens and admin.capture_tokens; application keys (tpk_...) are accepted only on the addresses in credentials.listen";
                 Problem::new(StatusCode::UNAUTHORIZED, "wrong_token", detail)
             }
         };
@@ -395,10 +405,12 @@ fn find(settings: &AdminSettings, token: &Secret) -> Option<KnownToken> {
         numbered.fold(None, |found, (index, one)| if one == token { Some(index + 1) } else { found })
     };
     let (full, read) = (at(&settings.tokens), at(&settings.read_tokens));
+    let capture = at(&settings.capture_tokens);
     let named =
         |access, number: usize, key: &str| KnownToken { access, name: format!("token {number} of {key}") };
     full.map(|number| named(AdminAccess::Full, number, "admin.tokens"))
         .or(read.map(|number| named(AdminAccess::Read, number, "admin.read_tokens")))
+        .or(capture.map(|number| named(AdminAccess::Read, number, "admin.capture_tokens")))
 }
 
 #[cfg(test)]

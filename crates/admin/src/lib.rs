@@ -27,6 +27,7 @@ mod key_rates;
 mod listen;
 mod live;
 mod occupant;
+mod pcapng;
 mod peer_requests;
 mod plain_text;
 mod predecessor;

@@ -42,7 +42,7 @@ pub(crate) struct Code {
     pub(crate) meaning: &'static str,
 }
 
-pub(crate) const CODES: [Code; 57] = [
+pub(crate) const CODES: [Code; 59] = [
     Code {
         name: "bad_request",
         statuses: &[400],
@@ -77,6 +77,11 @@ pub(crate) const CODES: [Code; 57] = [
         meaning: "The body ended early or has invalid chunks.",
     },
     Code { name: "key_exists", statuses: &[409], meaning: "The store already has a key with this name." },
+    Code {
+        name: "no_capture",
+        statuses: &[403],
+        meaning: "Captures need a token from admin.capture_tokens, or the Unix socket.",
+    },
     Code {
         name: "no_events",
         statuses: &[404],
@@ -122,6 +127,11 @@ pub(crate) const CODES: [Code; 57] = [
         meaning: "Another node sent a response that this node cannot parse.",
     },
     Code { name: "node_silent", statuses: &[504], meaning: "Another node does not answer." },
+    Code {
+        name: "not_captured",
+        statuses: &[409],
+        meaning: "The allocation relays TCP, is already being captured, or has just ended.",
+    },
     Code {
         name: "not_http",
         statuses: &[400],

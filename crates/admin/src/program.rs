@@ -1,6 +1,6 @@
 //! Access to the interface's own program, beyond the public [`turnpike_api::Program`].
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use turnpike_api::{CertificateOrder, Program, RelayRange, Status};
@@ -9,6 +9,7 @@ use turnpike_events::Events;
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayState, certificates::Certificate};
 use turnpike_stores::UsageStore;
+use turnpike_turn::server::{ClientNetwork, ClientNetworks};
 
 use crate::accounts::AccountStore;
 
@@ -38,9 +39,15 @@ pub struct ServerView {
     pub datapath_reason: Arc<str>,
     /// The usage ledger; `None` if usage is not recorded.
     pub usage: Option<Arc<UsageStore>>,
+    /// Countries and autonomous systems of clients; `None` if all are unknown.
+    pub networks: Option<Arc<dyn ClientNetworks>>,
 }
 
 impl ServerView {
+    pub(crate) fn network(&self, client: IpAddr) -> ClientNetwork {
+        self.networks.as_ref().map_or_else(ClientNetwork::default, |networks| networks.network(client))
+    }
+
     pub(crate) fn relay_ranges(&self) -> Vec<RelayRange> {
         let ports = &self.settings.relay.ports;
         let range = |state: &RelayState| RelayRange {

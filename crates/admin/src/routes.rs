@@ -4,6 +4,7 @@ mod accounts;
 mod allocation_query;
 mod allocations;
 mod bans;
+mod capture;
 mod credentials;
 mod deprecated;
 mod errors;
@@ -108,6 +109,7 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .route("/v1/drain", post(running::drain))
         .route("/v1/allocations", get(allocations::list))
         .route("/v1/allocations/{id}", get(allocations::one).delete(allocations::end))
+        .route("/v1/allocations/{id}/capture", get(capture::capture))
         .merge(old_paths())
         .route("/v1/users", get(accounts::users).post(accounts::put_user))
         .route("/v1/users/{name}", delete(accounts::remove_user))
@@ -195,6 +197,7 @@ fn old_paths() -> Router<App> {
         allocations::list,
         allocations::one,
         allocations::end,
+        capture::capture,
         accounts::users,
         accounts::put_user,
         accounts::remove_user,

@@ -1,6 +1,8 @@
 //! Allocations: lists in pages, details, and ending them.
 
 use crate::prelude::*;
+use std::net::IpAddr;
+use turnpike_turn::server::{ClientNetwork, ClientNetworks, Country};
 
 fn listed(running: &Running, query: &str) -> Vec<Value> {
     running.get(&format!("/v1/allocations{query}")).ok()["allocations"].as_array().expect("a list").clone()
@@ -153,4 +155,27 @@ fn invalid_allocation_id_is_refused() {
             assert_eq!(answer.problem(400), "bad_request", "{method} {id}");
         }
     }
+}
+
+#[derive(Debug)]
+struct Everywhere;
+
+impl ClientNetworks for Everywhere {
+    fn network(&self, client: IpAddr) -> ClientNetwork {
+        assert!(client.is_loopback());
+        ClientNetwork { country: Country::new("DE"), asn: None }
+    }
+}
+
+#[test]
+fn network_of_the_client_is_shown_if_it_is_known() {
+    let running = Running::server(1);
+    let _client = running.allocated();
+    assert_eq!(listed(&running, "")[0].get("network"), None);
+    *running.program.networks.lock().unwrap() = Some(Arc::new(Everywhere));
+    let allocation = listed(&running, "").remove(0);
+    let network = json!({ "country": "DE", "asn": null });
+    assert_eq!(allocation["network"], network);
+    let id = allocation["id"].as_str().unwrap();
+    assert_eq!(running.get(&format!("/v1/allocations/{id}")).ok()["network"], network);
 }

@@ -13,6 +13,7 @@ pub(crate) fn refusal(client: &str, user: &str) -> ClientRefusals {
         last_at: "2026-01-02T03:00:00.123Z".to_owned(),
         count: 3,
         client: client.to_owned(),
+        network: None,
         user: Some(user.to_owned()).filter(|user| !user.is_empty()),
         realm: None,
         asked: "credentials".to_owned(),

@@ -10,6 +10,7 @@ mod accounts;
 mod allocations;
 mod answers;
 mod bounds;
+mod capture;
 mod changes;
 mod commands;
 mod credentials;

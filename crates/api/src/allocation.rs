@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema, openapi::Object};
 
-use crate::{one_of, transport};
+use crate::{NetworkInfo, one_of, transport};
 
 /// A page of allocations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -45,6 +45,9 @@ pub struct Allocation {
     pub identity: Option<String>,
     /// The client's address.
     pub client: String,
+    /// Country and autonomous system of the client; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkInfo>,
     /// The address of the server that the client sends to.
     pub server: String,
     /// Transport between client and server.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ClientRefusals, Traffic, allocation::relayed_transport, transport};
+use crate::{ClientRefusals, NetworkInfo, Traffic, allocation::relayed_transport, transport};
 
 /// A CloudEvent (CloudEvents 1.0, JSON).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -61,6 +61,9 @@ pub struct AllocationBegin {
     pub user: String,
     /// The client's address.
     pub client: String,
+    /// Country and autonomous system of the client; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkInfo>,
     /// The address of the server that the client sends to.
     pub server: String,
     /// Relayed transport addresses: one, or one of each family.
@@ -81,6 +84,9 @@ pub struct AllocationEnd {
     pub identity: Option<String>,
     /// The client's last address.
     pub client: String,
+    /// Country and autonomous system of the client; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkInfo>,
     /// The address of the server that the client sent to.
     pub server: String,
     /// Transport between client and server.

@@ -9,6 +9,7 @@ mod credential;
 mod event;
 mod fleet;
 mod live;
+mod network;
 mod program;
 mod refusal;
 mod renamed;
@@ -44,6 +45,7 @@ pub use live::{
     BatchRate, History, Live, LiveEvent, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker,
     PayloadRate, Quantiles, ReasonCount, RuleState, Talker, Talkers, refused, total,
 };
+pub use network::NetworkInfo;
 pub use program::{
     Build, ClientRights, DatapathStatus, Drain, Draining, Job, LogLevel, NotReloaded, Process, Program,
     Reloaded, RuleStatus, Sandbox, Status,

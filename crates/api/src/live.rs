@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Status, transport};
+use crate::{NetworkInfo, Status, transport};
 
 /// An event of `/v1/live/events`.
 #[derive(ToSchema)]
@@ -196,6 +196,9 @@ pub struct Talker {
     pub user: String,
     /// The client's address.
     pub client: String,
+    /// Country and autonomous system of the client; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkInfo>,
     /// Transport between client and server.
     #[schema(schema_with = transport)]
     pub transport: String,

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Cidr;
 use utoipa::ToSchema;
 
+use crate::NetworkInfo;
+
 /// Filter for refusals.
 #[derive(Clone, Debug, Default)]
 pub struct RefusalFilter {
@@ -34,6 +36,9 @@ pub struct ClientRefusals {
     pub count: u64,
     /// Address of the client at the last refusal.
     pub client: String,
+    /// Country and autonomous system of the client; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkInfo>,
     /// Username that the client sent, if any.
     pub user: Option<String>,
     /// The realm of an authenticated user.

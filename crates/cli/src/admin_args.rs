@@ -19,7 +19,7 @@ use turnpike_ctl::{
 use turnpike_process::wait_for_stop;
 
 #[derive(Args)]
-pub(crate) struct AdminArgs {
+pub(crate) struct ConnectArgs {
     /// Address of the running program: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT
     ///
     /// [default: the first of $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock and /run/turnpike/turnpike.sock;
@@ -28,7 +28,7 @@ pub(crate) struct AdminArgs {
     #[arg(long, value_name = "ADDRESS", env = "TURNPIKE_ADMIN")]
     admin: Option<Target>,
 
-    /// File whose first line is a token from admin.tokens or, for read-only commands, from admin.read_tokens;
+    /// File whose first line is a token from admin.tokens or, for read-only commands, from admin.read_tokens, or for captures, from admin.capture_tokens;
     /// not needed for the Unix socket [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -36,6 +36,12 @@ pub(crate) struct AdminArgs {
     /// PEM file with certificate authorities to trust, or the program's own certificate, for https:// [default: the system's authorities]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct AdminArgs {
+    #[command(flatten)]
+    connect: ConnectArgs,
 
     /// Print JSON
     #[arg(long)]
@@ -178,17 +184,23 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected seconds, 0.2 to 60".to_owned())
 }
 
-impl AdminArgs {
+impl ConnectArgs {
     pub(crate) fn client(&self) -> Result<Client, CommandError> {
         crate::warn_of_token(self.token_file.as_deref());
         let client = Client::new(self.admin.clone(), self.token_file.as_deref())?.trusting(self.ca.clone());
         Ok(if self.admin.is_none() { client.or_on_loopback() } else { client })
     }
+}
+
+impl AdminArgs {
+    pub(crate) fn client(&self) -> Result<Client, CommandError> {
+        self.connect.client()
+    }
 
     /// Returns a client that also tries the sockets of a forwarder.
     fn client_of_either(&self) -> Result<Client, CommandError> {
         let client = self.client()?;
-        Ok(if self.admin.is_none() { client.or_a_forwarder() } else { client })
+        Ok(if self.connect.admin.is_none() { client.or_a_forwarder() } else { client })
     }
 }
 

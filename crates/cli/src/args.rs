@@ -9,6 +9,7 @@ use crate::{
         DrainArgs, FLEET_EXAMPLES, FleetCommand, HEALTH_EXAMPLES, HealthArgs, RELOAD_EXAMPLES, ReloadArgs,
         TOP_EXAMPLES, TopArgs,
     },
+    capture_args::{CAPTURE, CAPTURE_EXAMPLES, CaptureArgs},
     credentials_args::CredentialsArgs,
     firewall_args::FirewallArgs,
     forward_args::ForwardArgs,
@@ -100,6 +101,9 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: AllocationCommand,
     },
+    /// Capture the datagrams of one allocation as a pcapng file
+    #[command(long_about = CAPTURE, after_help = CAPTURE_EXAMPLES)]
+    Capture(CaptureArgs),
     /// Show what users, API keys, customers, realms or nodes have relayed
     #[command(after_help = USAGE_EXAMPLES)]
     Usage(Box<UsageArgs>),

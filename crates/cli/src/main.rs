@@ -3,6 +3,7 @@
 
 mod admin_args;
 mod args;
+mod capture_args;
 mod config_checks;
 mod credentials_args;
 mod firewall_args;
@@ -92,6 +93,7 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe(args),
         Command::Allocations(args) => told(|out| args.run(out)),
         Command::Allocation { command } => told(|out| command.run(out)),
+        Command::Capture(args) => told(|out| args.run(out)),
         Command::Usage(args) => told(|out| args.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Health(args) => told(|out| args.run(out)),

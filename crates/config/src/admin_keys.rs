@@ -29,6 +29,8 @@ pub struct AdminSettings {
     pub loopback: AdminAccess,
     pub tokens: Vec<Secret>,
     pub read_tokens: Vec<Secret>,
+    /// Tokens with read access that may also capture the traffic of allocations.
+    pub capture_tokens: Vec<Secret>,
     /// PEM file with the certificate chain for non-loopback addresses.
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
@@ -47,6 +49,7 @@ impl AdminSettings {
             loopback: AdminAccess::Read,
             tokens: Vec::new(),
             read_tokens: Vec::new(),
+            capture_tokens: Vec::new(),
             tls_cert: None,
             tls_key: None,
             client_ca: None,
@@ -69,6 +72,7 @@ impl AdminSettings {
         let has_certificate = self.tls_cert.is_some() && self.tls_key.is_some();
         let knows_somebody = !self.tokens.is_empty()
             || !self.read_tokens.is_empty()
+            || !self.capture_tokens.is_empty()
             || self.client_ca.is_some()
             || self.read_client_ca.is_some();
         match beyond {

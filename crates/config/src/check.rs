@@ -49,6 +49,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     judge.limits();
     judge.rates();
     judge.peers();
+    judge.clients();
     judge.users();
     judge.tokens();
     judge.fleet();
@@ -141,6 +142,22 @@ impl Judge<'_> {
         if !settings.hand_on.is_empty() && stream_listeners(settings).next().is_none() {
             let problem = "there is no TCP listener: server.tcp is false and tls.listen is empty";
             self.refuse("server.hand_on", problem, "server.tcp = true, or tls.listen");
+        }
+    }
+
+    fn clients(&mut self) {
+        let rules =
+            [("clients.allow", &self.settings.clients.allow), ("clients.deny", &self.settings.clients.deny)];
+        for (key, rules) in rules {
+            if let Some(rule) =
+                rules.iter().find(|rule| rule.is_on_networks() && self.settings.geoip.files.is_empty())
+            {
+                self.refuse(
+                    key,
+                    format!("{rule} needs a database, and geoip.files is empty"),
+                    "geoip.files as well",
+                );
+            }
         }
     }
 

@@ -1,11 +1,15 @@
 //! Value types of the keys of `serve`, for the table of [`Settings`](crate::Settings).
 
-use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
+use std::{
+    net::SocketAddr,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use turnpike_convert::forward::parts::without_zone;
 use turnpike_convert::toml_text::{list, quoted};
 use turnpike_strict::{Value, ValueNode, find};
-use turnpike_turn::server::{Cidr, RelayAddress};
+use turnpike_turn::server::{Cidr, ClientRule, RelayAddress};
 use turnpike_wire::address::{AddressError, socket_address};
 use turnpike_wire::names::{is_realm, is_username};
 use turnpike_wire::secret::MASK;
@@ -141,6 +145,23 @@ pub(super) const CIDRS: ValueKind<Vec<Cidr>> =
     list_of!("a list of prefixes, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]", |text| {
         without_zone(text.trim())?.parse::<Cidr>()
     });
+
+pub(super) const CLIENT_RULES: ValueKind<Vec<ClientRule>> = list_of!(
+    "a list of prefixes, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"], of countries (\"country:DE\"), or of \
+     autonomous systems (\"AS64500\")",
+    |text| without_zone(text.trim())?.parse::<ClientRule>()
+);
+
+pub(super) const FILES: ValueKind<Vec<PathBuf>> = ValueKind::list(
+    "a list of paths of files",
+    |reader, node| {
+        reader.list(node, |reader, node| match (kind::FILE.read)(reader, node)? {
+            Some(path) => Some(path),
+            None => reader.refuse(node, Some("the path is empty".to_owned())),
+        })
+    },
+    |paths| list(paths.iter().map(|path| quoted(&path.display().to_string()))),
+);
 
 pub(super) const ALLOWED_PEERS: ValueKind<Vec<AllowedPeer>> = list_of!(
     "a list of prefixes, of host names, or of addresses and names with ports, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\", \

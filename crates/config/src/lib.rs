@@ -66,8 +66,8 @@ pub use relay_keys::RelayPlace;
 pub use renamed::rename_log_targets;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};
 pub use sections::{
-    AuthSettings, CertificateFiles, ConfiguredUser, DtlsSettings, LogFormat, LogSettings, RateSettings,
-    RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UserSecret,
+    AuthSettings, CertificateFiles, ConfiguredUser, DtlsSettings, GeoipSettings, LogFormat, LogSettings,
+    RateSettings, RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UserSecret,
 };
 pub use settings::{DatapathChoice, Settings};
 pub use source::Flags;

@@ -196,3 +196,9 @@ pub enum LogFormat {
     /// For systemd's journal: with priority, without time.
     Journald,
 }
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GeoipSettings {
+    /// MaxMind DB files.
+    pub files: Vec<PathBuf>,
+}

@@ -11,9 +11,9 @@ use turnpike_turn::server::{AllocationLimits, Cidr, ClientRules, ConnectionLimit
 
 use crate::{
     AcmeSettings, AdminSettings, AllowedPeer, AlternateSettings, AuthSettings, CredentialsSettings,
-    DiscoverySettings, DtlsSettings, EventSettings, FleetSettings, LogSettings, OauthSettings, Origin,
-    RateSettings, RealmSettings, RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings, Stored,
-    TlsSettings, UsageSettings, acme_keys, admin_keys,
+    DiscoverySettings, DtlsSettings, EventSettings, FleetSettings, GeoipSettings, LogSettings, OauthSettings,
+    Origin, RateSettings, RealmSettings, RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings,
+    Stored, TlsSettings, UsageSettings, acme_keys, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, event_keys, fleet_keys, hand_on_keys,
     key::{self, KeyChange, kind, number, number_or_none, seconds, settings},
@@ -169,8 +169,11 @@ settings! {
         channel_lifetime: u32 = 600, reload "limits.channel_lifetime" number!(u32, "seconds", 600..=86_400);
         permission_lifetime: u32 = 300, reload "limits.permission_lifetime" number!(u32, "seconds", 300..=86_400);
         clients: ClientRules = ClientRules::default(),
-            reload "clients.allow" .allow keys::CIDRS,
-            reload "clients.deny" .deny keys::CIDRS;
+            reload "clients.allow" .allow keys::CLIENT_RULES,
+            reload "clients.deny" .deny keys::CLIENT_RULES;
+        /// Databases of the countries and autonomous systems of clients.
+        geoip: GeoipSettings = GeoipSettings::default(),
+            reload "geoip.files" .files keys::FILES;
         /// Peers that are allowed even though they would be refused by default, such as special and
         /// local addresses.
         allow: Vec<AllowedPeer> = Vec::new(), reload "peers.allow" keys::ALLOWED_PEERS;
@@ -205,6 +208,7 @@ settings! {
             reload "admin.loopback" .loopback admin_keys::ACCESS,
             reload "admin.tokens" .tokens admin_keys::TOKENS,
             reload "admin.read_tokens" .read_tokens admin_keys::TOKENS,
+            reload "admin.capture_tokens" .capture_tokens admin_keys::TOKENS,
             start "admin.tls_cert" .tls_cert kind::FILE,
             start "admin.tls_key" .tls_key kind::FILE,
             start "admin.client_ca" .client_ca kind::FILE,

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, fs,
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
     str::FromStr,
@@ -12,8 +12,8 @@ use std::{
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::{
-    Method, Request, StatusCode,
-    body::Bytes,
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
     client::conn::http1,
     header::{AUTHORIZATION, CONTENT_TYPE, HOST},
     http::uri::Authority,
@@ -104,6 +104,8 @@ pub enum ClientError {
     /// The program is not turnpike, or is a different version.
     #[error("unexpected response from {target} ({status}): {why}")]
     Strange { target: Target, status: u16, why: String },
+    #[error("cannot write the response: {0}")]
+    Output(io::Error),
     #[error("cannot read the token in {}: {source}", path.display())]
     Token { path: PathBuf, source: io::Error },
 }
@@ -220,6 +222,43 @@ impl Client {
         Ok((status.is_success(), String::from_utf8_lossy(&bytes).trim().to_owned()))
     }
 
+    /// Writes a response of any length to `out`, part by part as it arrives.
+    pub fn download(&self, path: &str, out: &mut dyn Write) -> Result<(), ClientError> {
+        let mut tried = Vec::new();
+        for target in &self.targets {
+            let broken = |source| ClientError::Broken { target: target.clone(), source };
+            let response = self.runtime.block_on(async {
+                let request = self.respond(target, &Method::GET, path, Bytes::new());
+                timeout(PATIENCE, request).await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+            });
+            let response = match response {
+                Ok(response) => response,
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                    tried.push(target.to_string());
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    return Err(ClientError::Forbidden { target: target.clone() });
+                }
+                Err(source) => return Err(broken(source)),
+            };
+            let status = response.status();
+            let mut body = response.into_body();
+            if !status.is_success() {
+                let body = self.runtime.block_on(body.collect());
+                let bytes = body.map_err(|error| broken(io::Error::other(error)))?.to_bytes();
+                return understand::<()>(target, status, &bytes);
+            }
+            while let Some(frame) = self.runtime.block_on(body.frame()) {
+                let frame = frame.map_err(|error| broken(io::Error::other(error)))?;
+                let Ok(data) = frame.into_data() else { continue };
+                out.write_all(&data).and_then(|()| out.flush()).map_err(ClientError::Output)?;
+            }
+            return Ok(());
+        }
+        Err(ClientError::NoProgram { tried })
+    }
+
     fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T, ClientError> {
         let (target, status, bytes) = self.answer(&method, path, &body)?;
         match (understand(target, status, &bytes), old_path(path)) {
@@ -267,6 +306,19 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> io::Result<(StatusCode, Bytes)> {
+        let response = self.respond(target, method, path, body).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(io::Error::other)?;
+        Ok((status, body.to_bytes()))
+    }
+
+    async fn respond(
+        &self,
+        target: &Target,
+        method: &Method,
+        path: &str,
+        body: Bytes,
+    ) -> io::Result<Response<Incoming>> {
         let host = match target {
             Target::Unix(_) => "localhost".to_owned(),
             Target::Tcp(address) => address.to_string(),
@@ -281,13 +333,13 @@ impl Client {
         }
         let request = request.body(Full::new(body)).map_err(io::Error::other)?;
         match target {
-            Target::Unix(path) => exchange(UnixStream::connect(path).await?, request).await,
-            Target::Tcp(address) => exchange(TcpStream::connect(address).await?, request).await,
+            Target::Unix(path) => send(UnixStream::connect(path).await?, request).await,
+            Target::Tcp(address) => send(TcpStream::connect(address).await?, request).await,
             Target::Tls(host, port) => {
                 let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
                 let connector = TlsConnector::from(self.tls()?);
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                exchange(connector.connect(name, stream).await.map_err(in_words)?, request).await
+                send(connector.connect(name, stream).await.map_err(in_words)?, request).await
             }
         }
     }
@@ -298,16 +350,13 @@ fn in_words(error: io::Error) -> io::Error {
     of_tls.map_or(error, io::Error::other)
 }
 
-async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> io::Result<(StatusCode, Bytes)>
+async fn send<S>(stream: S, request: Request<Full<Bytes>>) -> io::Result<Response<Incoming>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     tokio::spawn(connection);
-    let response = sender.send_request(request).await.map_err(io::Error::other)?;
-    let status = response.status();
-    let body = response.into_body().collect().await.map_err(io::Error::other)?;
-    Ok((status, body.to_bytes()))
+    sender.send_request(request).await.map_err(io::Error::other)
 }
 
 /// Name of a path in the previous version, in case the running program is that version.

@@ -7,12 +7,15 @@ mod usage;
 
 use std::{
     io::{self, Write},
+    path::PathBuf,
     time::Duration,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 use turnpike_admin::Problem;
-use turnpike_api::{Allocation, AllocationPage, AllocationQuery, Drain, Draining, Reloaded, Traffic};
+use turnpike_api::{
+    Allocation, AllocationPage, AllocationQuery, Drain, Draining, NetworkInfo, Reloaded, Traffic,
+};
 use turnpike_wire::escape;
 
 use turnpike_measure::units::{bytes, span};
@@ -38,6 +41,10 @@ pub enum CommandError {
     Refused(Problem),
     #[error("standard input or output is not a terminal: use --once or --json")]
     NoTerminal,
+    #[error("a capture is binary: write it to a file with -w FILE, or pipe it to tcpdump -nr -")]
+    Terminal,
+    #[error("cannot create {}: {source}", file.display())]
+    File { file: PathBuf, source: io::Error },
     #[error("not healthy: {0}")]
     Unwell(String),
     #[error("cannot write to standard output: {0}")]
@@ -94,8 +101,9 @@ pub fn list_allocations(
     format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
+    let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT", "NETWORK"];
     let mut list = ListOutput::new(format, head);
+    list.omit_if_empty("NETWORK");
     let mut silent = Vec::new();
     each_page(client, "/v1/allocations", wanted, |page: AllocationPage| {
         list.show(out, &page.allocations, row)?;
@@ -138,6 +146,25 @@ pub fn end_allocation(
         writeln!(out, "{}", format.sentence(&text))?;
     }
     Ok(())
+}
+
+/// Maximum payload per datagram in bytes, number of datagrams, and seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct CaptureBounds {
+    pub snap: u16,
+    pub count: u64,
+    pub seconds: u64,
+}
+
+/// Writes the datagrams of an allocation in the pcapng format.
+pub fn capture(
+    client: &Client,
+    id: &str,
+    CaptureBounds { snap, count, seconds }: CaptureBounds,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let path = format!("{}/capture?snap={snap}&count={count}&seconds={seconds}", path_of(id));
+    Ok(client.download(&path, out)?)
 }
 
 /// Drains the program, which exits when its last allocation ends, or after the deadline at the latest.
@@ -231,6 +258,13 @@ impl<const N: usize> ListOutput<N> {
         }
     }
 
+    /// Leaves out this column if it is empty on the first page.
+    fn omit_if_empty(&mut self, title: &'static str) {
+        if let Self::Table(table, ..) = self {
+            table.omitted = Some(title);
+        }
+    }
+
     fn show<T: Serialize>(
         &mut self,
         out: &mut dyn Write,
@@ -275,7 +309,7 @@ impl<const N: usize> ListOutput<N> {
     }
 }
 
-fn row(allocation: &Allocation) -> [String; 9] {
+fn row(allocation: &Allocation) -> [String; 10] {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the age in seconds")]
     let age = span(allocation.age_s as u64);
     let process = allocation.process.map_or_else(String::new, |pid| format!(" (process {pid})"));
@@ -290,6 +324,7 @@ fn row(allocation: &Allocation) -> [String; 9] {
         age,
         bytes(allocation.to_peer.bytes),
         bytes(allocation.to_client.bytes),
+        allocation.network.as_ref().map_or_else(String::new, NetworkInfo::to_string),
     ]
 }
 
@@ -299,6 +334,7 @@ fn write_allocation(out: &mut dyn Write, allocation: &Allocation, format: Output
     let mut rows = vec![("id", id), ("realm", realm), ("user", user)];
     rows.extend(allocation.identity.clone().map(|name| ("counted as", name)));
     rows.push(("client", format!("{client}, over {} to {}", allocation.transport, allocation.server)));
+    rows.extend(allocation.network.as_ref().map(|network| ("network", network.to_string())));
     for relayed in &allocation.relayed {
         let text = format!(
             "{} ({}), {} left",

@@ -47,6 +47,8 @@ impl OutputFormat {
 /// Writes rows page by page; the first page determines the widths.
 pub(crate) struct PagedTable<const N: usize> {
     head: [&'static str; N],
+    /// Title of a column that is left out if it is empty on the first page.
+    pub(crate) omitted: Option<&'static str>,
     columns: usize,
     layout: Option<TableLayout<N>>,
 }
@@ -58,7 +60,7 @@ enum TableLayout<const N: usize> {
 
 impl<const N: usize> PagedTable<N> {
     pub(crate) fn new(head: [&'static str; N], format: OutputFormat) -> Self {
-        Self { head, columns: format.columns(), layout: None }
+        Self { head, omitted: None, columns: format.columns(), layout: None }
     }
 
     /// Writes nothing if there are no rows.
@@ -74,8 +76,9 @@ impl<const N: usize> PagedTable<N> {
             Some(TableLayout::Records) => None,
             Some(TableLayout::Table(widths)) => Some(widths),
             None => Some(std::array::from_fn(|column| {
-                let cells = rows.iter().map(|row| width(&row[column]));
-                cells.chain([width(self.head[column])]).max().unwrap_or_default()
+                let widest = rows.iter().map(|row| width(&row[column])).max().unwrap_or_default();
+                let is_omitted = widest == 0 && self.omitted == Some(self.head[column]);
+                if is_omitted { 0 } else { widest.max(width(self.head[column])) }
             })),
         };
         let lines = |widths: &[usize; N]| -> Vec<String> {
@@ -166,7 +169,7 @@ fn pieces(word: &str, columns: usize) -> Vec<String> {
 
 fn line<const N: usize>(widths: &[usize; N], cells: &[String; N]) -> String {
     let mut text = String::new();
-    for (cell, width) in cells.iter().zip(widths) {
+    for (cell, width) in cells.iter().zip(widths).filter(|(_, width)| **width > 0) {
         let blanks = (width + GAP).saturating_sub(self::width(cell)).max(GAP);
         let _ = write!(text, "{cell}{:blanks$}", "");
     }
@@ -198,6 +201,17 @@ mod tests {
         assert_eq!(text, "A     LONG\n1     x\nfour  y\n2     z\n");
         assert_eq!(written(&[&[], &[["1", "x"]]], None), "A  LONG\n1  x\n");
         assert_eq!(written(&[&[]], None), "");
+    }
+
+    #[test]
+    fn column_that_is_empty_on_the_first_page_can_be_left_out() {
+        for (cell, expected) in [("", "A\n1\n"), ("x", "A  LONG\n1  x\n")] {
+            let mut table = PagedTable::new(["A", "LONG"], OutputFormat::Text(None));
+            table.omitted = Some("LONG");
+            let mut out = Vec::new();
+            table.write(&mut out, &[["1".to_owned(), cell.to_owned()]]).unwrap();
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
     }
 
     #[test]

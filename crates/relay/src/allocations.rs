@@ -10,7 +10,8 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        AllocationId, AllocationView, Cidr, ClosedReason, RelayTransport, Server, Transport, UsageReport,
+        AllocationId, AllocationView, Cidr, ClosedReason, RelayTransport, Server, Tap, TapRefusal, Transport,
+        UsageReport,
     },
     time::Now,
 };
@@ -335,6 +336,22 @@ impl Relay {
             let allocation = view.map(|view| view.allocation());
             answer(allocation.is_some_and(|it| server.close_one(now, it, reason)));
         });
+    }
+
+    /// Passes the datagrams that the allocation in this slot relays to `tap`, on the worker's thread, until [`Relay::untap`] or until the
+    /// allocation ends or moves to another worker; then `tap` is dropped. `answer` behaves as in [`Relay::look`].
+    pub fn tap(
+        &self,
+        (worker, slot): (usize, u32),
+        id: AllocationId,
+        tap: Box<dyn Tap>,
+        answer: impl FnOnce(Result<(), TapRefusal>) + Send + 'static,
+    ) {
+        self.question(worker, move |server, _| answer(server.tap(slot, id, tap)));
+    }
+
+    pub fn untap(&self, (worker, slot): (usize, u32), id: AllocationId) {
+        self.question(worker, move |server, _| server.untap(slot, id));
     }
 
     fn question(

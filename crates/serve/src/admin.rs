@@ -18,6 +18,7 @@ use crate::{
     certificates::CertificateState,
     effective_settings::EffectiveSettings,
     fleet::FleetOrders,
+    geoip::GeoIp,
     refusals::{Refusals, keys_of_count},
     store::{StoreInUse, shared},
 };
@@ -37,6 +38,7 @@ pub(crate) struct ServerAdmin {
     pub(crate) refusals: Arc<Refusals>,
     pub(crate) events: Arc<Events>,
     pub(crate) usage: Option<Arc<UsageStore>>,
+    pub(crate) geoip: Arc<GeoIp>,
 }
 
 fn orders(acme: &AcmeStatus) -> Vec<CertificateOrder> {
@@ -69,6 +71,7 @@ impl Owner for ServerAdmin {
             datapath: self.datapath,
             datapath_reason: Arc::clone(&self.datapath_reason),
             usage: self.usage.clone(),
+            networks: Some(self.geoip.clone()),
         })
     }
 }

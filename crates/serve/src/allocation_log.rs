@@ -2,6 +2,7 @@
 //! channel and never wait; the control thread writes the lines.
 
 use std::{
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -14,11 +15,12 @@ use turnpike_process::{
 };
 use turnpike_rates::{Rate, Rates};
 use turnpike_relay::{AllocationLog, TurnedAway};
-use turnpike_turn::server::{ClosedReason, Effect};
+use turnpike_turn::server::{ClientNetwork, ClientNetworks as _, ClosedReason, Effect};
 
 use crate::{
     ended_allocations::EndedAllocations,
     events::{EventWriter, ServerEvents},
+    geoip::GeoIp,
     refusals::{
         Refusals, Why,
         reasons::{
@@ -39,6 +41,7 @@ pub(crate) struct AllocationLogWriter {
     /// Recent refusals for the admin interface, independent of log limits.
     refusals: Arc<Refusals>,
     events: EventWriter,
+    geoip: Arc<GeoIp>,
 }
 
 enum LogEntry {
@@ -49,12 +52,13 @@ enum LogEntry {
 pub(crate) fn allocation_log(
     refusals: Arc<Refusals>,
     events: &Arc<ServerEvents>,
+    geoip: Arc<GeoIp>,
 ) -> (AllocationLogger, AllocationLogWriter) {
     let (sender, entries) = log_queue(BACKLOG);
     let (hub, counts) = (Arc::clone(&events.hub), entries.counts());
     let events = EventWriter::new(Arc::clone(events), counts);
     let logger = AllocationLogger { lines: sender, events: hub, totals: Arc::default() };
-    (logger, AllocationLogWriter { entries, refusals, events })
+    (logger, AllocationLogWriter { entries, refusals, events, geoip })
 }
 
 impl AllocationLogger {
@@ -165,7 +169,7 @@ impl AllocationLogLimits {
 impl AllocationLogWriter {
     pub(crate) async fn run(self) {
         let start = Instant::now();
-        let Self { entries, refusals, mut events } = self;
+        let Self { entries, refusals, mut events, geoip } = self;
         let mut limits = AllocationLogLimits::new(&entries.counts());
         entries
             .run(|batch, lost| {
@@ -173,17 +177,20 @@ impl AllocationLogWriter {
                 for entry in batch.drain(..) {
                     match entry {
                         LogEntry::Effect(worker, mut effect) => {
-                            refusals.hear(unix_ms, &effect);
-                            events.hear(start.elapsed(), unix_ms, &effect);
+                            let network =
+                                client_of(&effect).map_or_else(Default::default, |ip| geoip.network(ip));
+                            refusals.hear(unix_ms, &effect, network);
+                            events.hear(start.elapsed(), unix_ms, &effect, network);
                             if limits.admit(start.elapsed(), &mut effect) {
-                                write(worker, &effect);
+                                write(worker, &effect, network);
                             }
                         }
                         LogEntry::TurnedAway(turned) => {
-                            refusals.turned_away(unix_ms, &turned);
-                            events.turned_away(start.elapsed(), unix_ms, &turned);
+                            let network = geoip.network(turned.client.ip());
+                            refusals.turned_away(unix_ms, &turned, network);
+                            events.turned_away(start.elapsed(), unix_ms, &turned, network);
                             if let Some(suppressed) = limits.admit_closed(start.elapsed(), &turned) {
-                                write_closed(&turned, suppressed);
+                                write_closed(&turned, suppressed, network);
                             }
                         }
                     }
@@ -215,26 +222,38 @@ fn write_sums(summary: &LineSummary<QuotaUser>) {
     }
 }
 
-fn write_closed(turned: &TurnedAway, suppressed: u64) {
+fn write_closed(turned: &TurnedAway, suppressed: u64, network: ClientNetwork) {
+    let (country, asn) = (network.country.map(tracing::field::display), network.asn);
     let TurnedAway { client, transport, user, stage, reason: label, count } = turned;
     let keys = keys_of(Why::Connection(stage, label));
     let (transport, reason) = (<&str>::from(*transport), connection_reason(label));
     match user {
         Some((realm, user)) => tracing::warn!(
             target: "turnpike::allocation",
-            realm = &**realm, user = &**user, %client, transport, reason, keys, count, suppressed,
+            realm = &**realm, user = &**user, %client, transport, reason, keys, count, suppressed, country, asn,
             "connection closed by the server"
         ),
         None if is_misconfiguration(label) => tracing::warn!(
             target: "turnpike::allocation",
-            %client, transport, stage, reason, keys, count, suppressed,
+            %client, transport, stage, reason, keys, count, suppressed, country, asn,
             "connection closed by the server"
         ),
         None => tracing::debug!(
             target: "turnpike::allocation",
-            %client, transport, stage, reason, keys, count, suppressed,
+            %client, transport, stage, reason, keys, count, suppressed, country, asn,
             "connection closed by the server"
         ),
+    }
+}
+
+fn client_of(effect: &Effect) -> Option<IpAddr> {
+    match effect {
+        Effect::Opened { client, .. }
+        | Effect::Closed { client, .. }
+        | Effect::Refused { client, .. }
+        | Effect::PeerRefused { client, .. }
+        | Effect::RequestRefused { client, .. } => Some(client.address.ip()),
+        _ => None,
     }
 }
 
@@ -243,14 +262,15 @@ fn keys_of(why: Why) -> Option<String> {
     (!keys.is_empty()).then(|| keys.join(", "))
 }
 
-fn write(worker: usize, effect: &Effect) {
+fn write(worker: usize, effect: &Effect, network: ClientNetwork) {
+    let (country, asn) = (network.country.map(tracing::field::display), network.asn);
     match effect {
         Effect::Opened { id, client, realm, username, relayed, .. } => {
             let second = relayed.1.map(tracing::field::display);
             tracing::debug!(
                 target: "turnpike::allocation",
                 realm = &**realm, user = &**username, client = %client.address,
-                relayed = %relayed.0, relayed2 = second, worker, allocation = %id,
+                relayed = %relayed.0, relayed2 = second, worker, allocation = %id, country, asn,
                 "allocation opened"
             );
         }
@@ -277,14 +297,14 @@ fn write(worker: usize, effect: &Effect) {
                 reason = closed_reason(*reason), seconds = seconds(Duration::from_millis(*lived_ms)),
                 to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
                 to_client_datagrams = to_client.0, to_client_bytes = to_client.1,
-                worker, allocation = %id,
+                worker, allocation = %id, country, asn,
                 "allocation ended"
             );
         }
         Effect::Refused { client, username, why, suppressed } => {
             tracing::warn!(
                 target: "turnpike::auth",
-                user = &**username, client = %client.address, reason = credentials_reason(*why), suppressed, worker,
+                user = &**username, client = %client.address, reason = credentials_reason(*why), suppressed, worker, country, asn,
                 "credential refused"
             );
         }
@@ -293,7 +313,7 @@ fn write(worker: usize, effect: &Effect) {
                 target: "turnpike::allocation",
                 realm = &**realm, user = &**username, client = %client.address, peer = peer_name(*peer),
                 other_peers = (*others > 0).then_some(others), by = peer_reason(*by),
-                keys = keys_of(Why::Peer(*peer, *by, *others)), suppressed, worker,
+                keys = keys_of(Why::Peer(*peer, *by, *others)), suppressed, worker, country, asn,
                 "peer refused"
             );
         }
@@ -302,7 +322,7 @@ fn write(worker: usize, effect: &Effect) {
                 target: "turnpike::allocation",
                 realm = &**realm, user = &**username, proved = (!proved).then_some(false), client = %client.address,
                 request = <&str>::from(*method), code = (*code > 0).then_some(code),
-                reason = &*request_reason(*code, *why), keys = keys_of(Why::Request(*method, *code, *why)), suppressed, worker,
+                reason = &*request_reason(*code, *why), keys = keys_of(Why::Request(*method, *code, *why)), suppressed, worker, country, asn,
                 "request refused"
             );
         }
@@ -352,7 +372,7 @@ mod tests {
     }
 
     fn lines_of(effects: &[Effect]) -> String {
-        lines(|| effects.iter().for_each(|effect| write(0, effect)))
+        lines(|| effects.iter().for_each(|effect| write(0, effect, ClientNetwork::default())))
     }
 
     fn lines(work: impl FnOnce()) -> String {
@@ -417,7 +437,7 @@ mod tests {
     #[test]
     fn allocations_are_counted_by_realm_listener_and_duration() {
         let events = Arc::new(ServerEvents::start(&turnpike_config::Settings::default()));
-        let (logger, _writer) = allocation_log(Arc::default(), &events);
+        let (logger, _writer) = allocation_log(Arc::default(), &events, Arc::default());
         for reason in [ClosedReason::Expired, ClosedReason::Deleted] {
             logger.effect(0, &ended("alice", reason));
         }
@@ -519,7 +539,7 @@ mod tests {
             let (client, transport) = (client().address, Transport::Tls);
             let user = user.map(|user| ("example.org".into(), user.into()));
             let turned = TurnedAway { client, transport, user, stage: "connection", reason, count: 1 };
-            lines(|| write_closed(&turned, 0))
+            lines(|| write_closed(&turned, 0, ClientNetwork::default()))
         };
         assert_eq!(
             closed(Some("alice"), "not_stun").trim(),

@@ -17,8 +17,8 @@ use turnpike_relay::{
 };
 
 use crate::{
-    certificate_expiry::CertificateExpiry, certificate_files, certificate_watch::CertificateWatch,
-    changes::CertificateChanges, error::ServeError,
+    certificate_expiry::CertificateExpiry, certificate_files, changes::CertificateChanges, error::ServeError,
+    file_watch::FileWatch,
 };
 
 pub(crate) type Contexts = (Option<Arc<TlsContext>>, Option<Arc<DtlsContext>>);
@@ -26,7 +26,7 @@ pub(crate) type Contexts = (Option<Arc<TlsContext>>, Option<Arc<DtlsContext>>);
 pub(crate) struct Certificates {
     pub(crate) tls: Option<Arc<TlsContext>>,
     pub(crate) dtls: Option<Arc<DtlsContext>>,
-    watch: CertificateWatch,
+    watch: FileWatch,
     /// Time of the last failed attempt to read the files. A file can become valid or readable later without changing.
     refused: Option<Instant>,
     told: Arc<CertificateState>,
@@ -67,8 +67,7 @@ impl Certificates {
     pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, ServeError> {
         let told =
             Arc::new(CertificateState { in_use: Mutex::new(loaded.into()), ..CertificateState::default() });
-        let mut new =
-            Self { tls: None, dtls: None, watch: CertificateWatch::new(settings), refused: None, told };
+        let mut new = Self { tls: None, dtls: None, watch: watch(settings), refused: None, told };
         (new.tls, new.dtls) = new.contexts(settings, &new.told.in_use(), &[])?;
         Ok(new)
     }
@@ -141,7 +140,7 @@ impl Certificates {
         problems: &[Mistake],
         reloaded: &mut Reloaded,
     ) {
-        self.watch = CertificateWatch::new(settings);
+        self.watch = watch(settings);
         self.take(settings, loaded, problems, reloaded);
     }
 
@@ -192,6 +191,10 @@ impl Certificates {
             }
         }
     }
+}
+
+fn watch(settings: &Settings) -> FileWatch {
+    FileWatch::new(turnpike_config::certificates::files(settings))
 }
 
 /// Requires certificates from `tls.client_ca`, if set, of TLS clients.

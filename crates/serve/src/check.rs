@@ -1,5 +1,5 @@
 //! Detects errors that would abort the startup of `serve`, without opening its sockets: addresses that
-//! the machine does not have, and missing databases.
+//! the machine does not have, missing databases, and unusable GeoIP files.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use turnpike_config::{Mistake, RelayPlace, Settings};
 use turnpike_relay::RelayAddress;
 use turnpike_stores::{SqliteUse, StoreAddress};
 
-use crate::{fleet, own_addresses, store};
+use crate::{fleet, geoip, own_addresses, store};
 
 pub fn check_start(settings: &Settings) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
@@ -18,6 +18,7 @@ pub fn check_start(settings: &Settings) -> Vec<Mistake> {
     if let Err(errors) = fleet::address(settings) {
         mistakes.extend(errors.0);
     }
+    mistakes.extend(geoip::read(settings).err().into_iter().flatten());
     let foreign = foreign_addresses(settings).into_iter().filter(|foreign| foreign.local.is_some());
     mistakes.extend(foreign.map(|foreign| foreign.mistake(settings)));
     mistakes

@@ -30,6 +30,7 @@ use crate::{
     certificates::CertificateState,
     ended_allocations::{EndedAllocations, LENGTHS, Totals},
     fleet::FleetCounts,
+    geoip::{GeoIp, GeoIpCounts},
     store::{self, StoreInUse},
     usage::{UsageCounts, UsageFigures},
 };
@@ -41,6 +42,7 @@ pub(crate) struct MetricSources {
     pub(crate) store: StoreInUse,
     pub(crate) ended: Arc<EndedAllocations>,
     pub(crate) usage: Option<Arc<UsageCounts>>,
+    pub(crate) geoip: Arc<GeoIp>,
 }
 
 pub(crate) fn page(
@@ -58,7 +60,8 @@ pub(crate) fn page(
             let (snapshots, ended) = (snapshots(), sources.ended.get());
             let (fleet, webhooks) = (fleet(), webhooks());
             let usage = sources.usage.as_ref().map(|usage| usage.get());
-            Scrape { snapshots, ended, certificates, acme, store, fleet, webhooks, usage, common }
+            let geoip = sources.geoip.counts();
+            Scrape { snapshots, ended, certificates, acme, store, fleet, webhooks, usage, geoip, common }
         },
         status,
         log,
@@ -90,6 +93,7 @@ struct Scrape {
     webhooks: Vec<WebhookCounts>,
     /// Counters of the usage ledger; `None` without one.
     usage: Option<UsageFigures>,
+    geoip: Option<GeoIpCounts>,
     common: ProcessMetrics,
 }
 
@@ -126,6 +130,9 @@ impl Collector for Scrape {
         }
         if let Some(usage) = &self.usage {
             page.usage(usage)?;
+        }
+        if let Some(geoip) = &self.geoip {
+            page.geoip(geoip)?;
         }
         self.common.encode(&mut page.0.encoder)
     }
@@ -282,6 +289,16 @@ impl ServerFamilies<'_, '_> {
             "result",
             acme.orders(),
         )
+    }
+
+    fn geoip(&mut self, geoip: &GeoIpCounts) -> fmt::Result {
+        let help = "Build time of the GeoIP databases in use in Unix seconds, by file.";
+        let built = geoip.built.iter().map(|(file, built)| (file, *built));
+        gauges(&mut self.0.encoder, "geoip_built_seconds", help, "file", built)?;
+        let help = "1 if the GeoIP databases in use are those in geoip.files, 0 if these files are unusable.";
+        gauge(&mut self.0.encoder, "geoip_current", help, u64::from(geoip.is_current))?;
+        let help = "GeoIP reloads by result; after a failure the old databases stay in use.";
+        counts(&mut self.0.encoder, "geoip_reloads", help, "result", geoip.reloads)
     }
 
     fn usage(&mut self, usage: &UsageFigures) -> fmt::Result {
@@ -643,6 +660,7 @@ fn turn_help(family: &str) -> Option<&'static str> {
         "mobility" => "Events of mobile allocations (RFC 8016).",
         "redirects" => "Requests redirected to another server (300 Try Alternate).",
         "ban_refusals" => "Requests refused because their user or client is banned.",
+        "network_refusals" => "Allocations refused because of the client's country or autonomous system.",
         "nat_discovery_requests" => "Binding requests for NAT discovery (RFC 5780) by attribute.",
         _ => return None,
     })
@@ -710,6 +728,11 @@ mod tests {
             },
             certificates: Arc::default(),
             acme: Arc::default(),
+            geoip: Some(GeoIpCounts {
+                built: vec![("country.mmdb".to_owned(), 1_800_000_000)],
+                is_current: true,
+                reloads: [("loaded", 2), ("failed", 1)],
+            }),
             usage: Some(UsageFigures { batches: [("saved", 6), ("failed", 1)], unsaved: 4, summed: 3 }),
             store: Some(turnpike_stores::DirectoryCounts {
                 is_up: true,
@@ -832,6 +855,9 @@ mod tests {
             ("turnpike_allocation_seconds_bucket{le=\"0.005\"}", 2.0),
             ("turnpike_ended_allocation_seconds_count", 4.0),
             ("turnpike_usage_batches_total{result=\"saved\"}", 6.0),
+            ("turnpike_geoip_built_seconds{file=\"country.mmdb\"}", 1_800_000_000.0),
+            ("turnpike_geoip_current", 1.0),
+            ("turnpike_geoip_reloads_total{result=\"failed\"}", 1.0),
             ("turnpike_usage_unsaved_rows", 4.0),
             ("turnpike_usage_summed_reports_total", 3.0),
             ("turnpike_store_up", 1.0),

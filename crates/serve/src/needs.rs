@@ -14,6 +14,7 @@ const BUFFER: usize = 4 << 20;
 pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
     let mut needs = Needs::new(&settings.sandbox, &settings.admin, sources.file());
     needs.files.extend(certificates::files(settings));
+    needs.files.extend(settings.geoip.files.iter().cloned());
     let applications = &settings.credentials;
     needs.files.extend(applications.tls_cert.iter().chain(&applications.tls_key).cloned());
     if !settings.tls.acme.is_empty() {

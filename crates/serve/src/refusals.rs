@@ -17,9 +17,11 @@ use std::{
 };
 
 use jiff::Timestamp;
-use turnpike_api::RefusalFilter;
+use turnpike_api::{NetworkInfo, RefusalFilter};
 use turnpike_relay::TurnedAway;
-use turnpike_turn::server::{CredentialRefusal, Effect, Method, PeerDenial, RequestRefusal, TokenProblem};
+use turnpike_turn::server::{
+    ClientNetwork, CredentialRefusal, Effect, Method, PeerDenial, RequestRefusal, TokenProblem,
+};
 
 const MOST: usize = 1024;
 /// Number of kinds: see [`Why::kind`].
@@ -35,6 +37,7 @@ pub(crate) struct RefusalEntry {
     /// Number of refusals that passed the log's rate limit.
     pub(crate) count: u64,
     pub(crate) client: SocketAddr,
+    pub(crate) network: ClientNetwork,
     /// Username the client sent; empty if it sent none.
     pub(crate) user: Box<str>,
     pub(crate) realm: Option<Arc<str>>,
@@ -68,14 +71,14 @@ pub(crate) struct Refusals(Mutex<[VecDeque<RefusalEntry>; KINDS]>);
 
 impl Refusals {
     /// Adds the refusal in an effect, if any; `now_ms` is Unix time.
-    pub(crate) fn hear(&self, now_ms: u64, effect: &Effect) {
-        if let Some(entry) = RefusalEntry::of(now_ms, effect) {
+    pub(crate) fn hear(&self, now_ms: u64, effect: &Effect, network: ClientNetwork) {
+        if let Some(entry) = RefusalEntry::of(now_ms, effect, network) {
             self.add(entry);
         }
     }
 
-    pub(crate) fn turned_away(&self, now_ms: u64, turned: &TurnedAway) {
-        self.add(RefusalEntry::of_connection(now_ms, turned));
+    pub(crate) fn turned_away(&self, now_ms: u64, turned: &TurnedAway, network: ClientNetwork) {
+        self.add(RefusalEntry::of_connection(now_ms, turned, network));
     }
 
     fn add(&self, mut refusal: RefusalEntry) {
@@ -156,6 +159,7 @@ impl From<RefusalGroup> for turnpike_api::ClientRefusals {
             last_at: at(last.last_ms),
             count: last.count,
             client: last.client.to_string(),
+            network: NetworkInfo::of(last.network),
             user: Some(last.user.into_string()).filter(|user| !user.is_empty()),
             realm: last.realm.as_deref().map(str::to_owned),
             asked: last.why.asked().to_owned(),
@@ -176,7 +180,7 @@ fn at(unix_ms: u64) -> String {
 }
 
 impl RefusalEntry {
-    pub(crate) fn of(now_ms: u64, effect: &Effect) -> Option<Self> {
+    pub(crate) fn of(now_ms: u64, effect: &Effect, network: ClientNetwork) -> Option<Self> {
         let (client, user, realm, why) = match effect {
             Effect::Refused { client, username, why, .. } => {
                 (client.address, username, None, Why::Credentials(*why))
@@ -193,14 +197,14 @@ impl RefusalEntry {
             _ => return None,
         };
         let (user, realm) = (user.clone(), realm.cloned());
-        Some(Self { first_ms: now_ms, last_ms: now_ms, count: 1, client, user, realm, why })
+        Some(Self { first_ms: now_ms, last_ms: now_ms, count: 1, client, network, user, realm, why })
     }
 
-    pub(crate) fn of_connection(now_ms: u64, turned: &TurnedAway) -> Self {
+    pub(crate) fn of_connection(now_ms: u64, turned: &TurnedAway, network: ClientNetwork) -> Self {
         let TurnedAway { client, stage, reason, count, .. } = *turned;
         let (realm, user) = turned.user.clone().unzip();
         let (user, why) = (user.unwrap_or_default(), Why::Connection(stage, reason));
-        Self { first_ms: now_ms, last_ms: now_ms, count, client, user, realm, why }
+        Self { first_ms: now_ms, last_ms: now_ms, count, client, network, user, realm, why }
     }
 
     /// The later one of two refusals, with the count of both.
@@ -319,6 +323,10 @@ mod tests {
         Effect::Refused { client: client(from), username: user.into(), why, suppressed: 0 }
     }
 
+    fn hear(refusals: &Refusals, now_ms: u64, effect: &Effect) {
+        refusals.hear(now_ms, effect, ClientNetwork::default());
+    }
+
     fn find(refusals: &Refusals, client: Option<&str>, user: Option<&str>) -> Vec<RefusalEntry> {
         groups(refusals, client, user).into_iter().map(|group| group.last).collect()
     }
@@ -331,9 +339,9 @@ mod tests {
     #[test]
     fn repeated_refusals_share_an_entry_that_moves_to_the_front() {
         let refusals = Refusals::default();
-        refusals.hear(1000, &refused("192.0.2.9:1", "alice", CredentialRefusal::Expired { ago: 1 }));
-        refusals.hear(2000, &refused("192.0.2.9:2", "bob", CredentialRefusal::WrongKey));
-        refusals.hear(3000, &refused("192.0.2.9:3", "alice", CredentialRefusal::Expired { ago: 2 }));
+        hear(&refusals, 1000, &refused("192.0.2.9:1", "alice", CredentialRefusal::Expired { ago: 1 }));
+        hear(&refusals, 2000, &refused("192.0.2.9:2", "bob", CredentialRefusal::WrongKey));
+        hear(&refusals, 3000, &refused("192.0.2.9:3", "alice", CredentialRefusal::Expired { ago: 2 }));
         let found = find(&refusals, None, None);
         assert_eq!(found.len(), 2);
         assert_eq!((&*found[0].user, found[0].count, found[0].client.port()), ("alice", 2, 3));
@@ -345,8 +353,8 @@ mod tests {
     #[test]
     fn filters_match_client_prefixes_and_parts_of_usernames() {
         let refusals = Refusals::default();
-        refusals.hear(1, &refused("192.0.2.9:1", "1700000000:alice", CredentialRefusal::WrongKey));
-        refusals.hear(1, &refused("[2001:db8::9]:1", "bob", CredentialRefusal::WrongKey));
+        hear(&refusals, 1, &refused("192.0.2.9:1", "1700000000:alice", CredentialRefusal::WrongKey));
+        hear(&refusals, 1, &refused("[2001:db8::9]:1", "bob", CredentialRefusal::WrongKey));
         for (client, user, users) in [
             (Some("192.0.2.9"), None, &["1700000000:alice"][..]),
             (Some("192.0.2.0/24"), None, &["1700000000:alice"]),
@@ -364,13 +372,13 @@ mod tests {
     #[test]
     fn entries_are_bounded_and_outsiders_do_not_displace_users() {
         let refusals = Refusals::default();
-        refusals.hear(1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
+        hear(&refusals, 1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
         for host in 0..3 * u32::try_from(MOST).expect("few") {
             let client = (std::net::Ipv4Addr::from_bits(0x0A00_0000 + host), 1).into();
             let (stage, reason) = ("tls_handshake", "garbage");
             let turned =
                 TurnedAway { client, transport: Transport::Tls, user: None, stage, reason, count: 2 };
-            refusals.turned_away(u64::from(host), &turned);
+            refusals.turned_away(u64::from(host), &turned, ClientNetwork::default());
         }
         assert_eq!(find(&refusals, None, Some("alice")).len(), 1);
         let all = refusals.find(&RefusalFilter::default(), usize::MAX);
@@ -386,10 +394,10 @@ mod tests {
             let (client, method, why) = (client("192.0.2.9:1"), Method::Refresh, RequestRefusal::Code);
             Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed: 0 }
         };
-        refusals.hear(1, &told(437, true));
-        refusals.hear(2, &told(438, true));
-        refusals.hear(3, &told(438, false));
-        refusals.hear(4, &told(400, false));
+        hear(&refusals, 1, &told(437, true));
+        hear(&refusals, 2, &told(438, true));
+        hear(&refusals, 3, &told(438, false));
+        hear(&refusals, 4, &told(400, false));
         let codes: Vec<Option<u16>> =
             find(&refusals, None, None).iter().map(|refusal| refusal.why.code()).collect();
         assert_eq!(codes, [400, 437, 438, 438].map(Some));
@@ -405,14 +413,14 @@ mod tests {
     #[test]
     fn a_scan_of_many_peers_is_one_group_that_lists_them() {
         let refusals = Refusals::default();
-        refusals.hear(1, &peer_refused("192.0.2.7:1", "bob", "10.0.0.1:9", PeerDenial::Special));
+        hear(&refusals, 1, &peer_refused("192.0.2.7:1", "bob", "10.0.0.1:9", PeerDenial::Special));
         for last in 1..=30 {
             let peer = format!("10.0.1.{last}:9");
             for _ in 0..2 {
-                refusals.hear(last, &peer_refused("192.0.2.9:1", "alice", &peer, PeerDenial::Special));
+                hear(&refusals, last, &peer_refused("192.0.2.9:1", "alice", &peer, PeerDenial::Special));
             }
         }
-        refusals.hear(40, &peer_refused("192.0.2.9:2", "alice", "8.8.8.8:9", PeerDenial::NotAllowed));
+        hear(&refusals, 40, &peer_refused("192.0.2.9:2", "alice", "8.8.8.8:9", PeerDenial::NotAllowed));
         let found = groups(&refusals, None, None);
         let told: Vec<_> =
             found.iter().map(|group| (&*group.last.user, group.last.count, group.others)).collect();
@@ -434,9 +442,9 @@ mod tests {
         for (client, user) in
             [("192.0.2.9:1", "alice"), ("192.0.2.8:1", "carol"), ("192.0.2.9:2", ""), ("192.0.2.9:3", "bob")]
         {
-            refusals.hear(1, &refused(client, user, CredentialRefusal::NoSuchUser));
+            hear(&refusals, 1, &refused(client, user, CredentialRefusal::NoSuchUser));
         }
-        refusals.hear(2, &refused("192.0.2.9:3", "dave", CredentialRefusal::WrongKey));
+        hear(&refusals, 2, &refused("192.0.2.9:3", "dave", CredentialRefusal::WrongKey));
         let found = groups(&refusals, Some("192.0.2.9"), None);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!((&*found[1].last.user, found[1].last.count, found[1].others), ("bob", 3, 2));
@@ -455,7 +463,8 @@ mod tests {
             let (realm, username, code) = ("example.org".into(), "alice".into(), 420);
             let client = client("192.0.2.9:1");
             let proved = true;
-            refusals.hear(
+            hear(
+                &refusals,
                 1,
                 &Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed: 0 },
             );
@@ -467,10 +476,13 @@ mod tests {
     #[test]
     fn a_full_list_drops_entries_of_the_client_with_the_most_entries() {
         let refusals = Refusals::default();
-        refusals.hear(1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
+        hear(&refusals, 1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
         for number in 0..3 * MOST {
-            refusals
-                .hear(2, &refused("192.0.2.8:1", &format!("guess{number}"), CredentialRefusal::NoSuchUser));
+            hear(
+                &refusals,
+                2,
+                &refused("192.0.2.8:1", &format!("guess{number}"), CredentialRefusal::NoSuchUser),
+            );
         }
         assert_eq!(find(&refusals, None, Some("alice")).len(), 1);
         assert_eq!(find(&refusals, None, Some("guess0")), [], "the oldest of the other client was dropped");

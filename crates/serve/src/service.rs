@@ -40,6 +40,7 @@ use crate::{
     events::{ServerEvents, StateWatch},
     fleet::{self, Begun, FleetHandover, FleetMembership, NodeKeys, StatusLines, StatusWriter},
     generated_user::random_user,
+    geoip::{self, Database, GeoIpFiles},
     handover::{PreviousServer, ServeHandover},
     machine::Machine,
     metrics::{self, MetricSources, ServerSnapshots},
@@ -65,12 +66,13 @@ pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
         let sources = sources.clone().with_fallback(passed_listeners(&passed));
         let loaded = certificate_files::load(&sources)?;
         check_store(&loaded.settings)?;
+        let geoip = geoip::read(&loaded.settings).map_err(Mistakes::sorted)?;
         let (level, format) = (loaded.settings.log.level.clone(), loaded.settings.log.format);
         let datapath = loaded.settings.datapath;
         let datapath = before.as_ref().map_or(datapath, |before| before.kept_datapath(datapath).0);
         let needs = || server_needs(&sources, &Settings { datapath, ..loaded.settings.clone() });
         sandbox::enter(&loaded.settings.sandbox, needs);
-        let found = StartState { sources, loaded, passed: Arc::new(passed), before };
+        let found = StartState { sources, loaded, geoip, passed: Arc::new(passed), before };
         turnpike_process::run((&level, format), async |control| {
             TurnServer::start(found, control, out, previous).await
         })
@@ -85,6 +87,7 @@ fn check_store(settings: &Settings) -> Result<(), Mistakes> {
 struct StartState {
     sources: Sources,
     loaded: LoadedConfig<Certificate>,
+    geoip: Vec<Database>,
     passed: Arc<PassedSockets>,
     before: Option<PreviousServer>,
 }
@@ -109,6 +112,7 @@ struct TurnServer {
     waiting: Vec<WaitingListener>,
     certificates: Certificates,
     acme: Acme,
+    geoip: GeoIpFiles,
     events: Arc<ServerEvents>,
     state_watch: StateWatch,
     quotas: watch::Sender<Vec<VolumeQuota>>,
@@ -123,7 +127,7 @@ impl TurnServer {
         out: &mut dyn Write,
         previous: &mut Option<PreviousProcess>,
     ) -> Result<(Self, JoinHandle<()>), ServeError> {
-        let StartState { sources, loaded, passed, mut before } = found;
+        let StartState { sources, loaded, geoip, passed, mut before } = found;
         let LoadedConfig { mut settings, certificates, warnings, .. } = loaded;
         log_warnings(&warnings);
         let started = settings.clone();
@@ -142,6 +146,8 @@ impl TurnServer {
         let as_before = (before.as_ref(), &machine);
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;
         raise_open_files(&plan, &settings);
+        let geoip = GeoIpFiles::new(&settings, geoip);
+        plan.config.server.networks = Some(geoip.in_use());
 
         let (page, applications) = listen_for_pages(&settings, before.as_mut())?;
         // Peers must not reach these listeners. They trust loopback, and relayed TCP connections would come
@@ -152,7 +158,7 @@ impl TurnServer {
         let quotas = watch::Sender::new(settings.usage.quotas.clone());
         let keeper = QuotaKeeper::new(quotas.subscribe(), fleet.used_quotas(), Arc::clone(&events));
         let recorded = record_usage(usage.as_ref(), &settings, &fleet, (plan.config.workers, keeper));
-        let (log, logs) = allocation_logs(&fleet, &events, recorded);
+        let (log, logs) = allocation_logs(&fleet, &events, &geoip, recorded);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
         let relay = start_relay(&plan, &fleet, credentials, log, before)?;
@@ -182,7 +188,8 @@ impl TurnServer {
         let shown = watch::Sender::new(EffectiveSettings::new(&settings, &merged, &machine));
         let acme = Acme::start(Wanted::new(&settings, certificates.tls.clone(), fleet.shared_orders()));
         let seen = (&relay, &shown, &peer_names);
-        let metrics = metrics_page(seen, (&certificates, &acme, &shared_store), &fleet, &logs, control);
+        let metrics =
+            metrics_page(seen, (&certificates, &acme, &shared_store, &geoip), &fleet, &logs, control);
         let program = Arc::new(ServerAdmin {
             control: control.clone(),
             metrics: Arc::clone(&metrics),
@@ -197,6 +204,7 @@ impl TurnServer {
             refusals: Arc::clone(&logs.refusals),
             events: Arc::clone(&events.hub),
             usage,
+            geoip: geoip.in_use(),
         });
         let pages =
             [applications.serve(Arc::<ServerAdmin>::clone(&program)), page.serve(program)].map(Arc::new);
@@ -217,6 +225,7 @@ impl TurnServer {
             waiting,
             certificates,
             acme,
+            geoip,
             events,
             state_watch: StateWatch::default(),
             quotas,
@@ -263,6 +272,7 @@ impl TurnServer {
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
+        self.geoip.reload(&self.settings, &mut reloaded).await;
         self.acme.set(Wanted::new(&self.settings, self.certificates.tls.clone(), self.fleet.shared_orders()));
         changes.log(&self.settings);
         // Comes last, so that the changes are still logged at the old level.
@@ -289,7 +299,7 @@ impl TurnServer {
         let in_force = store.as_ref().and_then(OpenStore::taken);
         let layout = self.relay.layout();
         let merged = merge(settings, store.as_mut(), &self.peer_names);
-        let plan = RelayPlan::new(
+        let mut plan = RelayPlan::new(
             &merged,
             self.fleet.keys(),
             tls.clone(),
@@ -297,6 +307,7 @@ impl TurnServer {
             Some(&layout),
             &self.machine,
         );
+        plan.config.server.networks = Some(self.geoip.in_use());
         let is_served = |transport, at| plan.listens(transport, at);
         let is_passed_served = passed::check(&self.passed, plan.config.workers, is_served);
         let relistened = is_passed_served.map_err(ServeError::from).and_then(|()| {
@@ -432,7 +443,7 @@ fn start_relay(
 
 fn metrics_page(
     (relay, shown, names): (&Arc<Relay>, &watch::Sender<EffectiveSettings>, &PeerNames),
-    (certificates, acme, store): (&Certificates, &Acme, &StoreInUse),
+    (certificates, acme, store, geoip): (&Certificates, &Acme, &StoreInUse, &GeoIpFiles),
     fleet: &Arc<FleetMembership>,
     logs: &AllocationLogs,
     control: &Control,
@@ -448,6 +459,7 @@ fn metrics_page(
         store: Arc::clone(store),
         ended: Arc::clone(&logs.totals),
         usage: logs.ledger.as_ref().map(UsageLedger::counts),
+        geoip: geoip.in_use(),
     };
     let (fleet, events) = (Arc::clone(fleet), Arc::clone(&logs.events.hub));
     let (fleet, webhooks) = (move || fleet.counts(), move || events.counts());
@@ -545,6 +557,7 @@ impl Service for TurnServer {
 
     fn tick(&mut self) {
         self.certificates.look(&self.settings);
+        self.geoip.look(&self.settings);
         let told = (&*self.certificates.told(), &*self.acme.status(), &*self.fleet);
         self.state_watch.look(&self.events, told, self.relay.allocations());
         if self.store.as_ref().is_some_and(OpenStore::has_news) {
@@ -678,10 +691,11 @@ struct AllocationLogs {
 fn allocation_logs(
     fleet: &FleetMembership,
     events: &Arc<ServerEvents>,
+    geoip: &GeoIpFiles,
     recorded: Option<UsageEnds>,
 ) -> (Arc<dyn AllocationLog>, AllocationLogs) {
     let refusals = Arc::<Refusals>::default();
-    let (logger, writer) = allocation_log(Arc::clone(&refusals), events);
+    let (logger, writer) = allocation_log(Arc::clone(&refusals), events, geoip.in_use());
     let (counts, totals) = (logger.counts(), logger.totals());
     let (lines, publisher) = fleet.status_lines().unzip();
     let (usage, ledger) = recorded.unzip();

@@ -9,6 +9,7 @@ mod dir;
 pub mod fuzz;
 mod http_stub;
 mod loopback;
+pub mod mmdb;
 pub mod names;
 mod ports;
 pub mod process;

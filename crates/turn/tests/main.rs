@@ -53,6 +53,7 @@ mod server_requirements;
 mod server_robustness;
 mod server_shared_ports;
 mod server_stats;
+mod server_tap;
 mod server_third_party;
 mod server_upgrade;
 mod server_usage;

@@ -98,7 +98,7 @@ fn a_used_up_volume_quota_slows_open_allocations_until_it_is_reset() {
         (0..300).filter(|_| matches!(world.feed(&datagram), Outcome::ToPeer { .. })).count()
     };
     assert_eq!(passes(&mut world), 300);
-    let slowed = || Effect::Slowed { allocation: relay.allocation };
+    let slowed = || Effect::Limited { allocation: relay.allocation };
     world.server.policy_mut().volume.set(VolumeLimits { refuse: false, per_user: Some(1_000_000) });
     for effects in [vec![slowed()], vec![]] {
         world.server.report_usage(world.now, 0).expect("an open allocation");

@@ -279,6 +279,7 @@ impl Owner for Double {
             datapath: Datapath::Gso,
             datapath_reason: "as configured".into(),
             usage: None,
+            networks: None,
         })
     }
 }

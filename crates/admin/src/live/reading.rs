@@ -276,6 +276,7 @@ fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> ReasonCounters {
     counted.extend(family(turn, "peer_refusals", "peer"));
     counted.extend(family(turn, "peer_connection_refusals", "peer_connection"));
     counted.push(("request", "banned", turn.ban_refusals));
+    counted.push(("request", "client_network", turn.network_refusals));
     counted.push(("request", "draining", turn.drain_refusals));
     counted.push(("request", "loop", turn.loop_refusals));
     counted.push(("request", "redirected", turn.redirects));

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::{sync::oneshot, time::sleep};
-use turnpike_api::{Talker, Talkers};
+use turnpike_api::{NetworkInfo, Talker, Talkers};
 use turnpike_relay::allocations::{AllocationFilter, AllocationSnapshot, AllocationTraffic, Look, Looked};
 use turnpike_turn::server::AllocationId;
 
@@ -97,11 +97,13 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
         // An allocation that has ended or moved is omitted.
         let Some(allocation) = find(feed, worker, &traffic).await else { continue };
         let (to_peer, to_client) = since(before, &traffic);
+        let network = feed.program.server().map(|server| server.network(allocation.client.ip()));
         talkers.push(Talker {
             id: allocation.id.to_string(),
             realm: allocation.realm.to_string(),
             user: allocation.username.into_string(),
             client: allocation.client.to_string(),
+            network: network.and_then(NetworkInfo::of),
             transport: <&str>::from(allocation.transport).to_owned(),
             to_peer: rate(to_peer, interval_s),
             to_client: rate(to_client, interval_s),

@@ -10,7 +10,7 @@ use axum::{
 };
 use tokio::sync::oneshot;
 use turnpike_api::{
-    Allocation, AllocationPage, AllocationQuery, Channel, Permission, RelayedAddress, Traffic,
+    Allocation, AllocationPage, AllocationQuery, Channel, NetworkInfo, Permission, RelayedAddress, Traffic,
 };
 use turnpike_relay::allocations::{AllocationFilter, AllocationSnapshot as Found, Look, Looked, WorkerTally};
 use turnpike_turn::server::{AllocationId, ClosedReason};
@@ -99,7 +99,7 @@ pub(super) async fn one(
     let id = read_id(id)?;
     for _ in 0..TRIES {
         if let Some(found) = app.find(id).await? {
-            return Ok(Json(allocation_with_details(found)));
+            return Ok(Json(allocation_with_details(&app.server()?, found)));
         }
     }
     app.elsewhere(app.asker(&grant), &Method::GET, id).await.map(Json)
@@ -125,7 +125,7 @@ pub(super) async fn end(
         if let Some(found) = app.find(id).await?
             && app.end(&found).await?
         {
-            return Ok(ended(allocation_with_details(found)));
+            return Ok(ended(allocation_with_details(&app.server()?, found)));
         }
     }
     app.elsewhere(app.asker(&grant), &Method::DELETE, id).await.map(ended)
@@ -140,7 +140,7 @@ fn ended(allocation: Allocation) -> Response {
     (Extension(audit), Json(allocation)).into_response()
 }
 
-fn read_id(id: PathPart) -> Result<AllocationId, Problem> {
+pub(super) fn read_id(id: PathPart) -> Result<AllocationId, Problem> {
     let text = path_part(id)?;
     text.parse().map_err(|error| Problem::bad_request(format!("{text:?}: {error}")))
 }
@@ -188,7 +188,8 @@ impl App {
             }
             let look = Look { from: slot, most, filter: Arc::clone(&filter), details: false };
             let looked = self.look(worker, look).await?;
-            page.allocations.extend(looked.allocations.into_iter().map(allocation));
+            let server = self.server()?;
+            page.allocations.extend(looked.allocations.into_iter().map(|found| allocation(&server, found)));
             place = match looked.next {
                 Some(slot) => PageStart::Here { worker, slot },
                 None => PageStart::Here { worker: worker + 1, slot: 0 },
@@ -278,6 +279,16 @@ impl App {
         answer.await.map_err(|_| Problem::stopping())
     }
 
+    /// Finds an allocation of this process.
+    pub(super) async fn find_here(&self, id: AllocationId) -> Result<Found, Problem> {
+        for _ in 0..TRIES {
+            if let Some(found) = self.find(id).await? {
+                return Ok(found);
+            }
+        }
+        Err(no_such(id, 0))
+    }
+
     async fn find(&self, id: AllocationId) -> Result<Option<Found>, Problem> {
         let filter = Arc::new(AllocationFilter { id: Some(id), ..AllocationFilter::default() });
         for worker in 0..self.server()?.relay.workers() {
@@ -295,7 +306,7 @@ impl App {
     }
 }
 
-fn allocation(found: Found) -> Allocation {
+fn allocation(server: &ServerView, found: Found) -> Allocation {
     let traffic = |(datagrams, bytes)| Traffic { datagrams, bytes };
     #[expect(clippy::cast_precision_loss, reason = "2^53 ms are 285,000 years")]
     let age_s = found.age_ms as f64 / 1000.0;
@@ -305,6 +316,7 @@ fn allocation(found: Found) -> Allocation {
         user: found.username.into_string(),
         identity: found.identity.map(String::from),
         client: found.client.to_string(),
+        network: NetworkInfo::of(server.network(found.client.ip())),
         server: found.server.to_string(),
         transport: <&str>::from(found.transport).to_owned(),
         relayed: found
@@ -330,7 +342,7 @@ fn allocation(found: Found) -> Allocation {
     }
 }
 
-fn allocation_with_details(mut found: Found) -> Allocation {
+fn allocation_with_details(server: &ServerView, mut found: Found) -> Allocation {
     let permissions = std::mem::take(&mut found.permissions).into_iter();
     let channels = std::mem::take(&mut found.channels).into_iter();
     Allocation {
@@ -348,6 +360,6 @@ fn allocation_with_details(mut found: Found) -> Allocation {
                 })
                 .collect(),
         ),
-        ..allocation(found)
+        ..allocation(server, found)
     }
 }

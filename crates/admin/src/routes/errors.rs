@@ -72,6 +72,14 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
         "one" | "end" => {
             vec![&["no_server", "no_such_allocation", "node_not_understood", "predecessor_silent"]]
         }
+        "capture" => vec![&[
+            "no_capture",
+            "no_events",
+            "no_server",
+            "no_such_allocation",
+            "not_captured",
+            "too_many_watchers",
+        ]],
         "usage" => vec![READS, &["no_usage"]],
         "users" | "secrets" | "keys" | "realms" => vec![READS],
         "put_user" => vec![CHANGES, &["realm_not_served", "user_configured", "user_exists"]],

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { announce, h, panel, setText, table } from "./dom.js";
-import { bits, bytes, count, many, named, perSecond, span, user } from "./format.js";
+import { both, bits, bytes, count, many, named, network, perSecond, span, user } from "./format.js";
 
 const PAGE = 100;
 const AGAIN_MS = 2000;
@@ -43,7 +43,7 @@ export function allocations(words) {
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const list = table("Allocations", [
     { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/allocations/${row.id}`, note: named(row.realm) }) },
-    { title: "Client", cell: (row) => ({ text: row.client, note: row.away ? `${row.transport}, disconnected` : row.transport }) },
+    { title: "Client", cell: (row) => ({ text: row.client, note: both(network(row.network), row.away ? `${row.transport}, disconnected` : row.transport) }) },
     { title: "Relayed", cell: (row) => row.relayed.map((one) => one.address).join(", ") },
     { title: "Age", number: true, cell: (row) => span(row.age_s) },
     { title: "To peers", number: true, cell: (row) => bytes(row.to_peer.bytes) },
@@ -179,6 +179,7 @@ export function allocation(id, mayChange) {
     if (found.identity !== null) fact("Quotas apply to", named(found.identity));
     fact("Realm", named(found.realm));
     fact("Client", `${found.client} over ${found.transport.toUpperCase()} to ${found.server}${found.away ? " (disconnected)" : ""}`);
+    if (found.network) fact("Network", network(found.network));
     fact("Relayed", found.relayed.map((one) => `${one.address} (${found.relayed_transport.toUpperCase()}), ${span(one.expires_in_s)} left`).join("; "));
     fact("Age", span(found.age_s));
     fact("To peers", traffic("to_peer"));

@@ -68,3 +68,8 @@ export function dateTime(text) {
   const pad = (number) => String(number).padStart(2, "0");
   return `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())} ${clock(date)}`;
 }
+
+export const both = (one, other) => [one, other].filter((text) => text !== "").join("; ");
+
+// Country and autonomous system, if known.
+export const network = (of) => (of ? [of.country, of.asn === null ? null : `AS${of.asn}`].filter((text) => text !== null).join(" ") : "");

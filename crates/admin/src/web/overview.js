@@ -3,7 +3,7 @@
 import { chart } from "./chart.js";
 import { ask } from "./api.js";
 import { h, panel, setAttribute, setText, table } from "./dom.js";
-import { bits, clock, count, decimal, many, micros, named, NONE, percent, perSecond, span, dateTime, user } from "./format.js";
+import { both, bits, clock, count, decimal, many, micros, named, network, NONE, percent, perSecond, span, dateTime, user } from "./format.js";
 import { dropWords, keyLinks, refusalWords } from "./words.js";
 
 const SECONDS = 600;
@@ -130,7 +130,7 @@ function server() {
   const refusals = table("Refusals by reason", reasonColumns(refusalWords), "Nothing refused so far.");
   const talkers = table("Allocations that relay the most", [
     { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/allocations/${row.id}`, note: named(row.realm) }) },
-    { title: "Client", cell: (row) => ({ text: row.client, note: row.transport }) },
+    { title: "Client", cell: (row) => ({ text: row.client, note: both(network(row.network), row.transport) }) },
     { title: "To peers", number: true, cell: (row) => bits(row.to_peer.bytes * 8) },
     { title: "To client", number: true, cell: (row) => bits(row.to_client.bytes * 8) },
     { title: "Datagrams", number: true, cell: (row) => perSecond(row.to_peer.datagrams + row.to_client.datagrams) },

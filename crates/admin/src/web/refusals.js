@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { h, setText, table } from "./dom.js";
-import { count, dateTime, named, user } from "./format.js";
+import { both, count, dateTime, named, network, user } from "./format.js";
 import { keyLinks } from "./words.js";
 
 const AGAIN_MS = 5000;
@@ -13,7 +13,6 @@ const V6 = /^\[?[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*\]?([:/]\d+)?$/i;
 export const isAddress = (text) => V4.test(text) || V6.test(text);
 
 const also = (names) => (names.length === 0 ? "" : `also ${names.map(named).join(", ")}`);
-const both = (one, other) => [one, other].filter((text) => text !== "").join("; ");
 
 export function refusals(words) {
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false", "aria-describedby": "wanted-help" });
@@ -33,7 +32,7 @@ export function refusals(words) {
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const list = table("Refusals", [
     { title: "Last refused", heads: true, cell: (row) => ({ text: dateTime(row.last_at), note: row.count > 1 ? `${count(row.count)} times since ${dateTime(row.first_at)}` : "once" }) },
-    { title: "Client", cell: (row) => row.client },
+    { title: "Client", cell: (row) => ({ text: row.client, note: network(row.network) }) },
     { title: "User", cell: (row) => ({ text: row.realm === null ? named(row.user ?? "") : user(row.user ?? ""), note: both(named(row.realm ?? ""), also(row.other_users)) }) },
     { title: "Request", cell: (row) => ({ text: row.asked.replaceAll("_", " "), note: row.code === null ? "" : `error ${row.code}` }) },
     { title: "Why", cell: (row) => ({

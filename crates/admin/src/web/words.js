@@ -100,6 +100,7 @@ const REFUSALS = {
   "peer special": "A peer in a private or reserved range.",
   "peer not_allowed": "A peer that is not in peers.allow while peers.allow_only is set.",
   "request banned": "The user or the client's address is banned.",
+  "request client_network": "clients.allow or clients.deny refuses the client's country or autonomous system.",
   "request draining": "The server is draining and accepts no new clients.",
   "request loop": "The client's address is one of the server's own relayed addresses.",
   "request redirected": "Redirected to another server.",

@@ -39,7 +39,7 @@ use turnpike_relay::{
 use turnpike_stores::{Database, Directory, DirectoryLimits, SqliteUse, StoreAddress, UsageStore};
 pub(crate) use turnpike_testkit::PATIENCE as SOON;
 use turnpike_testkit::stun;
-use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig};
+use turnpike_turn::server::{AllocationLimits, ClientNetworks, PeerRules, ServerConfig};
 use turnpike_wire::address::UnixName;
 
 pub(crate) use together::{Member, Together};
@@ -91,6 +91,7 @@ pub(crate) struct Double {
     pub(crate) settings: Mutex<Settings>,
     pub(crate) store: Mutex<Option<AccountStore>>,
     pub(crate) usage: Mutex<Option<Arc<UsageStore>>>,
+    pub(crate) networks: Mutex<Option<Arc<dyn ClientNetworks>>>,
     pub(crate) certificates: Mutex<Arc<[Certificate]>>,
     pub(crate) reload: Mutex<Result<Reloaded, NotReloaded>>,
     pub(crate) drained: Mutex<Vec<Drain>>,
@@ -203,6 +204,7 @@ impl Owner for Double {
             datapath: Datapath::Gso,
             datapath_reason: "as configured".into(),
             usage: self.usage.lock().unwrap().clone(),
+            networks: self.networks.lock().unwrap().clone(),
         })
     }
 }
@@ -255,6 +257,7 @@ impl Running {
             settings: Mutex::new(settings),
             store: Mutex::default(),
             usage: Mutex::default(),
+            networks: Mutex::default(),
             certificates: Mutex::new([].into()),
             reload: Mutex::new(Ok(Reloaded::default())),
             drained: Mutex::default(),

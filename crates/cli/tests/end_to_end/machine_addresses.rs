@@ -215,6 +215,33 @@ fn server_relays_on_stable_ipv6_addresses_and_never_on_loopback() {
 }
 
 #[test]
+fn a_host_without_ipv4_relays_over_ipv6() {
+    alone::in_network_namespace(turnpike_testkit::this_test!(), || {
+        link("e0", "e1");
+        run("ip address add 2001:db8:5::5/64 dev e0 nodad");
+        run("ip address add 2001:db8:5::9/64 dev e0 nodad valid_lft forever preferred_lft 0");
+        run("ip -6 route add default dev e0");
+        let serve = serve(&["--listen", "[::]:3478", "--allow-peer", "2001:db8:5::9/128"]);
+        assert_eq!(relays(&serve), [("2001:db8:5::5".to_owned(), true)]);
+        assert_eq!(Call::new(&serve, true).err(), Some(440));
+        let peer = Reflect::start(ip("2001:db8:5::9"), &[]);
+        let load = Load::new((ip("2001:db8:5::5"), 3478).into()).to(peer.address);
+        let load = load.with("--clients 4 --rate 200 --warmup 0 --duration 2").start();
+        let result = load.wait(SOON).result();
+        let count = |key: &str| result[key].as_u64().expect("a number");
+        assert!(count("sent") > 0 && count("received") == count("sent"), "{result}");
+        let probed = Program::run(&mut turnpike(&[
+            "probe",
+            "turn:[2001:db8:5::5]",
+            "--user",
+            &format!("{USER}:{PASSWORD}"),
+        ]));
+        let probed = probed.ended(0);
+        assert!(probed.stdout.contains("usable"), "{}", probed.output());
+    });
+}
+
+#[test]
 fn deprecated_ipv6_address_is_replaced_and_its_allocations_wait() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");

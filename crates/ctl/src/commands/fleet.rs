@@ -70,8 +70,21 @@ pub fn list_fleet_allocations(
     format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let head = ["NODE", "ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
+    let head = [
+        "NODE",
+        "ID",
+        "REALM",
+        "USER",
+        "CLIENT",
+        "VIA",
+        "RELAYED",
+        "AGE",
+        "TO PEERS",
+        "TO CLIENT",
+        "NETWORK",
+    ];
     let mut list = ListOutput::new(format, head);
+    list.omit_if_empty("NETWORK");
     let mut silent = Vec::new();
     each_page(client, "/v1/fleet/allocations", wanted, |page: FleetAllocations| {
         list.show(out, &page.allocations, row_with_node)?;
@@ -81,10 +94,10 @@ pub fn list_fleet_allocations(
     Ok(list.end_without(out, "no allocations", &silent)?)
 }
 
-fn row_with_node(allocation: &Allocation) -> [String; 10] {
-    let [id, realm, user, client, via, relayed, age, to_peers, to_client] = row(allocation);
+fn row_with_node(allocation: &Allocation) -> [String; 11] {
+    let [id, realm, user, client, via, relayed, age, to_peers, to_client, network] = row(allocation);
     let node = allocation.node.clone().unwrap_or_default();
-    [node, id, realm, user, client, via, relayed, age, to_peers, to_client]
+    [node, id, realm, user, client, via, relayed, age, to_peers, to_client, network]
 }
 
 fn row_of_node(node: &FleetNode) -> [String; 9] {

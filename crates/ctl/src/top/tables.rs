@@ -2,7 +2,8 @@
 
 use ratatui::style::Color;
 use turnpike_api::{
-    CertificateInfo, FleetNode, FleetStatus, Live, LiveServer, LiveWorker, NodeState, ReasonCount, Talkers,
+    CertificateInfo, FleetNode, FleetStatus, Live, LiveServer, LiveWorker, NetworkInfo, NodeState,
+    ReasonCount, Talkers,
 };
 use turnpike_measure::units::{bits_per_second, per_second, span};
 
@@ -54,8 +55,21 @@ pub(super) fn workers(workers: &[LiveWorker]) -> Grid {
 }
 
 pub(super) fn talkers(talkers: Option<&Talkers>) -> Grid {
-    let rows = talkers.into_iter().flat_map(|talkers| &talkers.talkers).map(|talker| {
-        vec![
+    const HEAD: &[Column] = &[
+        ("USER", 0),
+        ("REALM", 7),
+        ("CLIENT", 3),
+        ("VIA", 6),
+        ("TO PEERS", 1),
+        ("TO CLIENT", 2),
+        ("DATAGRAMS", 4),
+        ("ALLOCATION", 8),
+        ("NETWORK", 5),
+    ];
+    let talkers = talkers.map_or(&[][..], |talkers| &talkers.talkers);
+    let has_networks = talkers.iter().any(|talker| talker.network.is_some());
+    let rows = talkers.iter().map(|talker| {
+        let mut cells = vec![
             talker.user.clone(),
             talker.realm.clone(),
             talker.client.clone(),
@@ -64,21 +78,13 @@ pub(super) fn talkers(talkers: Option<&Talkers>) -> Grid {
             bits(talker.to_client.bytes),
             per_second(talker.to_peer.datagrams + talker.to_client.datagrams),
             talker.id.clone(),
-        ]
+        ];
+        if has_networks {
+            cells.push(talker.network.as_ref().map_or_else(String::new, NetworkInfo::to_string));
+        }
+        cells
     });
-    Grid::new(
-        &[
-            ("USER", 0),
-            ("REALM", 6),
-            ("CLIENT", 3),
-            ("VIA", 5),
-            ("TO PEERS", 1),
-            ("TO CLIENT", 2),
-            ("DATAGRAMS", 4),
-            ("ALLOCATION", 7),
-        ],
-        rows,
-    )
+    Grid::new(if has_networks { HEAD } else { &HEAD[..HEAD.len() - 1] }, rows)
 }
 
 pub(super) fn reasons(reasons: &[ReasonCount]) -> Grid {

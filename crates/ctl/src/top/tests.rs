@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use ratatui::{Terminal, backend::TestBackend};
 use turnpike_api::{
     BatchRate, DatapathStatus, FleetNode, FleetStatus, Job, LiveListener, LiveRealm, LiveRule, LiveServer,
-    LiveWorker, NodeState, PayloadRate, Quantiles, ReasonCount, RuleState, Status, Talker, Talkers,
+    LiveWorker, NetworkInfo, NodeState, PayloadRate, Quantiles, ReasonCount, RuleState, Status, Talker,
+    Talkers,
 };
 
 use super::{screen::CURVES_FROM, *};
@@ -81,6 +82,7 @@ fn live() -> Live {
                     realm: "example.org".to_owned(),
                     user: "al\u{1b}[2Jice".to_owned(),
                     client: "192.0.2.9:50000".to_owned(),
+                    network: None,
                     transport: "udp".to_owned(),
                     to_peer: rate(10.0, 1000.0),
                     to_client: rate(20.0, 2000.0),
@@ -148,6 +150,18 @@ fn screen_shows_figures_graphs_workers_and_the_first_table() {
     );
     assert!(!lines.concat().contains('\u{1b}'), "client data cannot contain escape sequences");
     holds(&lines, &["al\\u{1b}[2Jice"]);
+}
+
+#[test]
+fn talkers_have_a_network_column_only_if_a_network_is_known() {
+    let mut screen = Screen::new(false, String::new());
+    screen.hear(live());
+    assert!(!drawn(&screen, 140, 40).concat().contains("NETWORK"));
+    let mut known = live();
+    let talkers = known.server.as_mut().and_then(|server| server.talkers.as_mut()).unwrap();
+    talkers.talkers[0].network = Some(NetworkInfo { country: Some("DE".to_owned()), asn: Some(64500) });
+    screen.hear(known);
+    holds(&drawn(&screen, 140, 40), &["NETWORK", "DE AS64500"]);
 }
 
 fn fleet() -> FleetStatus {

@@ -263,7 +263,7 @@ impl Offload {
                 let Some((client, link)) = server.reached(*allocation) else { return };
                 self.open(*allocation, &client, link, server.is_limited(*allocation));
             }
-            Effect::Slowed { allocation } => self.follow_limit(*allocation, server, listeners),
+            Effect::Limited { allocation } => self.follow_limit(*allocation, server, listeners),
             Effect::Closed { allocation, to_peer, to_client, .. } => {
                 let [peer, client] = self.release(*allocation, server).pairs();
                 (to_peer.0, to_peer.1) = (to_peer.0 + peer.0, to_peer.1 + peer.1);
@@ -384,7 +384,7 @@ impl Offload {
         }
     }
 
-    /// Applies an added or removed bandwidth limit.
+    /// Applies an added or removed limit: only the server itself relays the datagrams of limited allocations.
     fn follow_limit<P: Policy>(
         &mut self,
         allocation: AllocationSlot,

@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-use turnpike_api::{AllocationBegin, AllocationEnd, ClientRefusals, Traffic};
+use turnpike_api::{AllocationBegin, AllocationEnd, ClientRefusals, NetworkInfo, Traffic};
 use turnpike_config::EventType;
 use turnpike_process::{log_queue::LogCounts, logging::seconds};
 use turnpike_relay::TurnedAway;
-use turnpike_turn::server::Effect;
+use turnpike_turn::server::{ClientNetwork, Effect};
 
 use super::{
     refusal_events::{MORE_REFUSALS, RefusalEvents},
@@ -32,33 +32,39 @@ impl EventWriter {
         Self { events, refusals: RefusalEvents::default(), lost: 0, counts }
     }
 
-    pub(crate) fn hear(&mut self, now: Duration, unix_ms: u64, effect: &Effect) {
+    pub(crate) fn hear(&mut self, now: Duration, unix_ms: u64, effect: &Effect, network: ClientNetwork) {
         let hub = &self.events.hub;
         if !hub.is_wanted() {
             return;
         }
         match effect {
             Effect::Opened { .. } => {
-                if let Some(begin) = begin(effect) {
+                if let Some(begin) = begin(effect, network) {
                     hub.emit(EventType::AllocationBegin.name(), &begin);
                 }
             }
             Effect::Closed { .. } => {
-                if let Some(end) = end(effect) {
+                if let Some(end) = end(effect, network) {
                     hub.emit(EventType::AllocationEnd.name(), &end);
                 }
             }
             _ => {
-                if let Some(entry) = RefusalEntry::of(unix_ms, effect) {
+                if let Some(entry) = RefusalEntry::of(unix_ms, effect, network) {
                     self.refused(now, entry);
                 }
             }
         }
     }
 
-    pub(crate) fn turned_away(&mut self, now: Duration, unix_ms: u64, turned: &TurnedAway) {
+    pub(crate) fn turned_away(
+        &mut self,
+        now: Duration,
+        unix_ms: u64,
+        turned: &TurnedAway,
+        network: ClientNetwork,
+    ) {
         if self.events.hub.is_wanted() {
-            self.refused(now, RefusalEntry::of_connection(unix_ms, turned));
+            self.refused(now, RefusalEntry::of_connection(unix_ms, turned, network));
         }
     }
 
@@ -88,20 +94,21 @@ impl EventWriter {
     }
 }
 
-fn begin(effect: &Effect) -> Option<AllocationBegin> {
+fn begin(effect: &Effect, network: ClientNetwork) -> Option<AllocationBegin> {
     let Effect::Opened { id, client, realm, username, relayed, .. } = effect else { return None };
     Some(AllocationBegin {
         id: id.to_string(),
         realm: realm.to_string(),
         user: username.to_string(),
         client: client.address.to_string(),
+        network: NetworkInfo::of(network),
         server: client.local.to_string(),
         relayed: [Some(relayed.0), relayed.1].into_iter().flatten().map(|at| at.to_string()).collect(),
     })
 }
 
 /// `None` for an allocation that ended before it began.
-fn end(effect: &Effect) -> Option<AllocationEnd> {
+fn end(effect: &Effect, network: ClientNetwork) -> Option<AllocationEnd> {
     let Effect::Closed {
         id,
         client,
@@ -131,6 +138,7 @@ fn end(effect: &Effect) -> Option<AllocationEnd> {
         user: username.to_string(),
         identity: identity.as_deref().map(str::to_owned),
         client: client.address.to_string(),
+        network: NetworkInfo::of(network),
         server: client.local.to_string(),
         transport: <&str>::from(*transport).to_owned(),
         relayed,

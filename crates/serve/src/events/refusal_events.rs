@@ -74,14 +74,23 @@ impl RefusalEvents {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_turn::server::{CredentialRefusal, Method, RequestRefusal};
+    use turnpike_turn::server::{ClientNetwork, CredentialRefusal, Method, RequestRefusal};
 
     use super::*;
 
     fn refused(client: &str, why: CredentialRefusal) -> RefusalEntry {
         let client = client.parse().expect("an address");
-        let why = Why::Credentials(why);
-        RefusalEntry { first_ms: 1, last_ms: 1, count: 1, client, user: "alice".into(), realm: None, why }
+        let (why, network) = (Why::Credentials(why), ClientNetwork::default());
+        RefusalEntry {
+            first_ms: 1,
+            last_ms: 1,
+            count: 1,
+            client,
+            network,
+            user: "alice".into(),
+            realm: None,
+            why,
+        }
     }
 
     #[test]

@@ -78,6 +78,7 @@ pub(crate) fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str]
         ("peer", "own" | "special") => peer_keys(PeerDenial::Special),
         ("peer", "not_allowed") => peer_keys(PeerDenial::NotAllowed),
         ("peer_connection", "peer_refused") => &["peers.deny", "peers.allow"],
+        ("request", "client_network") => request(RequestRefusal::ClientNetwork),
         ("request", "no_relay_port") => request(RequestRefusal::NoRelay),
         ("dtls", "evicted") => Why::Connection("dtls_handshake", "evicted").keys(),
         ("connection" | "tls" | "dtls", reason) => connection_keys(reason).unwrap_or_default(),
@@ -220,6 +221,9 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
             "the allocation limit of the realm or of the server has been reached"
         }
         (RequestRefusal::Banned, _) => "the user or the client's address is banned",
+        (RequestRefusal::ClientNetwork, _) => {
+            "the client's country or autonomous system is refused by clients.allow or clients.deny"
+        }
         (RequestRefusal::Draining, _) => "the server is draining",
         (RequestRefusal::Loop, _) => "the client is behind one of this server's own relayed addresses",
         (RequestRefusal::Tunnel, _) => "the client's address is a 6to4 or Teredo address",
@@ -301,6 +305,10 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Banned, _) => {
             "GET /v1/bans of the admin interface shows the reason; DELETE lifts the ban."
         }
+        (RequestRefusal::ClientNetwork, _) => {
+            "If the client should be served, change the rule, or put the client's prefix into clients.allow and remove the rule that denies it. \
+             An unknown country matches no rule: see geoip.files."
+        }
         (RequestRefusal::Draining, _) => "New clients must use another server; [[alternate]] redirects them.",
         (RequestRefusal::PeerFamily(_), _) => {
             "Usually nothing to do: clients try all candidates of a call. To reach such peers a client needs an allocation of their family, and \
@@ -365,6 +373,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
         RequestRefusal::PrefixQuota => &["limits.allocations_per_prefix"],
         RequestRefusal::TotalQuota => &["limits.allocations"],
         RequestRefusal::VolumeQuota => &["usage.quota"],
+        RequestRefusal::ClientNetwork => &["clients.allow", "clients.deny", "geoip.files"],
         RequestRefusal::StunOnly => &["server.stun_only"],
         RequestRefusal::Permissions => &["limits.permissions"],
         RequestRefusal::Channels => &["limits.channels"],

@@ -1,4 +1,4 @@
-use std::{collections::HashMap, fmt};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -6,9 +6,9 @@ use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, Bandwidth, ClientRules, ConnectionCounts, DiscoveryLimits, MaxAllocationDuration,
-    MobileOwners, NatDiscovery, OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit,
-    ReplayGuard, ServerLimits, ThirdParty, auth::realm::Realm,
+    Alternate, Bandwidth, ClientNetworks, ClientRules, ConnectionCounts, DiscoveryLimits,
+    MaxAllocationDuration, MobileOwners, NatDiscovery, OwnEndpoints, PeerRules, Pools, PrefixLengths,
+    RealmId, RefusalLimit, ReplayGuard, ServerLimits, ThirdParty, auth::realm::Realm,
 };
 
 /// Settings of the state machine; [`ServerConfig::default`] holds the documented defaults.
@@ -28,6 +28,8 @@ pub struct ServerConfig {
     pub stun_only: bool,
     /// Default: all clients.
     pub clients: ClientRules,
+    /// Networks of clients, for rules on them. Default none: they are unknown.
+    pub networks: Option<Arc<dyn ClientNetworks>>,
     /// Key for the hashes in the replay guard and the tombstones. It must not change, not even in an upgrade.
     pub own_key: NonceKey,
     pub nonce_keys: NonceKeys,
@@ -193,6 +195,7 @@ impl Default for ServerConfig {
             authenticate_binding: false,
             stun_only: false,
             clients: ClientRules::default(),
+            networks: None,
             own_key: NonceKey([0; 32]),
             nonce_keys: NonceKey([0; 32]).into(),
             node: None,

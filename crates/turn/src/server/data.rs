@@ -5,6 +5,8 @@ pub(crate) mod bandwidth;
 pub(crate) mod data_path;
 pub(crate) mod drop_reason;
 pub(crate) mod forwarding;
+pub(crate) mod tap;
+pub(crate) mod tapping;
 pub(crate) mod timers;
 pub(crate) mod verdict;
 

@@ -165,10 +165,6 @@ pub enum Effect {
         /// Relayed transport address, and the second of a dual-stack allocation.
         relayed: (SocketAddr, Option<SocketAddr>),
     },
-    /// The allocation has a bandwidth limit now, or has one no longer, because of a volume quota.
-    Slowed {
-        allocation: AllocationSlot,
-    },
     Renewed {
         allocation: AllocationSlot,
         family: Option<Family>,
@@ -266,6 +262,11 @@ pub enum Effect {
     Away {
         allocation: AllocationSlot,
     },
+    /// A volume quota or a capture began or ceased to apply to the allocation, and with it
+    /// [`super::Server::is_limited`] may have changed.
+    Limited {
+        allocation: AllocationSlot,
+    },
     /// Close this relay socket; the other family of the allocation continues.
     RelayClosed {
         relay: RelayId,
@@ -338,6 +339,8 @@ pub enum RequestRefusal {
     /// See [`super::VolumeLimits`].
     VolumeQuota,
     Banned,
+    /// Rules on countries and autonomous systems ([`super::ClientRules`]).
+    ClientNetwork,
     Draining,
     /// The client's address is one of this server's relayed transport addresses.
     Loop,

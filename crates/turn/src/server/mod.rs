@@ -57,6 +57,7 @@ pub use data::{
     data_path::IcmpError,
     drop_reason::DropReason,
     forwarding::relayed_ttl,
+    tap::{Tap, TapRefusal, TappedDatagram},
     verdict::{AllocationSlot, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict},
 };
 use data::{
@@ -82,7 +83,7 @@ pub use policy::{
     User, UserRef, Users, VolumeLimits,
     alternate::{Alternate, AlternateWhen, Occasion},
     amplification::RefusalLimit,
-    client_rules::ClientRules,
+    client_rules::{ClientNetwork, ClientNetworks, ClientRule, ClientRules, Country},
     duration_limit::MaxAllocationDuration,
     own_endpoints::OwnEndpoints,
     peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules, SPECIAL},

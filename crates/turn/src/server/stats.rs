@@ -119,6 +119,7 @@ counters! {
         drain_refusals: u64,
         loop_refusals: u64,
         ban_refusals: u64,
+        network_refusals: u64,
         /// Indexed like [`ConnectionEvent::VARIANTS`].
         connection_events: [u64; ConnectionEvent::VARIANTS.len()],
         /// Indexed like [`ConnectionRefusal::VARIANTS`].
@@ -213,6 +214,7 @@ impl Stats {
             ("drain_refusals", self.drain_refusals),
             ("loop_refusals", self.loop_refusals),
             ("ban_refusals", self.ban_refusals),
+            ("network_refusals", self.network_refusals),
             ("redirects", self.redirects),
         ];
         let plain = plain.into_iter().map(|(family, value)| (family, None, value));

@@ -16,7 +16,9 @@ use turnpike_testkit::{
     stun::{message, xor_address},
 };
 use turnpike_turn::{
-    server::{ClosedReason, ListenerId, PeerRules, ServerConfig, ServerLimits, Source, Verdict},
+    server::{
+        ClosedReason, ListenerId, PeerRules, ServerConfig, ServerLimits, Source, Tap, TappedDatagram, Verdict,
+    },
     time::Now,
 };
 
@@ -401,6 +403,42 @@ fn returned_allocation_gets_its_flows_back() {
         assert_eq!(bench.counts(), (0, 0), "no datagram has been sent since then");
         assert!(bench.client_sends(client(0), 0x4001).is_some());
         assert_eq!(bench.counts(), (2, 0));
+    });
+}
+
+#[derive(Debug)]
+struct Counter(Arc<Mutex<usize>>);
+
+impl Tap for Counter {
+    fn relayed(&mut self, _: &TappedDatagram<'_>) {
+        *self.0.lock().unwrap() += 1;
+    }
+}
+
+#[test]
+fn captured_allocation_is_not_relayed_by_the_kernel() {
+    in_network_namespace(turnpike_testkit::this_test!(), || {
+        let Some(mut bench) = Bench::new(0, 65_536) else { return };
+        for of in 0..2_u16 {
+            assert!(bench.allocate(client(of)));
+            assert!(bench.channel(client(of), 0x4001, peer(1 + of)));
+        }
+        let (relay, _) = bench.client_sends(client(0), 0x4001).unwrap();
+        assert!(bench.client_sends(client(1), 0x4001).is_some());
+        assert_eq!(bench.counts(), (4, 0));
+        let slot = relay.allocation.index;
+        let id = bench.worker.server.view(bench.now, slot).expect("an allocation").id();
+        let seen = Arc::<Mutex<usize>>::default();
+        let begun = bench.worker.server.tap(slot, id, Box::new(Counter(Arc::clone(&seen))));
+        assert_eq!(begun, Ok(()));
+        bench.end_tick();
+        assert_eq!(bench.counts(), (2, 0), "those of the other client");
+        let (relay, to) = bench.client_sends(client(0), 0x4001).unwrap();
+        assert!(bench.peer_sends(relay, to));
+        assert_eq!((bench.counts(), *seen.lock().unwrap()), ((2, 0), 2));
+        bench.worker.server.untap(slot, id);
+        bench.end_tick();
+        assert_eq!(bench.counts(), (4, 0));
     });
 }
 

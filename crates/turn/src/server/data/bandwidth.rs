@@ -19,6 +19,7 @@ mod pool;
 
 use std::{collections::HashMap, ops::RangeInclusive};
 
+use super::tap::Tap;
 use crate::{
     server::{AllocationSlot, DropReason, Effect, Policy, Server},
     time::Now,
@@ -136,18 +137,23 @@ impl RateBucket {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Limited {
     own: Option<(Limit, [RateBucket; 2])>,
     /// Indexed like [`SHARED`].
     members: [Option<PoolMember>; 3],
     /// See [`crate::server::VolumeLimits::per_user`].
     slowed: Option<u64>,
+    pub(crate) tap: Option<Box<dyn Tap>>,
 }
 
 const SHARED: [RateLevel; 3] = [RateLevel::User, RateLevel::Realm, RateLevel::Total];
 
 impl Limited {
+    pub(crate) fn is_unlimited(&self) -> bool {
+        self.own.is_none() && self.members.iter().all(Option::is_none)
+    }
+
     #[inline(never)]
     pub(crate) fn admit(&mut self, way: Way, bytes: usize, now_ms: u64) -> Result<(), HeldUp> {
         let cost = cost(bytes);
@@ -208,11 +214,7 @@ impl Limited {
     /// the limits of this worker.
     pub(crate) fn carried(tokens: [i64; 2], now_ms: u64) -> Box<Self> {
         let buckets = tokens.map(|tokens| RateBucket { tokens, filled_ms: now_ms });
-        Box::new(Self {
-            own: Some((Limit { rate: 0, burst: 0 }, buckets)),
-            members: [None, None, None],
-            slowed: None,
-        })
+        Box::new(Self { own: Some((Limit { rate: 0, burst: 0 }, buckets)), ..Self::default() })
     }
 
     fn give_back(&mut self, way: Way, bytes: u64) {
@@ -275,11 +277,13 @@ impl<P: Policy> Server<P> {
     /// An allocation keeps its tokens across reloads and moves, so that moving gains no extra burst.
     pub(crate) fn apply_rates(&mut self, now: Now, index: u32) {
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
-        let before = entry.limits.take();
+        let mut before = entry.limits.take();
+        let tap = before.as_mut().and_then(|limits| limits.tap.take());
         let bandwidth = &self.config.bandwidth;
         let Some(state) = self.states.get(index) else { return };
         let slowed = self.policy.volume_limits(state.user(), &state.username).per_user;
         if slowed.is_none() && bandwidth.is_unlimited() {
+            entry.limits = tap.map(|tap| Box::new(Limited { tap: Some(tap), ..Limited::default() }));
             return;
         }
         let Rates { per_allocation, per_user, per_realm } = bandwidth.of(&state.realm);
@@ -306,8 +310,9 @@ impl<P: Policy> Server<P> {
             member(per_realm, &state.realm),
             member(bandwidth.total, ""),
         ];
-        if own.is_some() || members.iter().any(Option::is_some) {
-            entry.limits = Some(Box::new(Limited { own, members, slowed }));
+        let limits = Limited { own, members, slowed, tap };
+        if !limits.is_unlimited() || limits.tap.is_some() {
+            entry.limits = Some(Box::new(limits));
         }
     }
 
@@ -318,7 +323,7 @@ impl<P: Policy> Server<P> {
         let Some(state) = self.states.get(index) else { return };
         if self.policy.volume_limits(state.user(), &state.username).per_user != before {
             self.apply_rates(now, index);
-            self.data.effects.push_back(Effect::Slowed { allocation });
+            self.data.effects.push_back(Effect::Limited { allocation });
         }
     }
 }

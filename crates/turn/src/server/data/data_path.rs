@@ -105,10 +105,14 @@ impl DataPlane {
         if header_len + datagram.len() + usize::from(padding) > MAX_DATAGRAM_LEN {
             return self.dropped(DropReason::Oversized);
         }
-        if let Some(limits) = &mut entry.limits
-            && let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms)
-        {
-            return self.held_up(held_up, false);
+        if let Some(limits) = &mut entry.limits {
+            if let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms) {
+                return self.held_up(held_up, false);
+            }
+            if limits.tap.is_some() {
+                let header = &bytes[..header_len];
+                entry.report(Way::ToClient, peer, header, datagram);
+            }
         }
         entry.to_client.0 += 1;
         entry.to_client.1 += u64::from(length);
@@ -214,11 +218,14 @@ impl DataPlane {
             first_use(allocation, number, &mut entry.channels, told);
         }
         let payload = message.payload();
-        if let Some(limits) = &mut entry.limits
-            && let Err(held_up) = limits.admit(Way::ToPeer, payload.len(), now.ms)
-        {
-            let is_stream = entry.is_by_stream();
-            return self.held_up(held_up, is_stream);
+        if let Some(limits) = &mut entry.limits {
+            if let Err(held_up) = limits.admit(Way::ToPeer, payload.len(), now.ms) {
+                let is_stream = entry.is_by_stream();
+                return self.held_up(held_up, is_stream);
+            }
+            if limits.tap.is_some() {
+                entry.report(Way::ToPeer, peer, &datagram[..ChannelData::HEADER_LEN], payload);
+            }
         }
         entry.to_peer.0 += 1;
         entry.to_peer.1 += payload.len() as u64;
@@ -252,11 +259,16 @@ impl DataPlane {
         if !entry.permissions.allow(view.peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
-        if let Some(limits) = &mut entry.limits
-            && let Err(held_up) = limits.admit(Way::ToPeer, view.data.len(), now.ms)
-        {
-            let is_stream = entry.is_by_stream();
-            return self.held_up(held_up, is_stream);
+        if let Some(limits) = &mut entry.limits {
+            if let Err(held_up) = limits.admit(Way::ToPeer, view.data.len(), now.ms) {
+                let is_stream = entry.is_by_stream();
+                return self.held_up(held_up, is_stream);
+            }
+            if limits.tap.is_some() {
+                // DATA is usually the last attribute.
+                let header_len = view.data.as_ptr().addr() - datagram.as_ptr().addr();
+                entry.report(Way::ToPeer, view.peer, &datagram[..header_len], view.data);
+            }
         }
         entry.to_peer.0 += 1;
         entry.to_peer.1 += view.data.len() as u64;

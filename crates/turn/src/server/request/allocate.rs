@@ -7,9 +7,9 @@ use turnpike_wire::stun::kind;
 use crate::{
     random::Random,
     server::{
-        AllocateAttempt, AllocationSlot, Client, Disposition, DropReason, Effect, Family, OpenRelay,
-        OpenRequest, OpenResult, Policy, PortRequest, QuotaRefusal, RelayTransport, RequestRefusal, Server,
-        ServerConfig, Source,
+        AllocateAttempt, AllocationSlot, Client, ClientNetwork, Disposition, DropReason, Effect, Family,
+        OpenRelay, OpenRequest, OpenResult, Policy, PortRequest, QuotaRefusal, RelayTransport,
+        RequestRefusal, Server, ServerConfig, Source,
         allocation_state::AllocationId,
         allocation_state::{AllocationState, Pending},
         auth::{
@@ -116,9 +116,16 @@ impl<P: Policy> Server<P> {
         Disposition::Later
     }
 
-    /// Checks for draining, exceeded quotas and replays of requests already granted.
+    /// Checks for refused networks, draining, exceeded quotas and replays of requests already granted.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Recorded>, Disposition> {
         let client = context.client();
+        let (ip, networks) = (client.address.ip(), &self.config.networks);
+        let network =
+            || networks.as_ref().map_or_else(ClientNetwork::default, |networks| networks.network(ip));
+        if !self.config.clients.admits_allocation(ip, network) {
+            self.data.stats.network_refusals += 1;
+            return Err(self.refuse(context, 403, RequestRefusal::ClientNetwork));
+        }
         let closing = self.config.listener(client.listener).closing;
         let returned =
             self.draining && !closing && self.policy.comes_back(&attempt(context, Occasion::Draining));

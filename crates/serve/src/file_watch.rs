@@ -1,4 +1,4 @@
-//! Detects changed certificate files by polling. Unlike inotify, this works for replaced files, the symbolic
+//! Detects changed files (certificates, databases) by polling. Unlike inotify, this works for replaced files, the symbolic
 //! links that Kubernetes swaps, and network file systems.
 
 use std::{
@@ -7,10 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use turnpike_config::{Settings, certificates};
-
 #[derive(Debug, Default)]
-pub(crate) struct CertificateWatch {
+pub(crate) struct FileWatch {
     seen: Vec<(PathBuf, Option<Stamp>)>,
     /// True if the files had changed at the last poll, which means that a write may still be in progress.
     unsettled: bool,
@@ -19,9 +17,9 @@ pub(crate) struct CertificateWatch {
 /// Device, inode, length, and ctime in seconds and nanoseconds.
 type Stamp = (u64, u64, u64, i64, i64);
 
-impl CertificateWatch {
-    pub(crate) fn new(settings: &Settings) -> Self {
-        let seen = certificates::files(settings).map(|path| (path.clone(), stamp(&path).ok())).collect();
+impl FileWatch {
+    pub(crate) fn new(files: impl IntoIterator<Item = PathBuf>) -> Self {
+        let seen = files.into_iter().map(|path| (path.clone(), stamp(&path).ok())).collect();
         Self { seen, unsettled: false }
     }
 
@@ -46,19 +44,13 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::TlsSettings;
-
     use super::*;
 
     #[test]
     fn a_change_is_reported_once_after_the_files_are_stable() {
         let dir = turnpike_testkit::Dir::new();
         let (cert, key) = (dir.file("cert.pem", "one"), dir.at("key.pem"));
-        let settings = Settings {
-            tls: TlsSettings { cert: Some(cert.clone()), key: Some(key.clone()), ..TlsSettings::default() },
-            ..Settings::default()
-        };
-        let mut watch = CertificateWatch::new(&settings);
+        let mut watch = FileWatch::new([cert.clone(), key.clone()]);
         assert!(!watch.has_changed());
         fs::write(&cert, "longer than one").unwrap();
         assert!(!watch.has_changed(), "the key may still be written");
