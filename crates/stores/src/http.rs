@@ -32,7 +32,7 @@ const LONGEST: usize = 4096;
 pub struct HttpAddress {
     /// Without a user name, password and fragment.
     url: Url,
-    /// From the user name or password in the URL.
+    /// User name or password of the URL.
     token: Option<Secret>,
 }
 

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_what_was_read_and_what_was_counted_since() {
+    fn stored_and_unsaved_bytes_add_up() {
         let mut sums = QuotaSums::new(quota(QuotaBy::User, QuotaPeriod::Month), FEBRUARY);
         sums.add(&account("alice", "shop"), 300);
         sums.add(&account("alice", ""), 200);
