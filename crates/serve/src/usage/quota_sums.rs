@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_and_unsaved_bytes_add_up() {
+    fn a_sum_adds_the_database_and_later_usage() {
         let mut sums = QuotaSums::new(quota(QuotaBy::User, QuotaPeriod::Month), FEBRUARY);
         sums.add(&account("alice", "shop"), 300);
         sums.add(&account("alice", ""), 200);

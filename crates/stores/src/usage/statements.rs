@@ -8,9 +8,9 @@ use crate::{
 
 pub(super) trait Statements {
     const TABLES: &'static [&'static str];
-    /// Sums of users, of API keys and of realms. First day, end, least sum, subjects that are listed with a smaller sum.
+    /// For user, API key and realm. Parameters: first day, end, least sum, subjects that are listed with a smaller sum.
     const VOLUMES: [&'static str; 3];
-    /// Hash, beginning of the period.
+    /// Parameters: hash, beginning of the period.
     const NOTICE: &'static str;
     /// First beginning to keep.
     const FORGET_NOTICES: &'static str;
