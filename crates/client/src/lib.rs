@@ -6,6 +6,7 @@
 //! Datagrams                   plain UDP: many sockets, batches in and out
 //! ServerLinks                 TCP, TLS, DTLS: many connections, whole messages in and out, nothing blocks
 //! Security, Verifier          trust for TLS and DTLS
+//! http::HttpConnection        a connection for requests to an application
 //! ```
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,8 @@ mod datagrams;
 pub mod discovery;
 mod dns;
 pub mod dtls;
+#[cfg(feature = "http")]
+pub mod http;
 pub mod links;
 mod login;
 mod security;

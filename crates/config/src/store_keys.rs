@@ -103,7 +103,7 @@ pub struct Stored {
 }
 
 pub(super) const URL: ValueKind<Option<Secret>> = ValueKind::one(
-    "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://..., rediss://..., sqlite:///PATH or a line of \
+    "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://..., rediss://..., sqlite:///PATH, https://TOKEN@HOST/PATH or a line of \
                turnserver.conf (psql-userdb=...), or \"\" for the embedded store",
     |reader, node| match &node.value {
         Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0]).map(Some),

@@ -1,37 +1,24 @@
-//! HTTP client of one webhook: one connection that is kept open, and no redirects.
-//!
-//! Names are resolved for each connection, and the addresses found are checked before they are used, so that a webhook cannot reach
-//! into the operator's own network, not even if its name changes.
+//! HTTP client of one webhook: one connection that is kept open. Addresses are checked, so that a webhook cannot
+//! reach into the operator's own network, not even if its name changes.
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
+    net::IpAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::Full;
 use hyper::{
     Request, Response, Uri,
-    body::{Bytes, Incoming},
-    client::conn::http1::{self, SendRequest},
+    body::Bytes,
     header::{CONTENT_TYPE, HOST, HeaderValue, RETRY_AFTER, USER_AGENT},
 };
-use hyper_util::rt::TokioIo;
-use tokio::{
-    net::{TcpStream, lookup_host},
-    task::JoinSet,
-    time::timeout,
-};
-use tokio_rustls::TlsConnector;
-use turnpike_client::{Security, TlsOptions};
+use tokio::time::timeout;
+use turnpike_client::http::{HttpConnection, host_field};
 use turnpike_wire::secret::Secret;
 
 use crate::signature;
 
-/// Maximum number of a receiver's addresses to try.
-const ADDRESSES: usize = 4;
-const CONNECT: Duration = Duration::from_secs(5);
 /// Maximum response body in bytes that is read so that the connection can be used again.
 const LONGEST_BODY: usize = 64 << 10;
 
@@ -45,14 +32,7 @@ pub(crate) struct Receiver {
     refuses: Option<RefusedAddress>,
     /// Timeout of a request, from the name lookup to the end of the response.
     patience: Duration,
-    connection: Option<Connection>,
-}
-
-#[derive(Debug)]
-struct Connection {
-    sender: SendRequest<Full<Bytes>>,
-    /// Stops the connection's task when dropped.
-    _driver: JoinSet<hyper::Result<()>>,
+    connection: Option<HttpConnection>,
 }
 
 #[derive(Debug)]
@@ -91,101 +71,39 @@ impl Receiver {
         Err(Failure { why: format!("response {status}{hint}"), wished: wished.map(Duration::from_secs) })
     }
 
-    async fn exchange(&mut self, content_type: &'static str, body: Bytes) -> io::Result<Response<()>> {
-        let mut connection = match self.connection.take().filter(|open| !open.sender.is_closed()) {
+    async fn exchange(
+        &mut self,
+        content_type: &'static str,
+        body: Bytes,
+    ) -> io::Result<Response<Option<Bytes>>> {
+        let mut connection = match self.connection.take().filter(|open| !open.is_closed()) {
             Some(connection) => connection,
-            None => self.connect().await?,
+            None => HttpConnection::open(&self.uri, |ip| self.check(ip)).await?,
         };
-        connection.sender.ready().await.map_err(io::Error::other)?;
         let request = self.request(content_type, body).map_err(io::Error::other)?;
-        let response = connection.sender.send_request(request).await.map_err(io::Error::other)?;
-        let (parts, body) = response.into_parts();
-        // A longer body closes the connection.
-        if read(body).await {
+        let response = connection.send(request, LONGEST_BODY).await?;
+        if response.body().is_some() {
             self.connection = Some(connection);
         }
-        Ok(Response::from_parts(parts, ()))
+        Ok(response)
+    }
+
+    fn check(&self, ip: IpAddr) -> Result<(), String> {
+        if self.refuses.is_some_and(|refuses| refuses(ip)) {
+            return Err(format!(
+                "{ip} is not a public address: set events.allow_private = true if the receiver is yours"
+            ));
+        }
+        Ok(())
     }
 
     fn request(&self, content_type: &'static str, body: Bytes) -> hyper::http::Result<Request<Full<Bytes>>> {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let authority = self.uri.authority().map_or("", |authority| authority.as_str());
-        // User names and passwords in URLs are not sent.
-        let host = authority.rsplit('@').next().unwrap_or_default();
         Request::post(self.uri.path_and_query().map_or("/", |path| path.as_str()))
-            .header(HOST, HeaderValue::from_str(host)?)
+            .header(HOST, HeaderValue::from_str(host_field(&self.uri))?)
             .header(USER_AGENT, concat!("turnpike/", env!("CARGO_PKG_VERSION")))
             .header(CONTENT_TYPE, content_type)
             .header(signature::HEADER, signature::sign(&self.secret, unix, &body))
             .body(Full::new(body))
     }
-
-    async fn connect(&self) -> io::Result<Connection> {
-        let is_secure = self.uri.scheme_str() == Some("https");
-        let host = self.uri.host().unwrap_or_default();
-        let name = host.trim_start_matches('[').trim_end_matches(']');
-        let port = self.uri.port_u16().unwrap_or(if is_secure { 443 } else { 80 });
-        let (stream, address) = self.open(name, port).await?;
-        // Without this, Nagle's algorithm delays the second packet of a request until the first is acknowledged.
-        stream.set_nodelay(true)?;
-        if !is_secure {
-            return shake_hands(stream).await;
-        }
-        let name = name.to_owned();
-        // Reads the certificates of the authorities from files.
-        let security = tokio::task::spawn_blocking(move || {
-            Security::new(&TlsOptions::default(), Some(&name), address).map_err(io::Error::other)
-        });
-        let security = security.await.map_err(io::Error::other)??;
-        let mut config = (*security.config).clone();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let stream = TlsConnector::from(Arc::new(config)).connect(security.name, stream).await;
-        shake_hands(stream.map_err(|error| io::Error::other(format!("TLS: {error}")))?).await
-    }
-
-    async fn open(&self, name: &str, port: u16) -> io::Result<(TcpStream, SocketAddr)> {
-        let found = lookup_host((name, port)).await;
-        let found = found.map_err(|error| io::Error::other(format!("the name does not resolve: {error}")))?;
-        let found: Vec<SocketAddr> = found.collect();
-        let refused = |at: &&SocketAddr| self.refuses.is_some_and(|refuses| refuses(at.ip()));
-        if let Some(address) = found.iter().find(refused) {
-            let ip = address.ip();
-            return Err(io::Error::other(format!(
-                "{ip} is not a public address: set events.allow_private = true if the receiver is yours"
-            )));
-        }
-        let mut last = io::Error::other("the name has no address");
-        for address in found.into_iter().take(ADDRESSES) {
-            match timeout(CONNECT, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => return Ok((stream, address)),
-                Ok(Err(error)) => last = io::Error::other(format!("{address}: {error}")),
-                Err(_) => {
-                    last =
-                        io::Error::other(format!("{address}: no connection within {} s", CONNECT.as_secs()));
-                }
-            }
-        }
-        Err(last)
-    }
-}
-
-async fn shake_hands<S>(stream: S) -> io::Result<Connection>
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-{
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    let mut driver = JoinSet::new();
-    driver.spawn(connection);
-    Ok(Connection { sender, _driver: driver })
-}
-
-/// Reads a response body; false if it is too long or broken.
-async fn read(body: Incoming) -> bool {
-    let mut body = Limited::new(body, LONGEST_BODY);
-    while let Some(frame) = body.frame().await {
-        if frame.is_err() {
-            return false;
-        }
-    }
-    true
 }

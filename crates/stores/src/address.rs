@@ -6,6 +6,8 @@ use percent_encoding::percent_decode_str;
 use turnpike_wire::secret::Secret;
 use url::{ParseError, Url};
 
+use crate::HttpAddress;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreAddress {
     Sqlite(PathBuf),
@@ -14,6 +16,8 @@ pub enum StoreAddress {
     Mysql(ServerAddress),
     /// Redis or Valkey.
     Redis(ServerAddress),
+    /// Endpoint of an application.
+    Http(HttpAddress),
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -53,7 +57,7 @@ pub enum TlsMode {
     Full,
 }
 
-const FORMS: &str = "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://... or rediss://..., sqlite:///PATH, or a line of \
+const FORMS: &str = "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://... or rediss://..., sqlite:///PATH, https://HOST/PATH, or a line of \
                      turnserver.conf such as psql-userdb=\"host=... dbname=... user=... password=...\"";
 
 impl FromStr for StoreAddress {
@@ -92,6 +96,7 @@ impl fmt::Display for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, server) = match self {
             Self::Sqlite(path) => return write!(f, "sqlite://{}", path.display()),
+            Self::Http(address) => return address.fmt(f),
             Self::Postgres(server) => ("postgres", server),
             Self::Mysql(server) => ("mysql", server),
             Self::Redis(server) if server.tls.mode == TlsMode::Off => ("redis", server),
@@ -174,6 +179,7 @@ fn from_url(text: &str) -> Result<StoreAddress, String> {
             }
             return Ok(StoreAddress::Sqlite(path.into()));
         }
+        "https" | "http" => return HttpAddress::new(url).map(StoreAddress::Http),
         "postgres" | "postgresql" => (Kind::Postgres, false),
         "mysql" | "mariadb" => (Kind::Mysql, false),
         "redis" | "valkey" => (Kind::Redis, false),
@@ -397,7 +403,7 @@ mod tests {
             StoreAddress::Postgres(server) | StoreAddress::Mysql(server) | StoreAddress::Redis(server) => {
                 server.tls.mode
             }
-            StoreAddress::Sqlite(_) => panic!("no server"),
+            StoreAddress::Sqlite(_) | StoreAddress::Http(_) => panic!("no server"),
         };
         for (text, expected) in [
             ("postgres://h/d", TlsMode::IfOffered),
@@ -422,6 +428,9 @@ mod tests {
             ("postgres://u:hunter2@h", "no database name"),
             ("sqlite://turndb", "three slashes"),
             ("sqlite:///", "three slashes"),
+            ("http://hunter2@h/users", "use https://"),
+            ("https://hunter2%0d@h/users", "control characters"),
+            ("https://hunter2@", "expected postgres://"),
             ("redis://:hunter2@h/two", "not a Redis database number"),
             ("psql-userdb=host=h dbname=d password='hunter2", "no closing quote"),
             ("psql-userdb=host=h dbname=d color=hunter2", "color is not a supported setting"),
@@ -441,8 +450,10 @@ mod tests {
 
     #[test]
     fn address_output_omits_the_password() {
-        let address = read("mysql://turn:hunter2@h/d");
-        assert!(!format!("{address} {address:?}").contains("hunter2"));
+        for text in ["mysql://turn:hunter2@h/d", "https://hunter2@h/d", "https://x:hunter2@h/d?k=hunter2"] {
+            let address = read(text);
+            assert!(!format!("{address} {address:?}").contains("hunter2"), "{text}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::{
     Backend, Edit, Existing, Rules, SqliteUse, StoreAddress, StoreError, StoredSecret, UserKeys, UserRow,
     directory::DirectoryLimits,
+    http::HttpStore,
     redis::Redis,
     sql::{Mysql, Postgres},
     sqlite::Sqlite,
@@ -16,10 +17,11 @@ enum Kind {
     Postgres(CoturnTables<Postgres>),
     Mysql(CoturnTables<Mysql>),
     Redis(Box<Redis>),
+    Http(HttpStore),
 }
 
 impl Database {
-    /// `connections` applies only to PostgreSQL and MySQL, `file` only to SQLite. Must be called on the
+    /// `connections` applies to PostgreSQL, MySQL and HTTP, `file` only to SQLite. Must be called on the
     /// runtime that does the work.
     #[must_use]
     pub fn new(
@@ -40,6 +42,7 @@ impl Database {
             StoreAddress::Redis(server) => {
                 Kind::Redis(Box::new(Redis::new(server, limits.deadline.mul_f32(0.75), name)))
             }
+            StoreAddress::Http(address) => Kind::Http(HttpStore::new(address, connections, name)),
         })
     }
 }
@@ -51,6 +54,7 @@ macro_rules! each {
             Kind::Postgres($backend) => $question,
             Kind::Mysql($backend) => $question,
             Kind::Redis($backend) => $question,
+            Kind::Http($backend) => $question,
         }
     };
 }

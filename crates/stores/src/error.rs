@@ -75,7 +75,7 @@ impl fmt::Display for StoreError {
                     "{store} does not exist: {detail}; correct the database name in {setting}, or create it"
                 )
             }
-            StoreFault::Schema => write!(f, "{store} {detail}; docs/stores.md has the tables"),
+            StoreFault::Schema => write!(f, "{store} {detail}; see docs/stores.md"),
             StoreFault::Row => write!(f, "{store} has invalid data: {detail}; correct it there"),
             StoreFault::Tls => {
                 write!(f, "TLS to {store} failed: {detail}; set its CA in {setting} (docs/stores.md)")

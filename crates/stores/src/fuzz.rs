@@ -16,7 +16,7 @@ pub(crate) const MOST_ROWS: u8 = 24;
 const MOST_EDITS: usize = 12;
 /// Wording that occurs in error messages anyway. If the fuzzer picks part of it as a secret, finding that
 /// part in an error is not a leak.
-const ALWAYS_TOLD: &str = " in memory does not match coturn's schema: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables \
+const ALWAYS_TOLD: &str = " in memory does not match coturn's schema: \"WRONGTYPE\": another kind of value; see docs/stores.md \
      turn/realm//secret turn/realm//allowed-peer-ip turn/realm//denied-peer-ip \
      unknown option of realm the API key is invalid and not accepted oauth_key has expired \
      in admin_user has users of coturn's web interface (), which turnpike ignores an oauth_key has no kid";

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, absent, or "ask"
-//!  look up (a worker) ─▶ Directory::look_up ─▶ one query per user for all waiters ─▶ Backend ─▶ SQLite, PostgreSQL, MySQL, Redis
+//!  look up (a worker) ─▶ Directory::look_up ─▶ one query per user for all waiters ─▶ Backend ─▶ SQLite, PostgreSQL, MySQL, Redis, HTTP
 //!                                                    │ slow or gone: breaker
 //!  every few seconds  ──▶ Rules: realms, limits, peers, token keys, secrets; small, and completely in memory
 //! ```
@@ -25,6 +25,7 @@ mod error;
 mod fleet;
 #[cfg(test)]
 mod fuzz;
+mod http;
 mod keys;
 mod redis;
 mod rules;
@@ -48,6 +49,7 @@ pub use directory::{CachedUser, Directory, DirectoryCounts, DirectoryLimits, Use
 pub use edit::Edit;
 pub use error::{StoreError, StoreFault};
 pub use fleet::{Beaten, Beating, Exchanged, FleetAddress, FleetNews, FleetStore, NewsBatch, StoreView};
+pub use http::HttpAddress;
 pub use keys::UserKeys;
 pub use rules::{PeerRanges, RealmRules, Rules, StoredLimits, StoredTokenKey};
 pub use secrets::{CUT_OFF, Secrets, StoredSecret, signing};

@@ -181,7 +181,7 @@ macro_rules! each {
 }
 
 impl UsageStore {
-    /// The ledger in the users' database, or in `file` if that database is Redis or SQLite: each write to a
+    /// The ledger in the users' database, or in `file` if that is not a SQL server: each write to a
     /// SQLite file would make the server read all users' rules again. `None` without a place. Does not connect
     /// yet; must be called on the runtime that does the work.
     #[must_use]
@@ -193,7 +193,7 @@ impl UsageStore {
             Some(address @ StoreAddress::Mysql(server)) => {
                 Kind::Mysql(Ledger::new(Mysql::new(server, CONNECTIONS, address.to_string())))
             }
-            Some(StoreAddress::Sqlite(_) | StoreAddress::Redis(_)) | None => {
+            Some(StoreAddress::Sqlite(_) | StoreAddress::Redis(_) | StoreAddress::Http(_)) | None => {
                 let file = file?;
                 let name = StoreAddress::Sqlite(file.to_owned()).to_string();
                 Kind::Sqlite(Ledger::new(Sqlite::with_tables(file, SqliteUse::Own, SQLITE_TABLES, name)))

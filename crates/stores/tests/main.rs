@@ -4,6 +4,7 @@
 
 mod coturn;
 mod fleet;
+mod http;
 mod outages;
 mod questions;
 mod races;

@@ -17,14 +17,13 @@ fn behind_a_proxy(world: &World) -> (Proxy, Directory<Database>) {
         let keys = UserKeys::new(&name, &realm, "pw");
         world.edit(&Edit::PutUser { realm, name, keys });
     }
-    let server = world.server.as_ref().expect("a server");
-    let proxy = Proxy::new(server.address);
+    let proxy = Proxy::new(world.address());
     let limits = DirectoryLimits {
         deadline: Duration::from_secs(1),
         lifetime: Duration::from_millis(200),
         ..impatient()
     };
-    let directory = world.directory_at(&server.url(proxy.address, ""), limits);
+    let directory = world.directory_at(&world.url_at(proxy.address), limits);
     world.wait(async { directory.read().await.expect("an answer") });
     assert!(matches!(found(world, &directory, "alice"), UserLookup::User(_)));
     (proxy, directory)
@@ -50,8 +49,9 @@ fn comes_back(world: &World, directory: &Directory<Database>) {
         assert!(Instant::now() < deadline, "no recovery");
         world.wait(async { tokio::time::sleep(Duration::from_millis(20)).await });
     }
-    assert!(matches!(found(world, directory, "bob"), UserLookup::User(_)), "{:?}", world.kind);
-    assert!(matches!(found(world, directory, "nobody"), UserLookup::Absent));
+    let (bob, stranger) = (found(world, directory, "bob"), found(world, directory, "nobody"));
+    assert!(matches!(bob, UserLookup::User(_)), "{:?}: {bob:?}", world.kind);
+    assert!(matches!(stranger, UserLookup::Absent), "{:?}: {stranger:?}", world.kind);
 }
 
 /// While the store is unavailable, users that are not cached are refused; alice is always accepted.
@@ -67,7 +67,7 @@ fn is_away(world: &World, directory: &Directory<Database>) {
     }
 }
 
-const SERVERS: [Kind; 3] = [Kind::Postgres, Kind::Mariadb, Kind::Redis];
+const SERVERS: [Kind; 4] = [Kind::Postgres, Kind::Mariadb, Kind::Redis, Kind::Http];
 
 #[test]
 fn silent_server_keeps_cached_users_working() {
@@ -115,9 +115,9 @@ fn restarted_server_is_used_again() {
     for kind in SERVERS {
         on(kind, |world| {
             let (_proxy, directory) = behind_a_proxy(world);
-            world.server.as_mut().expect("a server").stop();
+            world.stop();
             is_away(world, &directory);
-            world.server.as_mut().expect("a server").start();
+            world.start();
             comes_back(world, &directory);
         });
     }

@@ -1,11 +1,15 @@
 //! Each kind of store, with a way to write to it that is independent of this crate.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use sqlx::{Connection as _, MySqlConnection, PgConnection};
 use tokio::runtime::Runtime;
 use turnpike_stores::{Backend as _, Database, Directory, DirectoryLimits, Edit, SqliteUse, StoreAddress};
-use turnpike_testkit::{alone::skip, databases::Server};
+use turnpike_testkit::{
+    HttpStub,
+    alone::skip,
+    databases::{PASSWORD, Server},
+};
 
 const DOCUMENT: &str = include_str!("../../../docs/stores.md");
 
@@ -15,6 +19,7 @@ pub(crate) struct World {
     /// Address in a form that [`StoreAddress`] parses.
     pub(crate) url: String,
     pub(crate) server: Option<Server>,
+    pub(crate) stub: Option<HttpStub>,
     pub(crate) file: Option<PathBuf>,
 }
 
@@ -24,6 +29,8 @@ pub(crate) enum Kind {
     Postgres,
     Mariadb,
     Redis,
+    /// An application's endpoint: users, and nothing else.
+    Http,
 }
 
 pub(crate) fn each(test: impl Fn(&mut World)) {
@@ -43,22 +50,24 @@ impl World {
     fn new(kind: Kind) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let server = match kind {
-            Kind::Sqlite => None,
+            Kind::Sqlite | Kind::Http => None,
             Kind::Postgres => Some(Server::postgres()?),
             Kind::Mariadb => Some(Server::mariadb()?),
             Kind::Redis => Some(Server::redis()?),
         };
         let file = (kind == Kind::Sqlite).then(file_of_a_test);
-        let url = match (&server, &file) {
-            (Some(server), _) => server.url(server.address, ""),
-            (None, Some(file)) => format!("sqlite://{}", file.display()),
-            (None, None) => unreachable!("neither a server nor a file"),
+        let stub = (kind == Kind::Http).then(HttpStub::new);
+        let url = match (&server, &file, &stub) {
+            (Some(server), ..) => server.url(server.address, ""),
+            (None, Some(file), _) => format!("sqlite://{}", file.display()),
+            (None, None, Some(stub)) => url_of_stub(stub.address),
+            (None, None, None) => unreachable!("neither a server nor a file"),
         };
-        let world = Self { runtime, kind, url, server, file };
+        let world = Self { runtime, kind, url, server, stub, file };
         if let Some(file) = &world.file {
             drop(rusqlite::Connection::open(file).expect("a file can be created"));
         }
-        if kind != Kind::Redis {
+        if !matches!(kind, Kind::Redis | Kind::Http) {
             world.sql(&schema());
         }
         Ok(world)
@@ -83,7 +92,40 @@ impl World {
         self.runtime.block_on(question)
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.stub
+            .as_ref()
+            .map_or_else(|| self.server.as_ref().expect("a server").address, |stub| stub.address)
+    }
+
+    /// Address of the same server behind a proxy.
+    pub(crate) fn url_at(&self, address: SocketAddr) -> String {
+        match &self.server {
+            Some(server) => server.url(address, ""),
+            None => url_of_stub(address),
+        }
+    }
+
+    pub(crate) fn stop(&mut self) {
+        match &mut self.stub {
+            Some(stub) => stub.stop(),
+            None => self.server.as_mut().expect("a server").stop(),
+        }
+    }
+
+    pub(crate) fn start(&mut self) {
+        match &mut self.stub {
+            Some(stub) => stub.start(),
+            None => self.server.as_mut().expect("a server").start(),
+        }
+    }
+
     pub(crate) fn edit(&self, edit: &Edit) -> bool {
+        if let (Some(stub), Edit::PutUser { realm, name, keys }) = (&self.stub, edit) {
+            let request = format!("{{\"realm\":\"{realm}\",\"user\":\"{name}\"}}");
+            stub.answer(&request, &format!("{{\"key\":\"{}\"}}", *keys.to_hex()));
+            return false;
+        }
         self.wait(self.database().edit(edit)).expect("writable")
     }
 
@@ -106,7 +148,7 @@ impl World {
                     let mut connection = MySqlConnection::connect(&self.url).await.expect("an answer");
                     sqlx::raw_sql(text).execute(&mut connection).await.expect("statements");
                 }
-                Kind::Redis => panic!("Redis has no SQL"),
+                Kind::Redis | Kind::Http => panic!("no SQL"),
             }
         });
     }
@@ -137,6 +179,10 @@ impl Drop for World {
             let _ = std::fs::remove_file(file);
         }
     }
+}
+
+fn url_of_stub(address: SocketAddr) -> String {
+    format!("http://{}@{address}/users", PASSWORD.replace('%', "%25"))
 }
 
 fn schema() -> String {

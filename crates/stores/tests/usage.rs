@@ -216,8 +216,7 @@ fn volumes_add_up_nodes_and_days_of_a_period() {
         };
         let period = midnight - DAY..midnight + DAY;
         let volumes = |by, least, listed: &[UsageAccount]| {
-            let sums = world.wait(ledger.store.volumes(by, &period, least, listed)).expect("an answer");
-            sums
+            world.wait(ledger.store.volumes(by, &period, least, listed)).expect("an answer")
         };
         assert_eq!(volumes(UsageBy::User, 0, &[of("r", "alice", "", "")]), [], "an empty ledger");
         let add = |run: &UsageRun, number, begins, account, bytes| {
@@ -239,7 +238,7 @@ fn volumes_add_up_nodes_and_days_of_a_period() {
         assert_eq!(volumes(UsageBy::Key, 1, &[]), [(of("", "", "shop", ""), 3100)]);
         assert_eq!(volumes(UsageBy::Key, 9999, &[of("", "", "shop", "")]).len(), 1);
         let (r, s) = (of("r", "", "", ""), of("s", "", "", ""));
-        assert_eq!(volumes(UsageBy::Realm, 9999, &[s.clone()]), [(s, 300)]);
+        assert_eq!(volumes(UsageBy::Realm, 9999, std::slice::from_ref(&s)), [(s, 300)]);
         assert_eq!(volumes(UsageBy::Realm, 1000, &[]), [(r, 4000)]);
     });
 }

@@ -7,6 +7,7 @@ pub mod certificates;
 pub mod databases;
 mod dir;
 pub mod fuzz;
+mod http_stub;
 mod loopback;
 pub mod mmdb;
 pub mod names;
@@ -17,6 +18,7 @@ pub mod stun;
 mod wait;
 
 pub use dir::Dir;
+pub use http_stub::HttpStub;
 pub use loopback::loopback_keeps_super_packets;
 pub use ports::{free_address, free_port};
 pub use wait::{PATIENCE, eventually};

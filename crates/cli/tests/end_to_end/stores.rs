@@ -4,7 +4,7 @@ mod fleet;
 
 use crate::prelude::*;
 
-use turnpike_testkit::databases::PASSWORD as SERVERS_PASSWORD;
+use turnpike_testkit::{HttpStub, databases::PASSWORD as SERVERS_PASSWORD};
 
 use turnpike_trials::coturn_store;
 
@@ -406,4 +406,28 @@ fn reload_switches_stores_and_refuses_an_unusable_one() {
     let line = serve.program.line_with("configuration reloaded");
     assert!(line.contains("store.url"), "{line}");
     assert_eq!([allocate(&serve, "one", "pw"), allocate(&serve, "two", "pw")], [Some(401), None]);
+}
+
+#[test]
+fn users_at_an_application_authenticate_and_survive_its_outage() {
+    let mut stub = HttpStub::new();
+    let request = "{\"realm\":\"example.org\",\"user\":\"alice\"}";
+    stub.answer(request, "{\"password\":\"secret\"}");
+    let url = format!("http://token@{}/users", stub.address);
+    let serve = Serve::start_bare(&["--store", &url, "--realm", "example.org"]);
+    assert_eq!(allocate(&serve, "alice", "secret"), None);
+    assert_eq!(stub.authorization(), "Bearer token");
+    assert_eq!(allocate(&serve, "alice", "another"), Some(401));
+    assert_eq!(allocate(&serve, "bob", "secret"), Some(401));
+    stub.stop();
+    assert_eq!(allocate(&serve, "carol", "secret"), Some(500));
+    assert_eq!(allocate(&serve, "alice", "secret"), None, "still in memory");
+    let lines = serve.program.lines();
+    assert!(!lines.iter().any(|line| line.contains("token@")), "{lines:#?}");
+    stub.start();
+    stub.otherwise("401 Unauthorized", "");
+    drop(serve);
+    let refused = run(&["serve", "--store", &url, "--listen", "127.0.0.1:0", "--admin", "off"]);
+    assert_eq!(refused.code, Some(1), "{}", refused.output());
+    assert!(refused.stderr.contains("correct them in store.url"), "{}", refused.output());
 }

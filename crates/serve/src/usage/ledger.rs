@@ -111,7 +111,7 @@ impl UsageLedger {
     /// Runs until the last worker has ended.
     pub(crate) async fn run(mut self, relay: Weak<Relay>) {
         self.save(true, false).await;
-        self.quotas.set_time(unix());
+        self.quotas.follow(unix());
         loop {
             self.quotas.announce(&self.store).await;
             let is_saved = self.unsaved_rows() == 0;
@@ -164,7 +164,7 @@ impl UsageLedger {
                 }
             }
         }
-        self.quotas.set_time(unix);
+        self.quotas.follow(unix);
         for (account, mut amount) in round {
             let bytes = amount.to_peer.1 + amount.to_client.1;
             self.quotas.add(&account, bytes);

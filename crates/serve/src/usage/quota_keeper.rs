@@ -49,7 +49,7 @@ impl QuotaKeeper {
     }
 
     /// Applies a reload and the begin of a period.
-    pub(super) fn set_time(&mut self, unix: u64) {
+    pub(super) fn follow(&mut self, unix: u64) {
         let wanted = self.wanted.borrow_and_update().clone();
         if self.sums.iter().map(|sums| &sums.quota).ne(&wanted) {
             let mut old = std::mem::take(&mut self.sums);

@@ -51,9 +51,10 @@ impl Notice {
     pub(super) fn id(&self) -> String {
         let UsageAccount { realm, user, key, .. } = &self.subject;
         let VolumeQuota { by, bytes, per, .. } = self.quota;
+        let (by, per) = (<&str>::from(by), <&str>::from(per));
         let (begins, percent) = (self.begins, self.percent);
         // Names contain no NUL.
-        format!("{by:?}\0{realm}\0{user}\0{key}\0{per:?}\0{begins}\0{bytes}\0{percent}")
+        format!("{by}\0{realm}\0{user}\0{key}\0{per}\0{begins}\0{bytes}\0{percent}")
     }
 }
 
