@@ -401,7 +401,7 @@ mod tests {
         }
         assert!(problem(b"<html>503 Service Unavailable</html>").contains("not a valid MaxMind DB file"));
         // A pointer that leads out of the data.
-        let mut damaged = whole.clone();
+        let mut damaged = whole;
         damaged[..6].fill(0xff);
         assert!(problem(&damaged).contains("not a valid MaxMind DB file"));
         let empty = mmdb("Test-Domain", 1, &[("192.0.2.0/24", "", 0)]);
