@@ -37,6 +37,8 @@ pub enum EventData {
     AllocationBegin(AllocationBegin),
     /// `refusal`, and `quota` if a limit on allocations refused them.
     Refusal(ClientRefusals),
+    /// `quota` if a volume quota is used up, or nearly.
+    Quota(QuotaUse),
     /// `certificate.renewed`, `certificate.failed` and `certificate.expiring`
     Certificate(CertificateEvent),
     /// `drain.begin` and `drain.end`
@@ -104,6 +106,28 @@ pub struct AllocationEnd {
     pub to_peer: Traffic,
     /// Traffic relayed to the client.
     pub to_client: Traffic,
+}
+
+/// A volume quota (`usage.quota`) of which 80 or 100 percent are used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct QuotaUse {
+    /// `user`, `key` or `realm`.
+    pub by: String,
+    /// Name of the user, API key or realm.
+    pub name: String,
+    /// Realm of a user.
+    pub realm: Option<String>,
+    /// `day` or `month`.
+    pub per: String,
+    /// Begin of the period (RFC 3339).
+    pub since: String,
+    /// 80 or 100.
+    pub percent: u8,
+    /// Payload bytes used in this period.
+    pub bytes: u64,
+    /// Payload bytes of the quota.
+    pub quota: u64,
 }
 
 /// A certificate that was renewed, could not be renewed, or expires soon.

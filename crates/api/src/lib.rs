@@ -36,6 +36,7 @@ pub use credential::{
 };
 pub use event::{
     AllocationBegin, AllocationEnd, CertificateEvent, DrainEvent, Event, EventData, LostEvents, NodeEvent,
+    QuotaUse,
 };
 pub use fleet::{
     FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, NodeOrder, NodeState, PeerRequest, Reply,

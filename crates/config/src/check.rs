@@ -10,6 +10,7 @@ use turnpike_turn::server::{AllocationLimits, Alternate, Bandwidth, Rates, Trans
 use super::{
     AcmeChallenge, AllowedPeer, AlternateSettings, CertificateName, CredentialsSettings, DatapathChoice,
     FleetSettings, Mistake, RealmSettings, RelayPlace, Settings, TlsSettings, TokenKeySettings,
+    UsageSettings,
 };
 use crate::{
     acme_keys::MOST_NAMES,
@@ -17,6 +18,7 @@ use crate::{
     limit_keys,
     realms::{self, MOST_REALMS},
     relay_doubts,
+    usage_keys::MOST_QUOTAS,
 };
 
 /// Keys whose default is capped by another setting. An explicit value above that limit is an error.
@@ -52,6 +54,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     judge.tokens();
     judge.fleet();
     judge.events();
+    judge.usage();
     alternates(settings, problems);
     for (index, realm) in settings.realms.iter().enumerate() {
         one_realm(settings, index, realm, problems);
@@ -476,6 +479,18 @@ impl Judge<'_> {
         if self.settings.store.state.directory().is_none() {
             let problem = "there is no directory for undelivered events: store.state is \"off\", or no home directory is set";
             self.refuse("events.webhook", problem, "a directory in store.state");
+        }
+    }
+
+    fn usage(&mut self) {
+        let UsageSettings { days, quotas, .. } = &self.settings.usage;
+        if let Some(kept) = quotas.iter().map(|quota| quota.per.days()).max().filter(|kept| kept > days) {
+            let problem = format!("usage.days is {days}, so the sums of its period are not kept");
+            self.refuse("usage.quota", problem, &format!("usage.days of {kept} or more"));
+        }
+        if quotas.len() > MOST_QUOTAS {
+            let problem = format!("there are {} quotas", quotas.len());
+            self.refuse("usage.quota", problem, &format!("at most {MOST_QUOTAS}"));
         }
     }
 

@@ -44,6 +44,7 @@ mod source;
 mod sources;
 mod store_keys;
 mod tables;
+mod usage_keys;
 mod world_readable;
 
 pub use acme_keys::{AcmeChallenge, AcmeSettings, BindingKey, CertificateName};
@@ -66,7 +67,7 @@ pub use renamed::rename_log_targets;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};
 pub use sections::{
     AuthSettings, CertificateFiles, ConfiguredUser, DtlsSettings, GeoipSettings, LogFormat, LogSettings,
-    RateSettings, RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UsageSettings, UserSecret,
+    RateSettings, RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UserSecret,
 };
 pub use settings::{DatapathChoice, Settings};
 pub use source::Flags;
@@ -77,4 +78,5 @@ pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
 pub use tables::KeyPosition;
 pub use turnpike_strict::{Mistake, Mistakes, Origin};
 pub use turnpike_wire::secret::Secret;
+pub use usage_keys::{QuotaAction, QuotaBy, QuotaPeriod, UsageSettings, VolumeQuota};
 pub use world_readable::readable_by_all;

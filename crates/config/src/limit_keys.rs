@@ -49,15 +49,21 @@ pub fn rate(text: &str) -> Result<Option<u64>, &'static str> {
     if text == "none" {
         return Ok(None);
     }
+    let rate = scaled(text)?;
+    if Bandwidth::RATES.contains(&rate) { Ok(Some(rate)) } else { Err("out of range") }
+}
+
+/// Parses a whole number, optionally with a decimal unit such as `10G`.
+pub(super) fn scaled(text: &str) -> Result<u64, &'static str> {
     let (digits, factor) = match text.char_indices().next_back() {
         Some((at, 'k')) => (&text[..at], 1_000),
         Some((at, 'M')) => (&text[..at], 1_000_000),
         Some((at, 'G')) => (&text[..at], 1_000_000_000),
+        Some((at, 'T')) => (&text[..at], 1_000_000_000_000),
         _ => (text, 1),
     };
-    let rate = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
-    let rate = rate.ok_or("not a whole number")?;
-    if Bandwidth::RATES.contains(&rate) { Ok(Some(rate)) } else { Err("out of range") }
+    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    number.ok_or("not a whole number")
 }
 
 fn show_rate(rate: &Option<u64>) -> String {

@@ -202,17 +202,3 @@ pub struct GeoipSettings {
     /// MaxMind DB files.
     pub files: Vec<PathBuf>,
 }
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UsageSettings {
-    /// Days for which daily sums are kept; 0 records no usage.
-    pub days: u32,
-    /// Days for which hourly sums are kept.
-    pub hour_days: u32,
-}
-
-impl Default for UsageSettings {
-    fn default() -> Self {
-        Self { days: 0, hour_days: 35 }
-    }
-}

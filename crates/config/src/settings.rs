@@ -21,7 +21,7 @@ use crate::{
     limit_keys::{MAX_ALLOCATION_DURATION, RATE},
     oauth_keys,
     realm_keys::REALM_KEYS,
-    relay_keys, sandbox_keys, store_keys, tables,
+    relay_keys, sandbox_keys, store_keys, tables, usage_keys,
 };
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -231,7 +231,8 @@ settings! {
             reload "events.allow_private" .allow_private kind::SWITCH;
         usage: UsageSettings = UsageSettings::default(),
             start "usage.days" .days number!(u32, "days", 0..=3660),
-            start "usage.hour_days" .hour_days number!(u32, "days", 1..=366);
+            start "usage.hour_days" .hour_days number!(u32, "days", 1..=366),
+            reload "usage.quota" .quotas usage_keys::QUOTAS;
         log: LogSettings = LogSettings::default(),
             reload "log.level" .level kind::LOG_LEVEL,
             start "log.format" .format kind::LOG_FORMAT;

@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_turn::server::{
     AllocateAttempt, CredentialCheck, CredentialQuery, Destination, QuotaRefusal, Redirects, RelayTransport,
-    Restrictions, Transport, User, UserRef, Users,
+    Restrictions, Transport, User, UserRef, Users, VolumeLimits,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -57,6 +57,10 @@ impl Users for WorkerPolicy {
 impl Restrictions for WorkerPolicy {
     fn is_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         self.ports.are_relayed(address, transport)
+    }
+
+    fn volume_limits(&self, user: UserRef<'_>, username: &str) -> VolumeLimits {
+        self.fleet.as_ref().map_or_else(VolumeLimits::default, |fleet| fleet.volume_limits(user, username))
     }
 
     fn is_banned(&self, unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool {

@@ -11,7 +11,7 @@ use turnpike_net::{RxStats, TxStats, UdpOptions, UdpSocket};
 use turnpike_offload::{Hook, Kernel, OffloadError, PassedKernel};
 use turnpike_turn::server::{
     CredentialQuery, Effect, ListenerId, LookupId, LookupResult, NonceKeys, OwnEndpoints, QuotaRefusal,
-    Redirects, Stats, Transport, UserRef, Users,
+    Redirects, Stats, Transport, UserRef, Users, VolumeLimits,
 };
 use turnpike_worker::{Sender, Workers};
 
@@ -87,6 +87,10 @@ pub trait Fleet: Redirects + Send + Sync {
     /// exceeded.
     fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
     fn release(&self, user: UserRef<'_>);
+    /// See [`turnpike_turn::server::Restrictions::volume_limits`].
+    fn volume_limits(&self, _user: UserRef<'_>, _username: &str) -> VolumeLimits {
+        VolumeLimits::default()
+    }
     /// See [`turnpike_turn::server::Restrictions::is_banned`].
     fn is_banned(&self, unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool;
 }

@@ -44,7 +44,7 @@ use turnpike_config::{Mistake, Mistakes, Settings};
 use turnpike_relay::{Config, Relay, SharedQuota};
 use turnpike_stores::FleetAddress;
 use turnpike_turn::server::{
-    AllocateAttempt, Destination, NonceKey, QuotaRefusal, Redirects, Transport, UserRef,
+    AllocateAttempt, Destination, NonceKey, QuotaRefusal, Redirects, Transport, UserRef, VolumeLimits,
 };
 
 pub(crate) use admin_ops::FleetOrders;
@@ -57,7 +57,7 @@ pub(crate) use keys::NodeKeys;
 pub(crate) use offer::FleetOffer;
 pub(crate) use publishing::{StatusLines, StatusWriter};
 
-use crate::{ServeError, store::StoreInUse};
+use crate::{ServeError, store::StoreInUse, usage::UsedQuotas};
 use banned::Banned;
 use heartbeat::Beater;
 use load::Room;
@@ -66,6 +66,7 @@ use node::OwnNode;
 /// Fleet as the workers see it; exists even if no fleet is configured.
 pub(crate) struct FleetMembership {
     banned: Arc<Banned>,
+    used_quotas: Arc<UsedQuotas>,
     node: Option<Arc<OwnNode>>,
     alone: NodeKeys,
 }
@@ -99,7 +100,7 @@ impl FleetMembership {
             banned.mark(&before.unannounced);
             before.bans.iter().for_each(|ban| banned.put(ban.clone()));
         }
-        let fleet = Self { banned, node, alone: NodeKeys::alone(own) };
+        let fleet = Self { banned, used_quotas: Arc::default(), node, alone: NodeKeys::alone(own) };
         Ok((Arc::new(fleet), Begun { beater, questions: received }))
     }
 
@@ -141,12 +142,17 @@ impl FleetMembership {
         }
     }
 
-    /// True if an administrator has stopped new clients while the node keeps running.
+    /// Volume quotas of users, keys and realms that are used up on all nodes together.
+    pub(crate) fn used_quotas(&self) -> Arc<UsedQuotas> {
+        Arc::clone(&self.used_quotas)
+    }
+
     /// Name of this node, or of the machine outside a fleet.
     pub(crate) fn node_name(&self) -> String {
         self.node.as_ref().map_or_else(node::host_name, |node| node.name.to_string())
     }
 
+    /// True if an administrator has stopped new clients while the node keeps running.
     pub(crate) fn is_cordoned(&self) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_cordoned())
     }
@@ -196,6 +202,10 @@ impl turnpike_relay::Fleet for FleetMembership {
         if let Some(node) = &self.node {
             node.release(user);
         }
+    }
+
+    fn volume_limits(&self, user: UserRef<'_>, username: &str) -> VolumeLimits {
+        self.used_quotas.limits(user, username)
     }
 
     fn is_banned(&self, unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool {

@@ -11,7 +11,7 @@ use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use turnpike_acme::{Acme, Wanted};
 use turnpike_admin::{AdminInterface, Applications, Serving};
 use turnpike_api::{Job, Reloaded};
-use turnpike_config::{ConfiguredUser, LoadedConfig, Mistakes, Settings, Sources, UserSecret};
+use turnpike_config::{ConfiguredUser, LoadedConfig, Mistakes, Settings, Sources, UserSecret, VolumeQuota};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_process::{
     Control, MetricsPage, ProcessError, Service, kernel_path,
@@ -51,7 +51,7 @@ use crate::{
     plan::{self, RelayPlan},
     refusals::Refusals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
-    usage::{self, UsageLedger, UsageLog, UsageTimes},
+    usage::{self, QuotaKeeper, UsageLedger, UsageLog, UsageTimes},
 };
 
 /// Runs a TURN server until a signal or an administrator stops it. Prints a generated credential to `out`
@@ -115,6 +115,7 @@ struct TurnServer {
     geoip: GeoIpFiles,
     events: Arc<ServerEvents>,
     state_watch: StateWatch,
+    quotas: watch::Sender<Vec<VolumeQuota>>,
     pages: [Arc<Serving>; 2],
     metrics: MetricsPage,
 }
@@ -154,7 +155,9 @@ impl TurnServer {
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let events = Arc::new(ServerEvents::start(&settings));
         let usage = usage::open(&settings)?;
-        let recorded = record_usage(usage.as_ref(), &settings, &fleet, plan.config.workers);
+        let quotas = watch::Sender::new(settings.usage.quotas.clone());
+        let keeper = QuotaKeeper::new(quotas.subscribe(), fleet.used_quotas(), Arc::clone(&events));
+        let recorded = record_usage(usage.as_ref(), &settings, &fleet, (plan.config.workers, keeper));
         let (log, logs) = allocation_logs(&fleet, &events, &geoip, recorded);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
@@ -225,6 +228,7 @@ impl TurnServer {
             geoip,
             events,
             state_watch: StateWatch::default(),
+            quotas,
             pages,
             metrics,
         };
@@ -264,6 +268,7 @@ impl TurnServer {
         store::note_realm(&self.settings);
         self.fleet.set(&self.settings);
         self.events.set(&self.settings);
+        self.quotas.send_replace(self.settings.usage.quotas.clone());
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
@@ -374,10 +379,10 @@ fn record_usage(
     store: Option<&Arc<UsageStore>>,
     settings: &Settings,
     fleet: &FleetMembership,
-    workers: usize,
+    (workers, quotas): (usize, QuotaKeeper),
 ) -> Option<UsageEnds> {
     let times = UsageTimes::from(&settings.usage);
-    store.map(|store| UsageLedger::new(Arc::clone(store), fleet.node_name(), times, workers))
+    store.map(|store| UsageLedger::new(Arc::clone(store), fleet.node_name(), times, workers, quotas))
 }
 
 async fn join_fleet(

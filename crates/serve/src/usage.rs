@@ -9,8 +9,11 @@
 mod account;
 mod counts;
 mod ledger;
+mod quota_keeper;
+mod quota_sums;
 mod recorder;
 mod unsaved;
+mod used_quotas;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -21,7 +24,9 @@ use crate::store;
 
 pub(crate) use counts::{UsageCounts, UsageFigures};
 pub(crate) use ledger::{UsageLedger, UsageTimes};
+pub(crate) use quota_keeper::QuotaKeeper;
 pub(crate) use recorder::UsageLog;
+pub(crate) use used_quotas::UsedQuotas;
 
 const FILE: &str = "usage.sqlite";
 
@@ -41,7 +46,7 @@ pub(crate) fn open(settings: &Settings) -> Result<Option<Arc<UsageStore>>, Mista
     match &ledger {
         Some(ledger) => tracing::info!("recording usage in {}", ledger.name()),
         None => tracing::warn!(
-            "usage is not recorded although usage.days is set: set store.state to a directory, or store.url to a \
+            "usage is not recorded although usage.days is set, and usage.quota has no effect: set store.state to a directory, or store.url to a \
              PostgreSQL or MySQL database"
         ),
     }

@@ -5,11 +5,13 @@
 //! ```text
 //!  turnpike_usage      (span, begins, account, node) → names and sums; span is 3600 or 86400 seconds
 //!  turnpike_usage_run  run → number of its last batch, last write; shows gaps after a crash
+//!  turnpike_usage_notice  announced notices of volume quotas
 //! ```
 
 mod statements;
 
 use std::{
+    ops::Range,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -220,6 +222,24 @@ impl UsageStore {
         each!(self, ledger => ledger.gaps(since, until.min(now.saturating_sub(SILENT))).await)
     }
 
+    /// Bytes in whole days of a period by user, API key or realm: of the 20,000 subjects with the highest sums
+    /// among those with at least `least` bytes and those `listed`.
+    pub async fn volumes(
+        &self,
+        by: UsageBy,
+        period: &Range<u64>,
+        least: u64,
+        listed: &[UsageAccount],
+    ) -> Result<Vec<(UsageAccount, u64)>, StoreError> {
+        each!(self, ledger => ledger.volumes(by, period, least, listed).await)
+    }
+
+    /// Stores notices, each a text and the beginning of its period. Returns true for each one that no other call,
+    /// of any node, has stored before.
+    pub async fn announce(&self, notices: &[(String, u64)]) -> Result<Vec<bool>, StoreError> {
+        each!(self, ledger => ledger.announce(notices).await)
+    }
+
     /// Removes hours and days that begin before these Unix times.
     pub async fn forget(&self, hours: u64, days: u64) -> Result<(), StoreError> {
         each!(self, ledger => ledger.forget(hours, days).await)
@@ -292,6 +312,44 @@ impl<S: Sql + Statements> Ledger<S> {
         Ok(rows.iter().map(gap).collect())
     }
 
+    async fn volumes(
+        &self,
+        by: UsageBy,
+        period: &Range<u64>,
+        least: u64,
+        listed: &[UsageAccount],
+    ) -> Result<Vec<(UsageAccount, u64)>, StoreError> {
+        let name = |account: &UsageAccount| match by {
+            UsageBy::Key => serde_json::json!([account.key]),
+            UsageBy::Realm => serde_json::json!([account.realm]),
+            _ => serde_json::json!([account.realm, account.user]),
+        };
+        let listed = serde_json::Value::Array(listed.iter().map(name).collect()).to_string();
+        let [since, until, least] = [period.start, period.end, least].map(|number| number.to_string());
+        let statement = S::VOLUMES[match by {
+            UsageBy::Key => 1,
+            UsageBy::Realm => 2,
+            _ => 0,
+        }];
+        let rows = self.rows(statement, &[&since, &until, &least, &listed]).await?;
+        let volume = |row: &Row| {
+            let of = |index| text(row, index).into();
+            let account = UsageAccount { realm: of(0), user: of(1), key: of(2), ..UsageAccount::default() };
+            (account, number(row, 3))
+        };
+        Ok(rows.iter().map(volume).collect())
+    }
+
+    async fn announce(&self, notices: &[(String, u64)]) -> Result<Vec<bool>, StoreError> {
+        self.make_tables().await?;
+        let hash = |text: &str| hex::encode(&Sha256::digest(text)[..16]);
+        let notices: Vec<_> = notices.iter().map(|(text, begins)| (hash(text), begins.to_string())).collect();
+        let statements: Vec<_> =
+            notices.iter().map(|(hash, begins)| (S::NOTICE, vec![&**hash, &**begins])).collect();
+        let stored = self.sql.change(statements.into()).await?;
+        Ok(stored.into_iter().map(|rows| rows > 0).collect())
+    }
+
     async fn forget(&self, hours: u64, days: u64) -> Result<(), StoreError> {
         self.make_tables().await?;
         let (hours, days) = (hours.to_string(), days.to_string());
@@ -299,6 +357,7 @@ impl<S: Sql + Statements> Ledger<S> {
             (S::FORGET, vec!["3600", hours.as_str()]),
             (S::FORGET, vec!["86400", days.as_str()]),
             (S::FORGET_RUNS, vec![days.as_str()]),
+            (S::FORGET_NOTICES, vec![days.as_str()]),
         ];
         self.sql.change(statements.into()).await.map(drop)
     }

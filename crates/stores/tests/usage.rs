@@ -204,6 +204,60 @@ fn old_hours_and_days_are_removed() {
     });
 }
 
+#[test]
+fn volumes_add_up_nodes_and_days_of_a_period() {
+    each(|world, ledger| {
+        let midnight = NOW - NOW % DAY;
+        let of = |realm: &str, user: &str, key: &str, identifier: &str| UsageAccount {
+            realm: realm.into(),
+            user: user.into(),
+            key: key.into(),
+            identifier: identifier.into(),
+        };
+        let period = midnight - DAY..midnight + DAY;
+        let volumes = |by, least, listed: &[UsageAccount]| {
+            let sums = world.wait(ledger.store.volumes(by, &period, least, listed)).expect("an answer");
+            sums
+        };
+        assert_eq!(volumes(UsageBy::User, 0, &[of("r", "alice", "", "")]), [], "an empty ledger");
+        let add = |run: &UsageRun, number, begins, account, bytes| {
+            let rows = vec![(account, amount(bytes))];
+            world.wait(ledger.store.add(run, &batch(number, begins, rows))).expect("written");
+        };
+        let (a, b) = (run("one", "a"), run("two", "b"));
+        add(&a, 1, NOW, of("r", "alice", "", ""), 993);
+        add(&b, 1, NOW - DAY, of("r", "alice", "shop", "x"), 2993);
+        add(&b, 2, NOW - 2 * DAY, of("r", "alice", "shop", "x"), 5000);
+        add(&b, 3, NOW, of("s", "alice", "shop", ""), 93);
+        add(&b, 4, NOW, of("s", "d'arc\"", "", ""), 193);
+        let (alice, arc) = (of("r", "alice", "", ""), of("s", "d'arc\"", "", ""));
+        assert_eq!(volumes(UsageBy::User, 1000, &[]), [(alice.clone(), 4000)]);
+        assert_eq!(
+            volumes(UsageBy::User, 1000, &[arc.clone(), of("s", "eve", "", "")]),
+            [(alice, 4000), (arc, 200)]
+        );
+        assert_eq!(volumes(UsageBy::Key, 1, &[]), [(of("", "", "shop", ""), 3100)]);
+        assert_eq!(volumes(UsageBy::Key, 9999, &[of("", "", "shop", "")]).len(), 1);
+        let (r, s) = (of("r", "", "", ""), of("s", "", "", ""));
+        assert_eq!(volumes(UsageBy::Realm, 9999, &[s.clone()]), [(s, 300)]);
+        assert_eq!(volumes(UsageBy::Realm, 1000, &[]), [(r, 4000)]);
+    });
+}
+
+#[test]
+fn a_notice_is_announced_once() {
+    each(|world, ledger| {
+        let announce = |texts: &[&str]| {
+            let notices: Vec<_> = texts.iter().map(|text| ((*text).to_owned(), NOW)).collect();
+            world.wait(ledger.store.announce(&notices)).expect("written")
+        };
+        assert_eq!(announce(&["a", "b"]), [true, true]);
+        assert_eq!(announce(&["b", "c", "a"]), [false, true, false]);
+        world.wait(ledger.store.forget(0, NOW + 1)).expect("written");
+        assert_eq!(announce(&["a"]), [true]);
+    });
+}
+
 /// Measures queries of a ledger with a million rows; run with `--ignored --nocapture` in a release build.
 #[test]
 #[ignore = "a measurement"]
@@ -237,5 +291,9 @@ fn queries_of_a_million_rows() {
             let groups = world.wait(ledger.store.sums(&wanted)).expect("an answer").len();
             println!("{name}: {groups} groups in {:?}", begun.elapsed());
         }
+        let (month, begun) = (first..NOW, std::time::Instant::now());
+        let volumes = ledger.store.volumes(UsageBy::User, &month, u64::MAX >> 1, &names);
+        let volumes = world.wait(volumes).expect("an answer").len();
+        println!("volumes of a month: {volumes} users in {:?}", begun.elapsed());
     });
 }

@@ -119,7 +119,7 @@ const UINT64: u8 = 9;
 
 enum Value<'a> {
     Text(&'a str),
-    /// With its type.
+    /// The number and its type.
     Number(u64, u8),
     Map(BTreeMap<&'a str, Value<'a>>),
     EmptyArray,

@@ -28,7 +28,7 @@ pub use http::{Metrics, delete, get as fetch, get_as, get_unix, post};
 pub use namespace::{Namespace, namespace};
 pub use newcomers::Newcomers;
 pub use program::{Finished, Program};
-pub use tls::{Certificate, shown_by};
+pub use tls::{Certificate, shown_by, spki_hash};
 pub use turnpike::{
     Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, run_directory, turnpike, upgradable,
 };

@@ -90,9 +90,7 @@ impl Certificate {
 
     /// Base64 of the public key's SHA-256 (SPKI), the form that Chromium and HPKP (RFC 7469) use.
     pub fn spki_hash(&self) -> String {
-        let pem = fs::read_to_string(self.key()).expect("the file belongs to the test");
-        let key = KeyPair::from_pem(&pem).expect("the test's own key");
-        STANDARD.encode(Sha256::digest(key.subject_public_key_info()))
+        spki_hash(&fs::read_to_string(self.key()).expect("the file belongs to the test"))
     }
 
     pub fn flags(&self) -> [&str; 4] {
@@ -107,6 +105,12 @@ impl Certificate {
 
 fn read(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
+}
+
+/// SHA-256 of the public key of a private key in PEM, as browsers take it for exceptions.
+pub fn spki_hash(pem: &str) -> String {
+    let key = KeyPair::from_pem(pem).expect("a private key");
+    STANDARD.encode(Sha256::digest(key.subject_public_key_info()))
 }
 
 pub fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer<'static> {

@@ -69,9 +69,9 @@ def main():
                 judge("GET", described.replace("{id}", allocation["id"]), described)
             judge("GET", described.replace("{id}", "0" * 32), described)
             judge("GET", described.replace("{id}", "nonsense"), described)
-        elif described == "/v1/live/events":
-            # An endless event stream.
-            judge("GET", f"{described}?count=1", described)
+        elif described.endswith("/events"):
+            # Otherwise endless.
+            judge("GET", f"{described}?count=0", described)
         else:
             judge("GET", described, described)
     judge("GET", "/v1/allocations?limit=nonsense", "/v1/allocations")

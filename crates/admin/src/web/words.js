@@ -88,6 +88,7 @@ const REFUSALS = {
   "limit user": "The user has the maximum number of allocations.",
   "limit total": "The maximum number of allocations is reached.",
   "limit prefix": "The client's address prefix has the maximum number of allocations.",
+  "limit volume": "The user, its API key or its realm has used up its volume quota.",
   "limit permissions": "The allocation has the maximum number of permissions.",
   "limit channels": "The allocation has the maximum number of channels.",
   "limit shared_peer": "The peer belongs to another client on a shared relay port.",

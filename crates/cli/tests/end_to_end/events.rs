@@ -7,6 +7,7 @@ use std::{
 };
 
 const SECRET: &str = "0123456789abcdef";
+const ALLOCATIONS: &str = "allocation.begin,allocation.end";
 
 /// Accepts every request and passes on its signature and body.
 fn receiver() -> (SocketAddr, Receiver<(String, Vec<u8>)>) {
@@ -63,11 +64,12 @@ fn serve_with(dir: &Dir, at: SocketAddr) -> Serve {
     Serve::start(&["--config", file.to_str().expect("UTF-8")])
 }
 
-fn stream(admin: SocketAddr, headers: &str) -> BufReader<TcpStream> {
+/// Subscribes to events of these types.
+pub(crate) fn stream(admin: SocketAddr, types: &str, headers: &str) -> BufReader<TcpStream> {
     let mut stream = TcpStream::connect(admin).expect("the admin interface listens");
     stream.set_read_timeout(Some(SOON)).expect("a timeout");
-    let path = "/v1/events?types=allocation.begin,allocation.end";
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {admin}\r\n{headers}\r\n").expect("it reads");
+    write!(stream, "GET /v1/events?types={types} HTTP/1.1\r\nHost: {admin}\r\n{headers}\r\n")
+        .expect("it reads");
     let mut lines = BufReader::new(stream);
     let mut line = String::new();
     while line.trim() != ": events" {
@@ -78,7 +80,7 @@ fn stream(admin: SocketAddr, headers: &str) -> BufReader<TcpStream> {
 }
 
 /// Id and content of the next event; lines between events are chunk framing.
-fn next(stream: &mut BufReader<TcpStream>) -> (u64, Value) {
+pub(crate) fn next(stream: &mut BufReader<TcpStream>) -> (u64, Value) {
     let mut id = None;
     loop {
         let mut line = String::new();
@@ -97,7 +99,7 @@ fn begin_and_end_of_an_allocation_reach_webhook_and_stream() {
     let dir = Dir::new();
     let (at, requests) = receiver();
     let mut serve = serve_with(&dir, at);
-    let mut events = stream(serve.admin(), "");
+    let mut events = stream(serve.admin(), ALLOCATIONS, "");
     let reflect = Reflect::start(V4, &[]);
     serve.load(&reflect).with("--clients 1 --rate 200 --size 120 --duration 1").run().ended(0);
     let (first, begin) = next(&mut events);
@@ -120,7 +122,7 @@ fn begin_and_end_of_an_allocation_reach_webhook_and_stream() {
     }
     // A subscriber that returns gets the events that it missed.
     drop(events);
-    let mut resumed = stream(serve.admin(), &format!("Last-Event-ID: {first}\r\n"));
+    let mut resumed = stream(serve.admin(), ALLOCATIONS, &format!("Last-Event-ID: {first}\r\n"));
     assert_eq!(next(&mut resumed), (second, end.clone()));
     let received: Vec<Value> = (1..=2)
         .map(|number| {

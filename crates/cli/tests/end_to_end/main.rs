@@ -63,4 +63,5 @@ mod transports;
 mod upgrade;
 mod upgrade_forward;
 mod usage;
+mod volume_quotas;
 mod zones;

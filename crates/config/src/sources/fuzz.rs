@@ -102,6 +102,7 @@ fn seeds() -> Vec<Vec<u8>> {
             "[oauth]\nserver_name = \"t\"\n[[oauth.key]]\nkid = \"n\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nlifetime = 60\n",
             "[[alternate]]\naddress = \"[2001:db8::1]:5349\"\ndomain = \"t.example\"\ntransports = [\"tls\"]\nwhen = \"always\"\n",
             "[[events.webhook]]\nurl = \"https://a.example/x\"\nsecret = \"0123456789abcdef\"\ntypes = [\"quota\"]\nbatch = true\n",
+            "[usage]\ndays = 31\n[[usage.quota]]\nby = \"user\"\nbytes = \"10G\"\nper = \"day\"\nthen = \"1M\"\n",
             "listening-port=3478\nrealm=example.org\n",
             "0.0.0.0 80 10.0.0.1 80\n",
             "[[rule]]\nlisten = \"0.0.0.0:1\"\n",

@@ -152,7 +152,7 @@ impl ProducesTickets for Tickets {
         self.seal(Instant::now(), plain)
     }
 
-    /// With TLS 1.2, also called for clients that still have a ticket while tickets are disabled.
+    /// TLS 1.2 also asks for clients that still have a ticket while tickets are disabled.
     fn decrypt(&self, cipher: &[u8]) -> Option<Vec<u8>> {
         if self.enabled() { self.open(Instant::now(), cipher) } else { None }
     }

@@ -263,7 +263,7 @@ impl Offload {
                 let Some((client, link)) = server.reached(*allocation) else { return };
                 self.open(*allocation, &client, link, server.is_limited(*allocation));
             }
-            Effect::Limited { allocation } => self.limit(*allocation, server, listeners),
+            Effect::Limited { allocation } => self.follow_limit(*allocation, server, listeners),
             Effect::Closed { allocation, to_peer, to_client, .. } => {
                 let [peer, client] = self.release(*allocation, server).pairs();
                 (to_peer.0, to_peer.1) = (to_peer.0 + peer.0, to_peer.1 + peer.1);
@@ -380,12 +380,12 @@ impl Offload {
                 }
                 Across::default()
             });
-            self.limit(allocation, server, listeners);
+            self.follow_limit(allocation, server, listeners);
         }
     }
 
     /// Applies an added or removed limit: only the server itself relays the datagrams of limited allocations.
-    fn limit<P: Policy>(
+    fn follow_limit<P: Policy>(
         &mut self,
         allocation: AllocationSlot,
         server: &mut Server<P>,

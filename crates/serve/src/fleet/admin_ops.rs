@@ -375,7 +375,8 @@ mod tests {
 
     fn orders() -> FleetOrders {
         let alone = NodeKeys::alone(NonceKey([7; 32]));
-        let fleet = FleetMembership { banned: Arc::<Banned>::default(), node: None, alone };
+        let banned = Arc::<Banned>::default();
+        let fleet = FleetMembership { banned, used_quotas: Arc::default(), node: None, alone };
         FleetOrders::new(Arc::new(fleet), questions::channel().1)
     }
 

@@ -67,6 +67,7 @@ pub(crate) fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str]
         ("limit", "user") => request(RequestRefusal::UserQuota),
         ("limit", "total") => request(RequestRefusal::TotalQuota),
         ("limit", "prefix") => request(RequestRefusal::PrefixQuota),
+        ("limit", "volume") => request(RequestRefusal::VolumeQuota),
         ("limit", "permissions") => request(RequestRefusal::Permissions),
         ("limit", "channels") => request(RequestRefusal::Channels),
         ("limit", "shared_peer") => request(RequestRefusal::SharedPeer),
@@ -82,7 +83,7 @@ pub(crate) fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str]
         ("dtls", "evicted") => Why::Connection("dtls_handshake", "evicted").keys(),
         ("connection" | "tls" | "dtls", reason) => connection_keys(reason).unwrap_or_default(),
         ("packet", "allocation_bandwidth") => &["limits.bits_per_second_per_allocation"],
-        ("packet", "user_bandwidth") => &["limits.bits_per_second_per_user"],
+        ("packet", "user_bandwidth") => &["limits.bits_per_second_per_user", "usage.quota"],
         ("packet", "realm_bandwidth") => &["limits.bits_per_second_per_realm"],
         ("packet", "total_bandwidth") => &["limits.bits_per_second"],
         ("packet", "client_refused") => &["clients.allow", "clients.deny"],
@@ -215,6 +216,7 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
         (RequestRefusal::AllocationExists, _) => "the client address already has an allocation",
         (RequestRefusal::UserQuota, _) => "the user has reached the allocation limit",
         (RequestRefusal::PrefixQuota, _) => "the client's address prefix has reached the allocation limit",
+        (RequestRefusal::VolumeQuota, _) => "the user, its API key or its realm has used up its volume quota",
         (RequestRefusal::TotalQuota, _) => {
             "the allocation limit of the realm or of the server has been reached"
         }
@@ -294,6 +296,9 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::PrefixQuota, _) => {
             "Probably many clients behind one address: raise limits.allocations_per_prefix."
         }
+        (RequestRefusal::VolumeQuota, _) => {
+            "`turnpike usage` shows the traffic. Raise the quota in usage.quota, or wait for the next day or month (UTC)."
+        }
         (RequestRefusal::TotalQuota, _) => {
             "Raise limits.allocations or the realm's limit, or add a server ([[alternate]])."
         }
@@ -367,6 +372,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
         RequestRefusal::UserQuota => &["limits.allocations_per_user"],
         RequestRefusal::PrefixQuota => &["limits.allocations_per_prefix"],
         RequestRefusal::TotalQuota => &["limits.allocations"],
+        RequestRefusal::VolumeQuota => &["usage.quota"],
         RequestRefusal::ClientNetwork => &["clients.allow", "clients.deny", "geoip.files"],
         RequestRefusal::StunOnly => &["server.stun_only"],
         RequestRefusal::Permissions => &["limits.permissions"],
@@ -402,7 +408,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
             438 => &["auth.nonce_lifetime"],
             440 => &["relay.addresses"],
             442 => &["relay.tcp"],
-            486 => &["limits.allocations_per_user", "limits.allocations_per_prefix"],
+            486 => &["limits.allocations_per_user", "limits.allocations_per_prefix", "usage.quota"],
             508 => &["limits.allocations", "relay.ports", "relay.addresses"],
             300 | 400 | 401 | 403 | 420 | 437 | 441 | 443 | 446 | 447 | 500 => &[],
             _ => return None,
@@ -580,8 +586,8 @@ mod tests {
         }
         // Responses are counted by error code, without the limit that caused them.
         for (code, causes) in [
-            (486, [RequestRefusal::UserQuota, RequestRefusal::PrefixQuota]),
-            (508, [RequestRefusal::TotalQuota, RequestRefusal::NoRelay]),
+            (486, &[RequestRefusal::UserQuota, RequestRefusal::PrefixQuota, RequestRefusal::VolumeQuota][..]),
+            (508, &[RequestRefusal::TotalQuota, RequestRefusal::NoRelay]),
         ] {
             let keys = keys_of_count("answer", &code.to_string());
             for key in causes.iter().flat_map(|cause| Why::Request(Method::Allocate, code, *cause).keys()) {
@@ -621,6 +627,7 @@ mod tests {
             RequestRefusal::UserQuota,
             RequestRefusal::PrefixQuota,
             RequestRefusal::TotalQuota,
+            RequestRefusal::VolumeQuota,
             RequestRefusal::Permissions,
             RequestRefusal::Channels,
             RequestRefusal::SharedPeer,

@@ -4,21 +4,20 @@ use std::borrow::Cow;
 
 use turnpike_config::{CredentialOwner, restapi_credentials};
 use turnpike_stores::UsageAccount;
-use turnpike_turn::server::UsageReport;
 
 /// User of accounts that share a row because there are too many.
 pub(super) const OTHER: &str = "(other)";
 
 /// Name of an allocation's owner: the name that quotas use, with the API key and the identifier if the username
 /// contains them.
-pub(super) fn label<'a>(report: &UsageReport<'a>) -> Cow<'a, str> {
-    if report.identity.starts_with(':')
-        && let Some((_, id)) = restapi_credentials::parse(report.username)
+pub(super) fn label<'a>(identity: &'a str, username: &str) -> Cow<'a, str> {
+    if identity.starts_with(':')
+        && let Some((_, id)) = restapi_credentials::parse(username)
         && CredentialOwner::parse(id).is_tagged()
     {
         return Cow::Owned([":", id].concat());
     }
-    Cow::Borrowed(report.identity)
+    Cow::Borrowed(identity)
 }
 
 /// A database cannot store the character NUL.
@@ -38,24 +37,12 @@ pub(super) fn account(realm: &str, label: &str) -> UsageAccount {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use turnpike_turn::server::AllocationUsage;
-
     use turnpike_config::credential_id;
 
     use super::*;
 
     fn owner(username: &str, identity: &str) -> [String; 3] {
-        let realm: Arc<str> = "r".into();
-        let report = UsageReport {
-            realm: &realm,
-            username,
-            identity,
-            is_first: true,
-            usage: AllocationUsage::default(),
-        };
-        let UsageAccount { user, key, identifier, .. } = account("r", &label(&report));
+        let UsageAccount { user, key, identifier, .. } = account("r", &label(identity, username));
         [user, key, identifier].map(String::from)
     }
 

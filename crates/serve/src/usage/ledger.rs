@@ -17,6 +17,7 @@ use turnpike_stores::{DAY, UsageAccount, UsageAmount, UsageBatch, UsageRun, Usag
 use super::{
     account::account,
     counts::UsageCounts,
+    quota_keeper::QuotaKeeper,
     recorder::{UsageLog, UsageRecorder},
     unsaved::Unsaved,
 };
@@ -56,6 +57,7 @@ pub(crate) struct UsageLedger {
     counts: Arc<UsageCounts>,
     run: UsageRun,
     times: UsageTimes,
+    quotas: QuotaKeeper,
     unsaved: Unsaved,
     /// The batch being saved. It stays as it is until its answer arrives: its number must mean the same rows.
     batch: Option<UsageBatch>,
@@ -80,6 +82,7 @@ impl UsageLedger {
         node: String,
         times: UsageTimes,
         workers: usize,
+        quotas: QuotaKeeper,
     ) -> (UsageLog, Self) {
         let (alive, ended) = oneshot::channel();
         let recorder = Arc::new(UsageRecorder::new(workers));
@@ -90,6 +93,7 @@ impl UsageLedger {
             counts: Arc::default(),
             run: UsageRun { id: hex::encode(rand::random::<[u8; 16]>()), node, started: unix() },
             times,
+            quotas,
             unsaved: Unsaved::new(MOST_ROWS),
             batch: None,
             saved: Saved::default(),
@@ -107,11 +111,20 @@ impl UsageLedger {
     /// Runs until the last worker has ended.
     pub(crate) async fn run(mut self, relay: Weak<Relay>) {
         self.save(true, false).await;
+        self.quotas.set_time(unix());
         loop {
+            self.quotas.announce(&self.store).await;
+            let is_saved = self.unsaved_rows() == 0;
+            let read_quotas = async {
+                if is_saved {
+                    self.quotas.read(&self.store, INTERVAL).await;
+                }
+            };
             let is_last = tokio::select! {
                 biased;
                 _ = &mut self.ended => true,
-                () = sleep(INTERVAL) => false,
+                // A slow answer must not delay the next collection.
+                _ = async { tokio::join!(sleep(INTERVAL), read_quotas) } => false,
             };
             if is_last {
                 break;
@@ -151,10 +164,14 @@ impl UsageLedger {
                 }
             }
         }
+        self.quotas.set_time(unix);
         for (account, mut amount) in round {
-            amount.peak_bps = rate(amount.to_peer.1 + amount.to_client.1, elapsed);
+            let bytes = amount.to_peer.1 + amount.to_client.1;
+            self.quotas.add(&account, bytes);
+            amount.peak_bps = rate(bytes, elapsed);
             summed += u64::from(!self.unsaved.add(unix, account, &amount));
         }
+        self.quotas.apply();
         self.counts.summed.fetch_add(summed, Ordering::Relaxed);
     }
 

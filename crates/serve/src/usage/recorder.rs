@@ -67,7 +67,7 @@ impl UsageRecorder {
 impl WorkerUsage {
     fn add(&mut self, report: &UsageReport<'_>) {
         let amount = amount(report);
-        let name = label(report);
+        let name = label(report.identity, report.username);
         let accounts = match self.realms.get_mut(report.realm) {
             Some(accounts) => accounts,
             None => self.realms.entry(Arc::clone(report.realm)).or_default(),

@@ -8,6 +8,12 @@ use crate::{
 
 pub(super) trait Statements {
     const TABLES: &'static [&'static str];
+    /// By user, by API key, by realm. First day, end, least sum, subjects that are listed with a smaller sum.
+    const VOLUMES: [&'static str; 3];
+    /// Hash, beginning of the period.
+    const NOTICE: &'static str;
+    /// First beginning to keep.
+    const FORGET_NOTICES: &'static str;
     /// Run, node, start, time.
     const BEGIN_RUN: &'static str;
     /// Span, beginning, node, rows, run, number of the batch.
@@ -49,9 +55,26 @@ macro_rules! run_table {
     };
 }
 
+/// Notices of volume quotas that a node has announced.
+macro_rules! notice_table {
+    ($options:literal) => {
+        concat!(
+            "create table if not exists turnpike_usage_notice (notice char(32) not null, begins bigint not null, ",
+            "primary key (notice))",
+            $options
+        )
+    };
+}
+
 /// Tables of the ledger's own SQLite file.
-pub(super) const SQLITE_TABLES: &str =
-    concat!(usage_table!(" without rowid"), ";\n", run_table!(" without rowid"), ";\n");
+pub(super) const SQLITE_TABLES: &str = concat!(
+    usage_table!(" without rowid"),
+    ";\n",
+    run_table!(" without rowid"),
+    ";\n",
+    notice_table!(" without rowid"),
+    ";\n"
+);
 
 macro_rules! columns {
     () => {
@@ -90,13 +113,53 @@ macro_rules! sums {
     };
 }
 
+/// Sums of bytes: the labels of a subject, its columns, a condition, and its members in a JSON array.
+macro_rules! volumes {
+    ($labels:literal, $group:literal, $where:literal, $int:literal, $members:expr) => {
+        concat!(
+            "select ",
+            $labels,
+            ", cast(sum(to_peer_bytes + to_client_bytes) as char(40)) from turnpike_usage where span = 86400 ",
+            "and begins >= cast(? as ",
+            $int,
+            ") and begins < cast(? as ",
+            $int,
+            ")",
+            $where,
+            " group by ",
+            $group,
+            " having sum(to_peer_bytes + to_client_bytes) >= cast(? as ",
+            $int,
+            ") or (",
+            $group,
+            ") in (",
+            $members,
+            ") order by sum(to_peer_bytes + to_client_bytes) desc limit 20000"
+        )
+    };
+}
+
 /// Implements [`Statements`]: the name of 64-bit integers, options of tables, the beginning and end of an
-/// insertion that ignores existing rows, rows from a JSON array, and the end of an insertion that adds to
-/// existing rows.
+/// insertion that ignores existing rows, rows from a JSON array, the end of an insertion that adds to existing
+/// rows, and pairs and single texts from a JSON array.
 macro_rules! statements {
-    ($database:ty, $int:literal, $options:literal, $insert:literal, $or_nothing:literal, [$($rows:literal),+], $or_add:literal) => {
+    ($database:ty, $int:literal, $options:literal, $insert:literal, $or_nothing:literal, [$($rows:literal),+], $or_add:literal, $pairs:expr, $singles:expr) => {
         impl Statements for $database {
-            const TABLES: &'static [&'static str] = &[usage_table!($options), run_table!($options)];
+            const TABLES: &'static [&'static str] = &[usage_table!($options), run_table!($options), notice_table!($options)];
+            const VOLUMES: [&'static str; 3] = [
+                volumes!("realm, user_name, ''", "realm, user_name", "", $int, $pairs),
+                volumes!("'', '', api_key", "api_key", " and api_key <> ''", $int, $singles),
+                volumes!("realm, '', ''", "realm", "", $int, $singles),
+            ];
+            const NOTICE: &'static str = concat!(
+                $insert,
+                " into turnpike_usage_notice (notice, begins) values (?, cast(? as ",
+                $int,
+                "))",
+                $or_nothing
+            );
+            const FORGET_NOTICES: &'static str =
+                concat!("delete from turnpike_usage_notice where begins < cast(? as ", $int, ")");
             const BEGIN_RUN: &'static str = concat!(
                 $insert,
                 " into turnpike_usage_run (run, node, started, last_write, batch, idle, ended) values (?, ?, cast(? as ",
@@ -172,7 +235,7 @@ macro_rules! statements_with_arrows {
             "bigint",
             $options,
             "insert",
-            " on conflict (run) do nothing",
+            " on conflict do nothing",
             [
                 ", value ->> 0, ?, value ->> 1, value ->> 2, value ->> 3, value ->> 4, cast(value ->> 5 as bigint), ",
                 "cast(value ->> 6 as bigint), cast(value ->> 7 as bigint), cast(value ->> 8 as bigint), ",
@@ -187,7 +250,9 @@ macro_rules! statements_with_arrows {
              to_client_datagrams = turnpike_usage.to_client_datagrams + excluded.to_client_datagrams, \
              to_client_bytes = turnpike_usage.to_client_bytes + excluded.to_client_bytes, \
              peak_bps = case when excluded.peak_bps > turnpike_usage.peak_bps then excluded.peak_bps \
-             else turnpike_usage.peak_bps end"
+             else turnpike_usage.peak_bps end",
+            concat!("select value ->> 0, value ->> 1 from ", $elements),
+            concat!("select value ->> 0 from ", $elements)
         );
     };
 }
@@ -214,5 +279,7 @@ statements!(
      to_peer_bytes = to_peer_bytes + values(to_peer_bytes), \
      to_client_datagrams = to_client_datagrams + values(to_client_datagrams), \
      to_client_bytes = to_client_bytes + values(to_client_bytes), \
-     peak_bps = greatest(peak_bps, values(peak_bps))"
+     peak_bps = greatest(peak_bps, values(peak_bps))",
+    "select r.c0, r.c1 from json_table(?, '$[*]' columns (c0 varchar(255) path '$[0]', c1 varchar(1024) path '$[1]')) r",
+    "select r.c0 from json_table(?, '$[*]' columns (c0 varchar(255) path '$[0]')) r"
 );

@@ -45,15 +45,22 @@ impl Browser for Chromium {
     }
 
     fn open(url: &str, certificate: &Certificate) -> Self {
-        let home = Dir::new();
-        let mut command = chromium(&home);
-        command.args(["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]);
-        command.arg(format!("--ignore-certificate-errors-spki-list={}", certificate.spki_hash()));
-        Self { program: Program::start(command.arg(url)), _home: home }
+        Self::open_trusting(url, &certificate.spki_hash())
     }
 
     fn program(&mut self) -> &mut Program {
         &mut self.program
+    }
+}
+
+impl Chromium {
+    /// Trusts certificates with this key (see [`crate::spki_hash`]).
+    pub fn open_trusting(url: &str, spki_hash: &str) -> Self {
+        let home = Dir::new();
+        let mut command = chromium(&home);
+        command.args(["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]);
+        command.arg(format!("--ignore-certificate-errors-spki-list={spki_hash}"));
+        Self { program: Program::start(command.arg(url)), _home: home }
     }
 }
 

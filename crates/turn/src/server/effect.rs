@@ -262,7 +262,8 @@ pub enum Effect {
     Away {
         allocation: AllocationSlot,
     },
-    /// A capture of the allocation began or ended, and with it [`super::Server::is_limited`] may have changed.
+    /// A volume quota or a capture began or ceased to apply to the allocation, and with it
+    /// [`super::Server::is_limited`] may have changed.
     Limited {
         allocation: AllocationSlot,
     },
@@ -335,6 +336,8 @@ pub enum RequestRefusal {
     UserQuota,
     PrefixQuota,
     TotalQuota,
+    /// See [`super::VolumeLimits`].
+    VolumeQuota,
     Banned,
     /// Rules on countries and autonomous systems ([`super::ClientRules`]).
     ClientNetwork,

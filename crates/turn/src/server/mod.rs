@@ -80,7 +80,7 @@ use mobility::{pending_moves::PendingMoves, tombstones::Tombstones};
 use policy::amplification::AmplificationGuard;
 pub use policy::{
     AllocateAttempt, CredentialCheck, Destination, Policy, QuotaRefusal, Quotas, Redirects, Restrictions,
-    User, UserRef, Users,
+    User, UserRef, Users, VolumeLimits,
     alternate::{Alternate, AlternateWhen, Occasion},
     amplification::RefusalLimit,
     client_rules::{ClientNetwork, ClientNetworks, ClientRule, ClientRules, Country},

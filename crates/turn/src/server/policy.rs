@@ -63,6 +63,12 @@ pub trait Restrictions {
         false
     }
 
+    /// Consequences of volume quotas that this user, its API key or its realm has used up. Asked for new
+    /// allocations, and again with each report of usage.
+    fn volume_limits(&self, _user: UserRef<'_>, _username: &str) -> VolumeLimits {
+        VolumeLimits::default()
+    }
+
     /// If true, the request is refused with 403.
     fn is_banned(&self, _unix: u64, _user: UserRef<'_>, _username: &str, _client: IpAddr) -> bool {
         false
@@ -84,6 +90,14 @@ pub trait Redirects {
     fn node(&self, _node: u16, _transport: Transport, _v4: bool) -> Option<Destination> {
         None
     }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VolumeLimits {
+    /// New allocations are refused with 486.
+    pub refuse: bool,
+    /// Bits per second of each user in each direction; at least 1000.
+    pub per_user: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -112,6 +112,7 @@ counters! {
         peer_refusals: [u64; PeerDenial::NAMES.len()],
         /// Refusals because of the quota of the user, of the server or fleet, and of the client's prefix.
         quota_refusals: [u64; 3],
+        volume_refusals: u64,
         permission_limit: u64,
         channel_limit: u64,
         shared_peer_limit: u64,
@@ -239,6 +240,7 @@ impl Stats {
             ("user", self.quota_refusals[0]),
             ("total", self.quota_refusals[1]),
             ("prefix", self.quota_refusals[2]),
+            ("volume", self.volume_refusals),
             ("permissions", self.permission_limit),
             ("channels", self.channel_limit),
             ("shared_peer", self.shared_peer_limit),

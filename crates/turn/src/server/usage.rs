@@ -69,13 +69,14 @@ impl<'s> UsageReport<'s> {
 }
 
 impl<P: Policy> Server<P> {
-    /// Reports the usage of the allocation in a slot; `None` if the slot is free or its relay sockets are still
-    /// opening.
+    /// Reports the usage of the allocation in a slot, and applies volume quotas to it; `None` if the slot is free
+    /// or its relay sockets are still opening.
     pub fn report_usage(&mut self, now: Now, slot: u32) -> Option<UsageReport<'_>> {
-        let (_, entry, state) = self.allocation(slot)?;
-        if state.pending.is_some() {
+        if self.allocation(slot)?.2.pending.is_some() {
             return None;
         }
+        self.follow_volume(now, slot);
+        let (_, entry, state) = self.allocation(slot)?;
         let total = AllocationUsage {
             lived_ms: now.ms.wrapping_sub(state.opened_ms),
             to_peer: entry.to_peer,

@@ -30,7 +30,7 @@ use turnpike_turn::{
         AllocateAttempt, ConnectRequest, ConnectionId, CredentialCheck, CredentialQuery, Destination,
         LookupId, MoveRequest, NatDiscovery, Occasion, OpenRequest, PeerConnection, PendingMove,
         QuotaRefusal, Quotas, Realm as TenantRealm, Redirects, Restrictions, Server, Source, User, UserRef,
-        Users, WorkerId,
+        Users, VolumeLimits, WorkerId,
     },
     time::Now,
     wire::{
@@ -103,6 +103,8 @@ pub(crate) struct TestPolicy {
     pub(crate) returned: Vec<u16>,
     pub(crate) nodes: Vec<(u16, Destination)>,
     pub(crate) banned: Vec<String>,
+    /// Consequences of alice's volume quota.
+    pub(crate) volume: Cell<VolumeLimits>,
     /// Unix second at which the time-limited user `timed` expires.
     pub(crate) timed_until: u64,
 }
@@ -145,6 +147,10 @@ impl Users for TestPolicy {
 impl Restrictions for TestPolicy {
     fn is_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         self.relayed.contains(&(address, transport))
+    }
+
+    fn volume_limits(&self, user: UserRef<'_>, _username: &str) -> VolumeLimits {
+        if user.identity == "alice" { self.volume.get() } else { VolumeLimits::default() }
     }
 
     fn is_banned(&self, _unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool {

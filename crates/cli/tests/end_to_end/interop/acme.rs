@@ -5,9 +5,9 @@ use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
-struct Authority {
-    certificate: Certificate,
-    directory: String,
+pub(super) struct Authority {
+    pub(super) certificate: Certificate,
+    pub(super) directory: String,
     dns_management: u16,
     tls_port: u16,
     http_port: u16,
@@ -23,17 +23,28 @@ impl Authority {
     }
 
     fn with(variables: &[(&str, &str)], settings: Value) -> Result<Self, String> {
+        let ports = [(); 3].map(|()| free_port(V4));
+        Self::at(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, ports, variables, settings)
+    }
+
+    /// Listens on `address`, and resolves every name to `servers`.
+    pub(super) fn at(
+        address: Ipv4Addr,
+        servers: Ipv4Addr,
+        [dns_port, tls_port, http_port]: [u16; 3],
+        variables: &[(&str, &str)],
+        settings: Value,
+    ) -> Result<Self, String> {
         let (pebble, dns) = (
             interop_program("interop-acme", "pebble")?,
             interop_program("interop-acme", "pebble-challtestsrv")?,
         );
-        let [port, management, dns_port, dns_management, tls_port, http_port] =
-            [(); 6].map(|()| free_port(V4));
-        let certificate = Certificate::of_authority(&["127.0.0.1"]);
+        let [port, management, dns_management] = [(); 3].map(|()| free_port(address.into()));
+        let certificate = Certificate::of_authority(&[&address.to_string()]);
         let dir = Dir::new();
         let mut config = json!({ "pebble": {
-            "listenAddress": format!("127.0.0.1:{port}"),
-            "managementListenAddress": format!("127.0.0.1:{management}"),
+            "listenAddress": format!("{address}:{port}"),
+            "managementListenAddress": format!("{address}:{management}"),
             "certificate": certificate.cert(),
             "privateKey": certificate.key(),
             "httpPort": http_port,
@@ -51,19 +62,20 @@ impl Authority {
         }
         let config = dir.file("pebble.json", config.to_string());
         let mut command = Command::new(dns);
-        command.args(["-dnsserver", &format!("127.0.0.1:{dns_port}"), "-defaultIPv6", ""]);
+        command.args(["-dnsserver", &format!("{address}:{dns_port}")]);
+        command.args(["-defaultIPv4", &servers.to_string(), "-defaultIPv6", ""]);
         command.args(["-management", &format!("127.0.0.1:{dns_management}")]);
         command.args(["-http01", "", "-https01", "", "-doh", "", "-tlsalpn01", ""]);
         let dns_program = Program::start(&mut command);
         let mut command = Command::new(pebble);
-        command.arg("-config").arg(&config).args(["-dnsserver", &format!("127.0.0.1:{dns_port}")]);
+        command.arg("-config").arg(&config).args(["-dnsserver", &format!("{address}:{dns_port}")]);
         command
             .env("PEBBLE_VA_NOSLEEP", "1")
             .env("PEBBLE_WFE_NONCEREJECT", "0")
             .envs(variables.iter().copied());
         let pebble = Program::start(&mut command);
-        eventually("pebble listens", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
-        let directory = format!("https://127.0.0.1:{port}/dir");
+        eventually("pebble listens", || TcpStream::connect((address, port)).is_ok());
+        let directory = format!("https://{address}:{port}/dir");
         Ok(Self {
             certificate,
             directory,

@@ -3,6 +3,7 @@
 
 mod acme;
 mod aioice;
+mod bare_machine;
 use crate::prelude::*;
 
 pub(crate) mod browsers;

@@ -21,7 +21,7 @@ use std::{collections::HashMap, ops::RangeInclusive};
 
 use super::tap::Tap;
 use crate::{
-    server::{AllocationSlot, DropReason, Policy, Server},
+    server::{AllocationSlot, DropReason, Effect, Policy, Server},
     time::Now,
 };
 use limit::{BYTE, Limit, gained, needed_ms};
@@ -142,6 +142,8 @@ pub(crate) struct Limited {
     own: Option<(Limit, [RateBucket; 2])>,
     /// Indexed like [`SHARED`].
     members: [Option<PoolMember>; 3],
+    /// See [`crate::server::VolumeLimits::per_user`].
+    slowed: Option<u64>,
     pub(crate) tap: Option<Box<dyn Tap>>,
 }
 
@@ -278,11 +280,12 @@ impl<P: Policy> Server<P> {
         let mut before = entry.limits.take();
         let tap = before.as_mut().and_then(|limits| limits.tap.take());
         let bandwidth = &self.config.bandwidth;
-        if bandwidth.is_unlimited() {
+        let Some(state) = self.states.get(index) else { return };
+        let slowed = self.policy.volume_limits(state.user(), &state.username).per_user;
+        if slowed.is_none() && bandwidth.is_unlimited() {
             entry.limits = tap.map(|tap| Box::new(Limited { tap: Some(tap), ..Limited::default() }));
             return;
         }
-        let Some(state) = self.states.get(index) else { return };
         let Rates { per_allocation, per_user, per_realm } = bandwidth.of(&state.realm);
         let own = per_allocation.map(|rate| {
             let limit = Limit::new(rate, bandwidth.burst_ms, LEAST_BURST);
@@ -296,15 +299,31 @@ impl<P: Policy> Server<P> {
             let limit = Limit::new(rate?, bandwidth.burst_ms, LEAST_POOL);
             Some(PoolMember::new(leases.get(pools, name, limit, now.ms)))
         };
-        // A user's key contains a control character, which realm names cannot contain.
+        // A user's key contains a control character, which realm names cannot contain. One user's allocations may
+        // have different rates, since their credentials may come from different API keys.
+        let mut user = state.user().key();
+        if let Some(slowed) = slowed {
+            user.insert_str(0, &format!("\0{slowed}\0"));
+        }
         let members = [
-            member(per_user, &state.user().key()),
+            member(slowed.into_iter().chain(per_user).min(), &user),
             member(per_realm, &state.realm),
             member(bandwidth.total, ""),
         ];
-        let limits = Limited { own, members, tap };
+        let limits = Limited { own, members, slowed, tap };
         if !limits.is_unlimited() || limits.tap.is_some() {
             entry.limits = Some(Box::new(limits));
+        }
+    }
+
+    /// Applies the rate of a volume quota that was used up, raised or reset since the last call.
+    pub(crate) fn follow_volume(&mut self, now: Now, index: u32) {
+        let Some((allocation, entry)) = self.data.forwarding.at(index) else { return };
+        let before = entry.limits.as_ref().and_then(|limits| limits.slowed);
+        let Some(state) = self.states.get(index) else { return };
+        if self.policy.volume_limits(state.user(), &state.username).per_user != before {
+            self.apply_rates(now, index);
+            self.data.effects.push_back(Effect::Limited { allocation });
         }
     }
 }

@@ -140,6 +140,10 @@ impl<P: Policy> Server<P> {
             return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
+        if self.policy.volume_limits(who.user(), &who.username).refuse {
+            self.data.stats.volume_refusals += 1;
+            return Err(self.refuse(context, 486, RequestRefusal::VolumeQuota));
+        }
         // Section 19: 486 means that the user is over quota; 508 means that this server is, so another server
         // may have room.
         let prefix = self.config.prefixes.of(client.address.ip());

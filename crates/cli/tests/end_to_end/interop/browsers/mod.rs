@@ -48,7 +48,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
 }
 
 /// Asserts that both ends connected through relayed addresses and received media; returns the number of audio packets.
-fn audio_heard(report: &Value, over: Over) -> u64 {
+pub(super) fn audio_heard(report: &Value, over: Over) -> u64 {
     let number = |value: &Value| value.as_u64().unwrap_or_default();
     let mut received = 0;
     for end in report["ends"].as_array().expect("a list of both ends") {
@@ -88,6 +88,11 @@ fn calls_itself_in_the_kernel<B: Browser>(test: &str, channels: bool) {
 
 fn shown<B: Browser>(page: &Page, certificate: &Certificate, metrics: impl Fn() -> Metrics) -> (B, Value) {
     let mut browser = B::open(&page.url(), certificate);
+    let report = report_of(&mut browser, page, metrics);
+    (browser, report)
+}
+
+pub(super) fn report_of(browser: &mut impl Browser, page: &Page, metrics: impl Fn() -> Metrics) -> Value {
     let report = eventually("the page reports", || {
         if browser.program().has_ended() {
             return Some(json!({"error": "the browser exited before the page had sent its report"}));
@@ -97,7 +102,7 @@ fn shown<B: Browser>(page: &Page, certificate: &Certificate, metrics: impl Fn() 
     assert!(report.get("error").is_none(), "{report:#}\n{}", metrics().text());
     assert_eq!(report["echoed"], report["messages"], "{report:#}");
     assert!(report["echoed"].as_u64() > Some(10), "{report:#}");
-    (browser, report)
+    report
 }
 
 /// A page from another origin gets credentials with the script in docs/credentials.md and calls itself over one of the listed

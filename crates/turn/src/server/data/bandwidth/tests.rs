@@ -21,7 +21,7 @@ fn limited(
         let limit = Limit::new(rate, burst_ms, LEAST_BURST);
         (limit, [RateBucket { tokens: limit.burst, filled_ms: now_ms }; 2])
     });
-    Limited { own, members: [member(user, "user"), None, member(total, "")], tap: None }
+    Limited { own, members: [member(user, "user"), None, member(total, "")], ..Limited::default() }
 }
 
 fn excess(passed: &[(u64, usize)], rate: u64) -> f64 {
