@@ -27,6 +27,7 @@ impl Case<'_> {
             _ => String::new(),
         };
         let path = self.path.replace("{name}", "x").replace("{fingerprint}", "0123456789abcdef");
+        let path = path.replace("{id}", &"0".repeat(32));
         self.running.ask(&self.method, &format!("{path}?{}={text}{others}", self.name), None)
     }
 

@@ -436,9 +436,13 @@ fn flows_stay_in_user_space_if_rules_would_affect_them() {
     for (name, _, rules, reason) in cases(RULES, |(_, tool, ..)| tool) {
         in_namespace(|| {
             let Some(mut bench) = Bench::new(rules) else { return };
-            let passed = bench.send(SOME);
-            assert_eq!(passed.by_kernel, 0, "{name}: {passed:?}");
-            assert!(bench.count(*reason) > 0, "{name}: {:?}", bench.kernel.snapshot());
+            // On a busy machine, the kernel may be slower than the sender.
+            let has_reason = (0..5).any(|_| {
+                let passed = bench.send(SOME);
+                assert_eq!(passed.by_kernel, 0, "{name}: {passed:?}");
+                bench.count(*reason) > 0
+            });
+            assert!(has_reason, "{name}: {:?}", bench.kernel.snapshot());
         });
     }
 }
