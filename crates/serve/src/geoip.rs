@@ -418,7 +418,7 @@ mod tests {
         let (file, whole) = (dir.at("geo.mmdb"), countries());
         for at in 0..whole.len() {
             for flip in [0x01, 0x80, 0xff] {
-                let mut damaged = whole;
+                let mut damaged = whole.clone();
                 damaged[at] ^= flip;
                 fs::write(&file, damaged).unwrap();
                 if let Ok(database) = Database::open(&file) {
