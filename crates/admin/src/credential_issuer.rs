@@ -13,9 +13,9 @@ use turnpike_api::CredentialsRequest;
 use turnpike_config::{
     Secret, Settings, TokenKeySettings,
     access_tokens::{self, MadeToken},
-    credential_id, realms, restapi_credentials,
+    realms, restapi_credentials,
 };
-use turnpike_stores::ApiKey;
+use turnpike_stores::{ApiKey, credential_id};
 
 use crate::{
     access::Audit,

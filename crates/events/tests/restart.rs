@@ -44,8 +44,14 @@ async fn events_of_a_killed_process_are_delivered_by_the_next_one() {
     let events = started(options(dir.path(), vec![webhook(url, true)]));
     events.emit("allocation.end", &json!({ "number": 5000 }));
     until("delivered", || events.counts()[0].delivered, |delivered| delivered == 5001).await;
-    for (event, number) in receiver.events().iter().zip(0..) {
+    // The receiver may have accepted the last request of the killed process.
+    let mut received = receiver.events();
+    received.sort_by_key(sequence);
+    received.dedup_by_key(|event| sequence(event));
+    for (event, number) in received.iter().zip(0..) {
         assert_eq!((&event["data"]["number"], sequence(event)), (&json!(number), number + 1));
     }
-    assert_eq!(receiver.counts(), [1; 5001]);
+    let counts = receiver.counts();
+    assert_eq!(counts.len(), 5001);
+    assert!(counts.iter().all(|times| (1..=2).contains(times)));
 }

@@ -8,12 +8,12 @@ use std::{
 };
 
 use turnpike_config::{
-    ConfiguredUser, CredentialOwner, Secret, Settings, StoredKey, UserSecret,
+    ConfiguredUser, Secret, Settings, StoredKey, UserSecret,
     realms::{self, RealmView},
     restapi_credentials,
 };
 use turnpike_relay::{CredentialStore, PendingLookup};
-use turnpike_stores::{CachedUser, Secrets, StoredSecret, UserLookup};
+use turnpike_stores::{CachedUser, CredentialOwner, Secrets, StoredSecret, UserLookup};
 use turnpike_turn::server::{
     CredentialCheck, CredentialQuery, LookupResult, OwnedUser, User as Named, Users,
 };

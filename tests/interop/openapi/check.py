@@ -32,7 +32,7 @@ def ask(path, method, target):
     connection = Connection(path)
     connection.request(method, target)
     answer = connection.getresponse()
-    return answer.status, answer.headers.get_content_type(), answer.read().decode()
+    return answer.status, answer.headers.get_content_type(), answer.read().decode(errors="replace")
 
 
 def main():
@@ -65,8 +65,9 @@ def main():
             # The error for an unsupported GET is documented too.
             continue
         if "{id}" in described:
+            bounds = "?seconds=1" if described.endswith("/capture") else ""
             for allocation in allocations:
-                judge("GET", described.replace("{id}", allocation["id"]), described)
+                judge("GET", described.replace("{id}", allocation["id"]) + bounds, described)
             judge("GET", described.replace("{id}", "0" * 32), described)
             judge("GET", described.replace("{id}", "nonsense"), described)
         elif described.endswith("/events"):

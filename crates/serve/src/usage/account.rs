@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use turnpike_config::{CredentialOwner, restapi_credentials};
-use turnpike_stores::UsageAccount;
+use turnpike_config::restapi_credentials;
+use turnpike_stores::{CredentialOwner, UsageAccount};
 
 /// User of accounts that share a row because there are too many.
 pub(super) const OTHER: &str = "(other)";
@@ -37,7 +37,7 @@ pub(super) fn account(realm: &str, label: &str) -> UsageAccount {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::credential_id;
+    use turnpike_stores::credential_id;
 
     use super::*;
 

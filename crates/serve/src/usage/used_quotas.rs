@@ -78,7 +78,7 @@ pub(super) fn both(one: VolumeLimits, other: VolumeLimits) -> VolumeLimits {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::credential_id;
+    use turnpike_stores::credential_id;
 
     use super::*;
 
