@@ -82,7 +82,7 @@ pub(super) struct CaptureQuery {
         CaptureQuery,
     ),
     responses(
-        (status = 200, description = "A pcapng file.", body = String, content_type = "application/x-pcapng"),
+        (status = 200, description = "A pcapng file.", body = String, content_type = "application/x-pcapng", example = "(binary)"),
     ),
 )]
 pub(super) async fn capture(
