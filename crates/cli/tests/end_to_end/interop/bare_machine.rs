@@ -40,15 +40,15 @@ impl Machine {
         command.args(["--capability=CAP_NET_ADMIN,CAP_BPF,CAP_PERFMON", "--system-call-filter=bpf"]);
         let container = Program::start(command.arg("--console=pipe"));
         let pid = container.pid();
-        let init = eventually("the container has a process", || {
-            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-            children.split_whitespace().next().map(str::to_owned)
-        });
-        let machine = Self { root, init, container };
-        eventually("systemd answers", || {
-            machine.command(&["systemctl", "is-system-running", "--wait"]).output().is_ok_and(|output| {
-                ["running\n", "degraded\n"].contains(&&*String::from_utf8_lossy(&output.stdout))
-            })
+        let mut machine = Self { root, init: String::new(), container };
+        eventually("the machine has booted", || {
+            thread::sleep(Duration::from_millis(200));
+            // The first child only starts the second one.
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            machine.init = children.split_whitespace().last().unwrap_or_default().to_owned();
+            let state = machine.command(&["systemctl", "is-system-running"]).output();
+            let state = state.map(|state| String::from_utf8_lossy(&state.stdout).into_owned());
+            ["running", "degraded"].contains(&state.unwrap_or_default().trim())
         });
         run("ip", &["link", "set", "e1", "netns", &machine.init]);
         for line in [
