@@ -120,6 +120,11 @@ fn five_commands_lead_to_a_chromium_call_over_port_443() {
         let pem = eventually("the certificate is issued", || {
             [&stored, &direct].into_iter().find_map(|file| fs::read_to_string(file).ok())
         });
+        let key = pem
+            .split_inclusive("-----END PRIVATE KEY-----")
+            .next()
+            .and_then(|key| key.find("-----BEGIN PRIVATE KEY-----").map(|begin| &key[begin..]));
+        let key = key.expect("the file contains the key");
         let probed = machine.run(&format!(
             "turnpike probe turn:{MACHINE} --user alice:{password}; journalctl --unit turnpike --output cat"
         ));
@@ -129,7 +134,7 @@ fn five_commands_lead_to_a_chromium_call_over_port_443() {
             "username": "alice",
             "credential": password,
         }));
-        let mut browser = Chromium::open_trusting(&page.url(), &spki_hash(&pem));
+        let mut browser = Chromium::open_trusting(&page.url(), &spki_hash(key));
         let metrics = || Metrics::new(machine.run("journalctl --unit turnpike --output cat"));
         let report = report_of(&mut browser, &page, metrics);
         audio_heard(&report, Over::Tls);
