@@ -14,8 +14,9 @@ use turnpike_trials::{
     spki_hash,
 };
 
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
-const MACHINE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
+// Public addresses, because the server relays to no others. No packet leaves the test's namespace.
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(11, 0, 113, 1);
+const MACHINE: Ipv4Addr = Ipv4Addr::new(11, 0, 113, 2);
 const NAME: &str = "turn.example.org";
 
 /// A root file system that has booted.
