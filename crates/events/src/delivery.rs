@@ -102,11 +102,12 @@ impl Delivery {
     /// Delivers the next events; returns false if there are none, and `None` if the webhook must end.
     async fn deliver_some(&mut self, spool: &Arc<Mutex<Spool>>) -> Option<bool> {
         let taken = loop {
+            let is_last = self.shared.stage() != Stage::Running;
             match with(spool, |spool| spool.take(MOST_EVENTS, MOST_BYTES)).await {
                 Ok(taken) => break taken,
                 Err(error) => {
                     tracing::error!("webhook {}: cannot read its spool: {error}", self.shared.host);
-                    if self.shared.stage() != Stage::Running {
+                    if is_last {
                         return None;
                     }
                     self.pause(Duration::from_secs(10)).await?;

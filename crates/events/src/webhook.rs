@@ -234,12 +234,14 @@ async fn write(shared: &Shared, queue: &Queue) {
         };
         let Some(mut taken) = taken else { break };
         shared.counts.lost_in_queue.fetch_add(taken.lost, Ordering::Relaxed);
-        while let Err(error) = append(shared, &mut taken).await {
+        loop {
+            let is_last = shared.stage() != Stage::Running;
+            let Err(error) = append(shared, &mut taken).await else { break };
             if !is_failing {
                 is_failing = true;
                 tracing::error!("webhook {}: cannot write its spool; retrying: {error}", shared.host);
             }
-            if shared.stage() != Stage::Running {
+            if is_last {
                 let events = taken.events.len();
                 tracing::error!("webhook {}: {events} events or more are lost", shared.host);
                 shared.written.send_replace(true);
