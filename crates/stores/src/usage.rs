@@ -234,8 +234,8 @@ impl UsageStore {
         each!(self, ledger => ledger.volumes(by, period, least, listed).await)
     }
 
-    /// Stores notices, each a text and the beginning of its period. Returns true for each one that no other call,
-    /// of any node, has stored before.
+    /// Stores notices, each a text and the beginning of its period. Returns true for each that was not stored yet,
+    /// by this node or another.
     pub async fn announce(&self, notices: &[(String, u64)]) -> Result<Vec<bool>, StoreError> {
         each!(self, ledger => ledger.announce(notices).await)
     }
