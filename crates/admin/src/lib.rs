@@ -47,5 +47,5 @@ pub use applications::Applications;
 pub use connections::{CREDENTIALS_DESCRIPTORS, DESCRIPTORS};
 pub use listen::{AdminInterface, LentSocket, ListenError, Serving, candidates, check};
 pub use problem::Problem;
-pub use program::{Owner, ServerView};
+pub use program::{AllocationQualities, Owner, ServerView};
 pub use tls::TlsError;

@@ -3,13 +3,13 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use turnpike_api::{CertificateOrder, Program, RelayRange, Status};
+use turnpike_api::{CertificateOrder, Program, QualityProblem, RelayRange, Status, quality::Quality};
 use turnpike_config::{AdminSettings, Settings};
 use turnpike_events::Events;
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayState, certificates::Certificate};
 use turnpike_stores::UsageStore;
-use turnpike_turn::server::{ClientNetwork, ClientNetworks};
+use turnpike_turn::server::{AllocationId, ClientNetwork, ClientNetworks};
 
 use crate::accounts::AccountStore;
 
@@ -21,6 +21,14 @@ pub trait Owner: Program {
     fn events(&self) -> Option<Arc<Events>> {
         None
     }
+}
+
+/// Quality of media by allocation.
+pub trait AllocationQualities: Send + Sync {
+    /// `None` if none was measured.
+    fn quality(&self, id: AllocationId) -> Option<Quality>;
+    /// `None` without trouble.
+    fn problem(&self, id: AllocationId) -> Option<QualityProblem>;
 }
 
 /// The TURN server that is currently running. The server cannot stop while this exists, so drop it
@@ -41,11 +49,21 @@ pub struct ServerView {
     pub usage: Option<Arc<UsageStore>>,
     /// Countries and autonomous systems of clients; `None` if all are unknown.
     pub networks: Option<Arc<dyn ClientNetworks>>,
+    /// Quality of media; `None` if it is not measured.
+    pub qualities: Option<Arc<dyn AllocationQualities>>,
 }
 
 impl ServerView {
     pub(crate) fn network(&self, client: IpAddr) -> ClientNetwork {
         self.networks.as_ref().map_or_else(ClientNetwork::default, |networks| networks.network(client))
+    }
+
+    pub(crate) fn quality(&self, id: AllocationId) -> Option<Quality> {
+        self.qualities.as_ref()?.quality(id)
+    }
+
+    pub(crate) fn quality_problem(&self, id: AllocationId) -> Option<QualityProblem> {
+        self.qualities.as_ref()?.problem(id)
     }
 
     pub(crate) fn relay_ranges(&self) -> Vec<RelayRange> {

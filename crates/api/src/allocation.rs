@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema, openapi::Object};
 
-use crate::{NetworkInfo, one_of, transport};
+use crate::{NetworkInfo, QualityProblem, one_of, quality::Quality, transport};
 
 /// A page of allocations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -68,6 +68,12 @@ pub struct Allocation {
     pub to_peer: Traffic,
     /// Traffic relayed to the client.
     pub to_client: Traffic,
+    /// Quality of its media; absent if not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality: Option<Quality>,
+    /// Trouble of its media; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality_problem: Option<QualityProblem>,
     /// Connections to peers (RFC 6062).
     pub peer_connections: u64,
     /// Its current worker.

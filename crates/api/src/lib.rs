@@ -11,6 +11,8 @@ mod fleet;
 mod live;
 mod network;
 mod program;
+pub mod quality;
+mod quality_problem;
 mod refusal;
 mod renamed;
 mod server;
@@ -50,6 +52,7 @@ pub use program::{
     Build, ClientRights, DatapathStatus, Drain, Draining, Job, LogLevel, NotReloaded, Process, Program,
     Reloaded, RuleStatus, Sandbox, Status,
 };
+pub use quality_problem::{FlowDirection, Leg, QualityProblem};
 pub use refusal::{ClientRefusals, RefusalFilter, RefusalList};
 pub use renamed::{with_new_fields, with_old_list};
 pub use server::{

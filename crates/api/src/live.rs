@@ -206,6 +206,9 @@ pub struct Talker {
     pub to_peer: PayloadRate,
     /// Payload to the client, per second.
     pub to_client: PayloadRate,
+    /// Trouble of its media; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality_problem: Option<QualityProblem>,
 }
 
 /// Current activity of a forwarding rule.

@@ -19,6 +19,7 @@ use crate::{
     effective_settings::EffectiveSettings,
     fleet::FleetOrders,
     geoip::GeoIp,
+    quality::QualityMonitor,
     refusals::{Refusals, keys_of_count},
     store::{StoreInUse, shared},
 };
@@ -39,6 +40,7 @@ pub(crate) struct ServerAdmin {
     pub(crate) events: Arc<Events>,
     pub(crate) usage: Option<Arc<UsageStore>>,
     pub(crate) geoip: Arc<GeoIp>,
+    pub(crate) quality: Arc<QualityMonitor>,
 }
 
 fn orders(acme: &AcmeStatus) -> Vec<CertificateOrder> {
@@ -72,6 +74,7 @@ impl Owner for ServerAdmin {
             datapath_reason: Arc::clone(&self.datapath_reason),
             usage: self.usage.clone(),
             networks: Some(self.geoip.clone()),
+            qualities: Some(self.quality.clone()),
         })
     }
 }

@@ -33,6 +33,7 @@ mod passed_listeners;
 mod peer_names;
 mod plan;
 mod public_address;
+mod quality;
 mod refusals;
 mod service;
 mod store;

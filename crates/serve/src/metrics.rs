@@ -31,6 +31,7 @@ use crate::{
     ended_allocations::{EndedAllocations, LENGTHS, Totals},
     fleet::FleetCounts,
     geoip::{GeoIp, GeoIpCounts},
+    quality::{self, JITTER_BOUNDS, LOSS_BOUNDS, QualityFigures, QualityMonitor, ROUND_TRIP_BOUNDS, Samples},
     store::{self, StoreInUse},
     usage::{UsageCounts, UsageFigures},
 };
@@ -43,6 +44,7 @@ pub(crate) struct MetricSources {
     pub(crate) ended: Arc<EndedAllocations>,
     pub(crate) usage: Option<Arc<UsageCounts>>,
     pub(crate) geoip: Arc<GeoIp>,
+    pub(crate) quality: Arc<QualityMonitor>,
 }
 
 pub(crate) fn page(
@@ -60,8 +62,20 @@ pub(crate) fn page(
             let (snapshots, ended) = (snapshots(), sources.ended.get());
             let (fleet, webhooks) = (fleet(), webhooks());
             let usage = sources.usage.as_ref().map(|usage| usage.get());
-            let geoip = sources.geoip.counts();
-            Scrape { snapshots, ended, certificates, acme, store, fleet, webhooks, usage, geoip, common }
+            let (geoip, quality) = (sources.geoip.counts(), sources.quality.figures());
+            Scrape {
+                snapshots,
+                ended,
+                certificates,
+                acme,
+                store,
+                fleet,
+                webhooks,
+                usage,
+                geoip,
+                quality,
+                common,
+            }
         },
         status,
         log,
@@ -94,6 +108,8 @@ struct Scrape {
     /// Counters of the usage ledger; `None` without one.
     usage: Option<UsageFigures>,
     geoip: Option<GeoIpCounts>,
+    /// `None` until the quality of an allocation has been measured.
+    quality: Option<QualityFigures>,
     common: ProcessMetrics,
 }
 
@@ -133,6 +149,9 @@ impl Collector for Scrape {
         }
         if let Some(geoip) = &self.geoip {
             page.geoip(geoip)?;
+        }
+        if let Some(quality) = &self.quality {
+            page.quality(quality)?;
         }
         self.common.encode(&mut page.0.encoder)
     }
@@ -299,6 +318,36 @@ impl ServerFamilies<'_, '_> {
         gauge(&mut self.0.encoder, "geoip_current", help, u64::from(geoip.is_current))?;
         let help = "GeoIP reloads by result; after a failure the old databases stay in use.";
         counts(&mut self.0.encoder, "geoip_reloads", help, "result", geoip.reloads)
+    }
+
+    fn quality(&mut self, figures: &QualityFigures) -> fmt::Result {
+        let flows = quality::FLOWS.map(|(leg, direction)| [("leg", leg.name()), ("direction", direction.name())]);
+        let help = "Lost RTP datagrams of an allocation, as a ratio, in windows of 100 datagrams or more.";
+        self.samples("quality_loss_ratio", help, &LOSS_BOUNDS, flows.iter().zip(&figures.loss))?;
+        let help = "Jitter that the leg adds to the RTP of an allocation, in the same windows.";
+        self.samples("quality_jitter_seconds", help, &JITTER_BOUNDS, flows.iter().zip(&figures.jitter))?;
+        let legs = quality::LEGS.map(|leg| [("leg", leg.name())]);
+        let help = "Round trip between relay and end, per report of an allocation.";
+        let samples = legs.iter().zip(&figures.round_trip);
+        self.samples("quality_round_trip_seconds", help, &ROUND_TRIP_BOUNDS, samples)
+    }
+
+    /// Encodes a histogram for each set of labels.
+    fn samples<'l, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        bounds: &[f64],
+        series: impl Iterator<Item = (&'l [(&'static str, &'static str); N], &'l Samples)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, Samples { buckets, sum }) in series {
+            let bounds = bounds.iter().copied().chain([f64::INFINITY]);
+            let counted: Vec<(f64, u64)> = bounds.zip(*buckets).collect();
+            let count = buckets.iter().sum();
+            metric.encode_family(labels)?.encode_histogram::<NoLabelSet>(*sum, count, &counted, None)?;
+        }
+        Ok(())
     }
 
     fn usage(&mut self, usage: &UsageFigures) -> fmt::Result {
@@ -682,6 +731,14 @@ mod tests {
 
     use crate::fleet::NodeCounts;
 
+    fn quality_figures() -> QualityFigures {
+        let mut figures = QualityFigures::default();
+        figures.loss[1] = Samples { buckets: [2, 0, 0, 0, 1, 0, 0, 0, 0], sum: 0.03125 };
+        figures.jitter[2] = Samples { buckets: [0, 0, 0, 0, 0, 0, 0, 0, 1], sum: 0.25 };
+        figures.round_trip[0] = Samples { buckets: [0, 0, 4, 0, 0, 0, 0, 0, 0], sum: 0.125 };
+        figures
+    }
+
     fn scrape() -> Scrape {
         let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
         first.turn.to_peer_datagrams = 7;
@@ -728,6 +785,7 @@ mod tests {
             },
             certificates: Arc::default(),
             acme: Arc::default(),
+            quality: Some(quality_figures()),
             geoip: Some(GeoIpCounts {
                 built: vec![("country.mmdb".to_owned(), 1_800_000_000)],
                 is_current: true,
@@ -856,6 +914,11 @@ mod tests {
             ("turnpike_ended_allocation_seconds_count", 4.0),
             ("turnpike_usage_batches_total{result=\"saved\"}", 6.0),
             ("turnpike_geoip_built_seconds{file=\"country.mmdb\"}", 1_800_000_000.0),
+            ("turnpike_quality_loss_ratio_bucket{leg=\"client\",direction=\"downlink\",le=\"0.02\"}", 2.0),
+            ("turnpike_quality_loss_ratio_sum{leg=\"client\",direction=\"downlink\"}", 0.03125),
+            ("turnpike_quality_jitter_seconds_bucket{leg=\"peer\",direction=\"uplink\",le=\"0.1\"}", 0.0),
+            ("turnpike_quality_jitter_seconds_count{leg=\"peer\",direction=\"uplink\"}", 1.0),
+            ("turnpike_quality_round_trip_seconds_bucket{leg=\"client\",le=\"0.05\"}", 4.0),
             ("turnpike_geoip_current", 1.0),
             ("turnpike_geoip_reloads_total{result=\"failed\"}", 1.0),
             ("turnpike_usage_unsaved_rows", 4.0),

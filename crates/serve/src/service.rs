@@ -49,6 +49,7 @@ use crate::{
     passed_listeners::passed_listeners,
     peer_names::PeerNames,
     plan::{self, RelayPlan},
+    quality::QualityMonitor,
     refusals::Refusals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
     usage::{self, QuotaKeeper, UsageLedger, UsageLog, UsageTimes},
@@ -186,6 +187,7 @@ impl TurnServer {
         let waiting = relay.waiting();
         log_waiting(&waiting);
         let shown = watch::Sender::new(EffectiveSettings::new(&settings, &merged, &machine));
+        let quality = Arc::clone(&logs.quality);
         let acme = Acme::start(Wanted::new(&settings, certificates.tls.clone(), fleet.shared_orders()));
         let seen = (&relay, &shown, &peer_names);
         let metrics =
@@ -205,6 +207,7 @@ impl TurnServer {
             events: Arc::clone(&events.hub),
             usage,
             geoip: geoip.in_use(),
+            quality,
         });
         let pages =
             [applications.serve(Arc::<ServerAdmin>::clone(&program)), page.serve(program)].map(Arc::new);
@@ -460,6 +463,7 @@ fn metrics_page(
         ended: Arc::clone(&logs.totals),
         usage: logs.ledger.as_ref().map(UsageLedger::counts),
         geoip: geoip.in_use(),
+        quality: Arc::clone(&logs.quality),
     };
     let (fleet, events) = (Arc::clone(fleet), Arc::clone(&logs.events.hub));
     let (fleet, webhooks) = (move || fleet.counts(), move || events.counts());
@@ -686,6 +690,7 @@ struct AllocationLogs {
     refusals: Arc<Refusals>,
     events: Arc<ServerEvents>,
     ledger: Option<UsageLedger>,
+    quality: Arc<QualityMonitor>,
 }
 
 fn allocation_logs(
@@ -700,8 +705,10 @@ fn allocation_logs(
     let (lines, publisher) = fleet.status_lines().unzip();
     let (usage, ledger) = recorded.unzip();
     let events = Arc::clone(events);
-    let logs = AllocationLogs { writer, publisher, counts, totals, refusals, events, ledger };
-    (Arc::new(Logs { logger, lines, usage }), logs)
+    let quality = Arc::new(QualityMonitor::new(geoip.in_use()));
+    let ends = Arc::clone(&quality);
+    let logs = AllocationLogs { writer, publisher, counts, totals, refusals, events, ledger, quality };
+    (Arc::new(Logs { logger, lines, usage, quality: ends }), logs)
 }
 
 impl AllocationLogs {
@@ -726,6 +733,7 @@ struct Logs {
     logger: AllocationLogger,
     lines: Option<StatusLines>,
     usage: Option<UsageLog>,
+    quality: Arc<QualityMonitor>,
 }
 
 impl AllocationLog for Logs {
@@ -736,6 +744,7 @@ impl AllocationLog for Logs {
         if let Some(usage) = &self.usage {
             usage.effect(worker, effect);
         }
+        self.quality.effect(effect);
         self.logger.effect(worker, effect);
     }
 

@@ -280,6 +280,7 @@ impl Owner for Double {
             datapath_reason: "as configured".into(),
             usage: None,
             networks: None,
+            qualities: None,
         })
     }
 }

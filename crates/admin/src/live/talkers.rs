@@ -97,7 +97,9 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
         // An allocation that has ended or moved is omitted.
         let Some(allocation) = find(feed, worker, &traffic).await else { continue };
         let (to_peer, to_client) = since(before, &traffic);
-        let network = feed.program.server().map(|server| server.network(allocation.client.ip()));
+        let server = feed.program.server();
+        let network = server.as_ref().map(|server| server.network(allocation.client.ip()));
+        let quality_problem = server.and_then(|server| server.quality_problem(allocation.id));
         talkers.push(Talker {
             id: allocation.id.to_string(),
             realm: allocation.realm.to_string(),
@@ -107,6 +109,7 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
             transport: <&str>::from(allocation.transport).to_owned(),
             to_peer: rate(to_peer, interval_s),
             to_client: rate(to_client, interval_s),
+            quality_problem,
         });
     }
     Talkers { interval_s, active: count, talkers }

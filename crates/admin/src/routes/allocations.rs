@@ -333,6 +333,8 @@ fn allocation(server: &ServerView, found: Found) -> Allocation {
         age_s,
         to_peer: traffic(found.to_peer),
         to_client: traffic(found.to_client),
+        quality: server.quality(found.id),
+        quality_problem: server.quality_problem(found.id),
         peer_connections: found.connections as u64,
         worker: found.worker as u64,
         process: None,

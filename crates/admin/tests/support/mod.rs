@@ -92,6 +92,7 @@ pub(crate) struct Double {
     pub(crate) store: Mutex<Option<AccountStore>>,
     pub(crate) usage: Mutex<Option<Arc<UsageStore>>>,
     pub(crate) networks: Mutex<Option<Arc<dyn ClientNetworks>>>,
+    pub(crate) qualities: Mutex<Option<Arc<dyn AllocationQualities>>>,
     pub(crate) certificates: Mutex<Arc<[Certificate]>>,
     pub(crate) reload: Mutex<Result<Reloaded, NotReloaded>>,
     pub(crate) drained: Mutex<Vec<Drain>>,
@@ -205,6 +206,7 @@ impl Owner for Double {
             datapath_reason: "as configured".into(),
             usage: self.usage.lock().unwrap().clone(),
             networks: self.networks.lock().unwrap().clone(),
+            qualities: self.qualities.lock().unwrap().clone(),
         })
     }
 }
@@ -258,6 +260,7 @@ impl Running {
             store: Mutex::default(),
             usage: Mutex::default(),
             networks: Mutex::default(),
+            qualities: Mutex::default(),
             certificates: Mutex::new([].into()),
             reload: Mutex::new(Ok(Reloaded::default())),
             drained: Mutex::default(),
