@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{NetworkInfo, Status, transport};
+use crate::{NetworkInfo, QualityProblem, Status, transport};
 
 /// An event of `/v1/live/events`.
 #[derive(ToSchema)]

@@ -37,6 +37,14 @@ pub enum FlowDirection {
     Downlink,
 }
 
+impl QualityProblem {
+    /// For example `client uplink`.
+    #[must_use]
+    pub fn place(&self) -> String {
+        format!("{} {}", self.leg.name(), self.direction.map_or("round trip", FlowDirection::name))
+    }
+}
+
 impl Leg {
     #[must_use]
     pub fn name(self) -> &'static str {

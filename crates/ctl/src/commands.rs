@@ -14,7 +14,8 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use turnpike_admin::Problem;
 use turnpike_api::{
-    Allocation, AllocationPage, AllocationQuery, Drain, Draining, NetworkInfo, Reloaded, Traffic,
+    Allocation, AllocationPage, AllocationQuery, Drain, Draining, NetworkInfo, QualityProblem, Reloaded,
+    Traffic,
 };
 use turnpike_wire::escape;
 
@@ -101,9 +102,21 @@ pub fn list_allocations(
     format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT", "NETWORK"];
+    let head = [
+        "ID",
+        "REALM",
+        "USER",
+        "CLIENT",
+        "VIA",
+        "RELAYED",
+        "AGE",
+        "TO PEERS",
+        "TO CLIENT",
+        "NETWORK",
+        "QUALITY",
+    ];
     let mut list = ListOutput::new(format, head);
-    list.omit_if_empty("NETWORK");
+    list.omit_if_empty(&["NETWORK", "QUALITY"]);
     let mut silent = Vec::new();
     each_page(client, "/v1/allocations", wanted, |page: AllocationPage| {
         list.show(out, &page.allocations, row)?;
@@ -259,9 +272,9 @@ impl<const N: usize> ListOutput<N> {
     }
 
     /// Leaves out this column if it is empty on the first page.
-    fn omit_if_empty(&mut self, title: &'static str) {
+    fn omit_if_empty(&mut self, titles: &'static [&'static str]) {
         if let Self::Table(table, ..) = self {
-            table.omitted = Some(title);
+            table.omitted = titles;
         }
     }
 
@@ -309,7 +322,7 @@ impl<const N: usize> ListOutput<N> {
     }
 }
 
-fn row(allocation: &Allocation) -> [String; 10] {
+fn row(allocation: &Allocation) -> [String; 11] {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the age in seconds")]
     let age = span(allocation.age_s as u64);
     let process = allocation.process.map_or_else(String::new, |pid| format!(" (process {pid})"));
@@ -325,6 +338,7 @@ fn row(allocation: &Allocation) -> [String; 10] {
         bytes(allocation.to_peer.bytes),
         bytes(allocation.to_client.bytes),
         allocation.network.as_ref().map_or_else(String::new, NetworkInfo::to_string),
+        allocation.quality_problem.as_ref().map_or_else(String::new, QualityProblem::place),
     ]
 }
 
@@ -347,6 +361,7 @@ fn write_allocation(out: &mut dyn Write, allocation: &Allocation, format: Output
     rows.push(("age", age));
     rows.push(("to peers", traffic(allocation.to_peer)));
     rows.push(("to client", traffic(allocation.to_client)));
+    rows.extend(allocation.quality_problem.as_ref().map(|problem| ("quality", problem.sentence.clone())));
     for permission in allocation.permissions.iter().flatten() {
         let text = format!("{}, {} left", permission.peer, span(permission.expires_in_s));
         rows.push(("permission", text));

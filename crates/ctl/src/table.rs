@@ -47,8 +47,8 @@ impl OutputFormat {
 /// Writes rows page by page; the first page determines the widths.
 pub(crate) struct PagedTable<const N: usize> {
     head: [&'static str; N],
-    /// Title of a column that is left out if it is empty on the first page.
-    pub(crate) omitted: Option<&'static str>,
+    /// Titles of columns that are left out if they are empty on the first page.
+    pub(crate) omitted: &'static [&'static str],
     columns: usize,
     layout: Option<TableLayout<N>>,
 }
@@ -60,7 +60,7 @@ enum TableLayout<const N: usize> {
 
 impl<const N: usize> PagedTable<N> {
     pub(crate) fn new(head: [&'static str; N], format: OutputFormat) -> Self {
-        Self { head, omitted: None, columns: format.columns(), layout: None }
+        Self { head, omitted: &[], columns: format.columns(), layout: None }
     }
 
     /// Writes nothing if there are no rows.
@@ -77,7 +77,7 @@ impl<const N: usize> PagedTable<N> {
             Some(TableLayout::Table(widths)) => Some(widths),
             None => Some(std::array::from_fn(|column| {
                 let widest = rows.iter().map(|row| width(&row[column])).max().unwrap_or_default();
-                let is_omitted = widest == 0 && self.omitted == Some(self.head[column]);
+                let is_omitted = widest == 0 && self.omitted.contains(&self.head[column]);
                 if is_omitted { 0 } else { widest.max(width(self.head[column])) }
             })),
         };
@@ -207,7 +207,7 @@ mod tests {
     fn column_that_is_empty_on_the_first_page_can_be_left_out() {
         for (cell, expected) in [("", "A\n1\n"), ("x", "A  LONG\n1  x\n")] {
             let mut table = PagedTable::new(["A", "LONG"], OutputFormat::Text(None));
-            table.omitted = Some("LONG");
+            table.omitted = &["LONG"];
             let mut out = Vec::new();
             table.write(&mut out, &[["1".to_owned(), cell.to_owned()]]).unwrap();
             assert_eq!(String::from_utf8(out).unwrap(), expected);

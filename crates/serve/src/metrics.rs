@@ -321,7 +321,8 @@ impl ServerFamilies<'_, '_> {
     }
 
     fn quality(&mut self, figures: &QualityFigures) -> fmt::Result {
-        let flows = quality::FLOWS.map(|(leg, direction)| [("leg", leg.name()), ("direction", direction.name())]);
+        let flows =
+            quality::FLOWS.map(|(leg, direction)| [("leg", leg.name()), ("direction", direction.name())]);
         let help = "Lost RTP datagrams of an allocation, as a ratio, in windows of 100 datagrams or more.";
         self.samples("quality_loss_ratio", help, &LOSS_BOUNDS, flows.iter().zip(&figures.loss))?;
         let help = "Jitter that the leg adds to the RTP of an allocation, in the same windows.";

@@ -2,11 +2,24 @@
 
 import { ask } from "./api.js";
 import { announce, h, panel, setText, table } from "./dom.js";
-import { both, bits, bytes, count, many, named, network, perSecond, span, user } from "./format.js";
+import { both, bits, bytes, count, many, named, network, perSecond, span, trouble, user } from "./format.js";
 
 const PAGE = 100;
 const AGAIN_MS = 2000;
 const FIELDS = { user: "User", client: "Client address", relayed: "Relayed address", realm: "Realm", id: "Allocation" };
+
+const millis = (ms) => `${ms.toFixed(1)} ms`;
+
+// Figures of a leg since the allocation began; "" without any.
+function legQuality(leg) {
+  const texts = leg.round_trip_ms === null ? [] : [`round trip ${millis(leg.round_trip_ms)}`];
+  for (const direction of ["uplink", "downlink"]) {
+    const flow = leg[direction];
+    if (flow === null) continue;
+    texts.push(`${direction}: ${count(flow.lost)} of ${many(flow.expected, "datagram")} lost, jitter ${millis(flow.jitter_ms)}`);
+  }
+  return texts.join("; ");
+}
 
 // `words` is the query string of the page's address: the search, and the cursor and number of the page.
 export function allocations(words) {
@@ -48,6 +61,7 @@ export function allocations(words) {
     { title: "Age", number: true, cell: (row) => span(row.age_s) },
     { title: "To peers", number: true, cell: (row) => bytes(row.to_peer.bytes) },
     { title: "To client", number: true, cell: (row) => bytes(row.to_client.bytes) },
+    { title: "Quality", cell: (row) => trouble(row.quality_problem) },
     { title: "Worker", number: true, cell: (row) => ({ text: String(row.worker), note: place(row) || undefined }) },
   ], "No matching allocations.");
   const back = h("button", { type: "button", onclick: () => history.back() }, "Previous page");
@@ -184,6 +198,11 @@ export function allocation(id, mayChange) {
     fact("Age", span(found.age_s));
     fact("To peers", traffic("to_peer"));
     fact("To client", traffic("to_client"));
+    if (found.quality_problem) fact("Quality", found.quality_problem.sentence);
+    for (const leg of ["client", "peer"]) {
+      const figures = found.quality ? legQuality(found.quality[leg]) : "";
+      if (figures !== "") fact(`Leg of the ${leg}`, figures);
+    }
     if (found.peer_connections > 0) fact("Connections to peers", count(found.peer_connections));
     if (found.mobile) fact("Mobile", "Follows its client to another address.");
     if (found.process) fact("Process", `${found.process}, the previous process: its clients stay there after an upgrade.`);

@@ -71,5 +71,8 @@ export function dateTime(text) {
 
 export const both = (one, other) => [one, other].filter((text) => text !== "").join("; ");
 
+// Place of a trouble of media, for example `client uplink`.
+export const trouble = (of) => (of ? `${of.leg} ${of.direction ?? "round trip"}` : "");
+
 // Country and autonomous system, if known.
 export const network = (of) => (of ? [of.country, of.asn === null ? null : `AS${of.asn}`].filter((text) => text !== null).join(" ") : "");

@@ -82,9 +82,10 @@ pub fn list_fleet_allocations(
         "TO PEERS",
         "TO CLIENT",
         "NETWORK",
+        "QUALITY",
     ];
     let mut list = ListOutput::new(format, head);
-    list.omit_if_empty("NETWORK");
+    list.omit_if_empty(&["NETWORK", "QUALITY"]);
     let mut silent = Vec::new();
     each_page(client, "/v1/fleet/allocations", wanted, |page: FleetAllocations| {
         list.show(out, &page.allocations, row_with_node)?;
@@ -94,10 +95,10 @@ pub fn list_fleet_allocations(
     Ok(list.end_without(out, "no allocations", &silent)?)
 }
 
-fn row_with_node(allocation: &Allocation) -> [String; 11] {
-    let [id, realm, user, client, via, relayed, age, to_peers, to_client, network] = row(allocation);
+fn row_with_node(allocation: &Allocation) -> [String; 12] {
+    let [id, realm, user, client, via, relayed, age, to_peers, to_client, network, quality] = row(allocation);
     let node = allocation.node.clone().unwrap_or_default();
-    [node, id, realm, user, client, via, relayed, age, to_peers, to_client, network]
+    [node, id, realm, user, client, via, relayed, age, to_peers, to_client, network, quality]
 }
 
 fn row_of_node(node: &FleetNode) -> [String; 9] {

@@ -3,7 +3,7 @@
 use ratatui::style::Color;
 use turnpike_api::{
     CertificateInfo, FleetNode, FleetStatus, Live, LiveServer, LiveWorker, NetworkInfo, NodeState,
-    ReasonCount, Talkers,
+    QualityProblem, ReasonCount, Talkers,
 };
 use turnpike_measure::units::{bits_per_second, per_second, span};
 
@@ -65,9 +65,11 @@ pub(super) fn talkers(talkers: Option<&Talkers>) -> Grid {
         ("DATAGRAMS", 4),
         ("ALLOCATION", 8),
         ("NETWORK", 5),
+        ("QUALITY", 5),
     ];
     let talkers = talkers.map_or(&[][..], |talkers| &talkers.talkers);
     let has_networks = talkers.iter().any(|talker| talker.network.is_some());
+    let has_problems = talkers.iter().any(|talker| talker.quality_problem.is_some());
     let rows = talkers.iter().map(|talker| {
         let mut cells = vec![
             talker.user.clone(),
@@ -79,12 +81,16 @@ pub(super) fn talkers(talkers: Option<&Talkers>) -> Grid {
             per_second(talker.to_peer.datagrams + talker.to_client.datagrams),
             talker.id.clone(),
         ];
-        if has_networks {
+        if has_networks || has_problems {
             cells.push(talker.network.as_ref().map_or_else(String::new, NetworkInfo::to_string));
+        }
+        if has_problems {
+            cells.push(talker.quality_problem.as_ref().map_or_else(String::new, QualityProblem::place));
         }
         cells
     });
-    Grid::new(if has_networks { HEAD } else { &HEAD[..HEAD.len() - 1] }, rows)
+    let left_out = if has_problems { 0 } else { 2 - usize::from(has_networks) };
+    Grid::new(&HEAD[..HEAD.len() - left_out], rows)
 }
 
 pub(super) fn reasons(reasons: &[ReasonCount]) -> Grid {

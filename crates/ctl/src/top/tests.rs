@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use ratatui::{Terminal, backend::TestBackend};
 use turnpike_api::{
-    BatchRate, DatapathStatus, FleetNode, FleetStatus, Job, LiveListener, LiveRealm, LiveRule, LiveServer,
-    LiveWorker, NetworkInfo, NodeState, PayloadRate, Quantiles, ReasonCount, RuleState, Status, Talker,
-    Talkers,
+    BatchRate, DatapathStatus, FleetNode, FleetStatus, FlowDirection, Job, Leg, LiveListener, LiveRealm,
+    LiveRule, LiveServer, LiveWorker, NetworkInfo, NodeState, PayloadRate, QualityProblem, Quantiles,
+    ReasonCount, RuleState, Status, Talker, Talkers,
 };
 
 use super::{screen::CURVES_FROM, *};
@@ -86,6 +86,7 @@ fn live() -> Live {
                     transport: "udp".to_owned(),
                     to_peer: rate(10.0, 1000.0),
                     to_client: rate(20.0, 2000.0),
+                    quality_problem: None,
                 }],
             }),
         }),
@@ -162,6 +163,23 @@ fn talkers_have_a_network_column_only_if_a_network_is_known() {
     talkers.talkers[0].network = Some(NetworkInfo { country: Some("DE".to_owned()), asn: Some(64500) });
     screen.hear(known);
     holds(&drawn(&screen, 140, 40), &["NETWORK", "DE AS64500"]);
+}
+
+#[test]
+fn talkers_have_a_quality_column_only_if_one_has_trouble() {
+    let mut screen = Screen::new(false, String::new());
+    screen.hear(live());
+    assert!(!drawn(&screen, 140, 40).concat().contains("QUALITY"));
+    let mut troubled = live();
+    let talkers = troubled.server.as_mut().and_then(|server| server.talkers.as_mut()).unwrap();
+    talkers.talkers[0].quality_problem = Some(QualityProblem {
+        leg: Leg::Client,
+        direction: Some(FlowDirection::Uplink),
+        since: "2026-11-30T14:02:10Z".to_owned(),
+        sentence: "uplink of the client: 3.1 % loss since 14:02 UTC".to_owned(),
+    });
+    screen.hear(troubled);
+    holds(&drawn(&screen, 140, 40), &["QUALITY", "client uplink"]);
 }
 
 fn fleet() -> FleetStatus {

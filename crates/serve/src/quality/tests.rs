@@ -94,7 +94,8 @@ fn sentence_states_figure_time_and_other_clients_of_the_network() {
     monitor.report_at(START, id(2), [192, 0, 2, 1].into(), &bad);
     assert_eq!(sentence(), "uplink of the client: 3.1 % loss since 14:02 UTC");
     monitor.report_at(START, id(3), [192, 0, 2, 77].into(), &good());
-    let alone = "uplink of the client: 3.1 % loss since 14:02 UTC; the other client in AS64500 is not affected";
+    let alone =
+        "uplink of the client: 3.1 % loss since 14:02 UTC; the other client in AS64500 is not affected";
     assert_eq!(sentence(), alone);
     monitor.report_at(START, id(4), [192, 0, 2, 99].into(), &bad);
     monitor.report_at(START, id(5), [198, 51, 100, 9].into(), &bad);
