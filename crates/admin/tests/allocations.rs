@@ -2,7 +2,12 @@
 
 use crate::prelude::*;
 use std::net::IpAddr;
-use turnpike_turn::server::{ClientNetwork, ClientNetworks, Country};
+use turnpike_admin::AllocationQualities;
+use turnpike_api::{
+    FlowDirection, Leg, QualityProblem,
+    quality::{FlowQuality, LegQuality, Quality},
+};
+use turnpike_turn::server::{AllocationId, ClientNetwork, ClientNetworks, Country};
 
 fn listed(running: &Running, query: &str) -> Vec<Value> {
     running.get(&format!("/v1/allocations{query}")).ok()["allocations"].as_array().expect("a list").clone()
@@ -178,4 +183,42 @@ fn network_of_the_client_is_shown_if_it_is_known() {
     assert_eq!(allocation["network"], network);
     let id = allocation["id"].as_str().unwrap();
     assert_eq!(running.get(&format!("/v1/allocations/{id}")).ok()["network"], network);
+}
+
+struct Lossy;
+
+impl AllocationQualities for Lossy {
+    fn quality(&self, _: AllocationId) -> Option<Quality> {
+        let uplink = FlowQuality { expected: 1000, lost: 31, jitter_ms: 2.5, ..FlowQuality::default() };
+        let client = LegQuality { round_trip_ms: Some(40.5), uplink: Some(uplink), downlink: None };
+        Some(Quality { client, peer: LegQuality::default() })
+    }
+
+    fn problem(&self, _: AllocationId) -> Option<QualityProblem> {
+        Some(QualityProblem {
+            leg: Leg::Client,
+            direction: Some(FlowDirection::Uplink),
+            since: "2026-11-30T14:02:10Z".to_owned(),
+            sentence: "uplink of the client: 3.1 % loss since 14:02 UTC".to_owned(),
+        })
+    }
+}
+
+#[test]
+fn quality_of_an_allocation_is_shown_if_it_is_measured() {
+    let running = Running::server(1);
+    let _client = running.allocated();
+    let unmeasured = listed(&running, "").remove(0);
+    assert_eq!((unmeasured.get("quality"), unmeasured.get("quality_problem")), (None, None));
+    *running.program.qualities.lock().unwrap() = Some(Arc::new(Lossy));
+    let in_list = listed(&running, "").remove(0);
+    let path = format!("/v1/allocations/{}", in_list["id"].as_str().unwrap());
+    for allocation in [in_list, running.get(&path).ok()] {
+        let client = &allocation["quality"]["client"];
+        assert_eq!((&client["round_trip_ms"], &client["uplink"]["lost"]), (&json!(40.5), &json!(31)));
+        assert_eq!(client["downlink"], json!(null));
+        let problem = &allocation["quality_problem"];
+        assert_eq!((&problem["leg"], &problem["direction"]), (&json!("client"), &json!("uplink")));
+        assert_eq!(problem["sentence"], "uplink of the client: 3.1 % loss since 14:02 UTC");
+    }
 }

@@ -271,7 +271,7 @@ impl<const N: usize> ListOutput<N> {
         }
     }
 
-    /// Leaves out this column if it is empty on the first page.
+    /// Leaves out these columns if they are empty on the first page.
     fn omit_if_empty(&mut self, titles: &'static [&'static str]) {
         if let Self::Table(table, ..) = self {
             table.omitted = titles;

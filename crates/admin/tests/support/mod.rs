@@ -24,7 +24,9 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName}
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tracing_subscriber::filter::LevelFilter;
-use turnpike_admin::{AccountStore, AdminInterface, Applications, Owner, ServerView, Serving};
+use turnpike_admin::{
+    AccountStore, AdminInterface, AllocationQualities, Applications, Owner, ServerView, Serving,
+};
 use turnpike_api::{
     ClientRefusals, Drain, Draining, FleetAdmin, Job, Later, NotReloaded, Process, Program, RefusalFilter,
     Reloaded, RuleStatus,
