@@ -11,7 +11,6 @@ pub struct QualityProblem {
     /// Direction of the trouble; null if it is the round trip.
     pub direction: Option<FlowDirection>,
     /// Its beginning (RFC 3339).
-    #[schema(format = DateTime)]
     pub since: String,
     /// Description of all troubles, the worst first.
     pub sentence: String,

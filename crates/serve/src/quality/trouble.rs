@@ -6,8 +6,10 @@ use turnpike_api::quality::FlowQuality;
 const FEWEST: u64 = 100;
 /// Trouble ends below this part of its threshold, so that a figure near the threshold does not alternate.
 const END: f64 = 0.5;
-/// Increase of jitter behind the relay that is not measurement error, as a ratio.
-const LEAST_INCREASE: f64 = 1.25;
+/// Smallest ratio of a receiver's jitter to that on arrival at the relay that proves jitter behind the relay. Both are estimates of RFC 3550,
+/// which vary by 15 %, from different times: in a simulation with 40 ms before the relay, 1.25 blamed the wrong leg in 5 % to 9 % of the cases,
+/// 1.75 in 1 %.
+const LEAST_INCREASE: f64 = 1.75;
 
 /// Figure with a threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +141,7 @@ mod tests {
     fn jitter_of_the_leg_before_is_not_blamed_on_the_leg_behind() {
         let mut state = FlowState::default();
         assert_eq!(state.judge(&flow(1000, 0, 44.0), 40.0, 10).unwrap().jitter_ms, 0.0);
-        assert_eq!(state.judge(&flow(2000, 0, 50.0), 40.0, 20).unwrap().jitter_ms, 30.0);
+        assert_eq!(state.judge(&flow(2000, 0, 53.0), 28.0, 20).unwrap().jitter_ms, 45.0);
         assert!(state.jitter.is_some());
     }
 }
