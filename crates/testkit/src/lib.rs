@@ -14,6 +14,7 @@ pub mod names;
 mod ports;
 pub mod process;
 pub mod randomness;
+pub mod rtp;
 pub mod stun;
 mod wait;
 
