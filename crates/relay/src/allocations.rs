@@ -10,8 +10,8 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        AllocationId, AllocationView, Cidr, ClosedReason, RelayTransport, Server, Tap, TapRefusal, Transport,
-        UsageReport,
+        AllocationId, AllocationView, Cidr, ClosedReason, QualityReport, RelayTransport, Server, Tap, TapRefusal,
+        Transport, UsageReport,
     },
     time::Now,
 };
@@ -309,6 +309,22 @@ impl Relay {
             let end = server.slots();
             let last = end.min(from.saturating_add(SLICE));
             (from..last).for_each(|slot| server.report_usage(now, slot).iter().for_each(&mut each));
+            answer((last < end).then_some(last));
+        });
+    }
+
+    /// Reports the quality of the measured allocations in a slice; `each` and `answer` behave as in [`Relay::report_usage`].
+    pub fn report_quality(
+        &self,
+        worker: usize,
+        from: u32,
+        mut each: impl FnMut(&QualityReport) + Send + 'static,
+        answer: impl FnOnce(Option<u32>) + Send + 'static,
+    ) {
+        self.question(worker, move |server, _| {
+            let end = server.slots();
+            let last = end.min(from.saturating_add(SLICE));
+            (from..last).for_each(|slot| server.report_quality(slot).iter().for_each(&mut each));
             answer((last < end).then_some(last));
         });
     }

@@ -120,7 +120,12 @@ impl<C, S: Default> Frame<C, S> {
 impl<C, S> Frame<C, S> {
     /// Milliseconds since the clock started.
     pub fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+        self.now_us() / 1000
+    }
+
+    /// Microseconds since the clock started.
+    pub fn now_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     /// Fills `events` from [`Poller::wait_until`], which also ends when a publication is due.

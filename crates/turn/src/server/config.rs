@@ -8,7 +8,7 @@ use turnpike_wire::channel_data::ChannelRange;
 use super::{
     Alternate, Bandwidth, ClientNetworks, ClientRules, ConnectionCounts, DiscoveryLimits,
     MaxAllocationDuration, MobileOwners, NatDiscovery, OwnEndpoints, PeerRules, Pools, PrefixLengths,
-    RealmId, RefusalLimit, ReplayGuard, ServerLimits, ThirdParty, auth::realm::Realm,
+    QualityLevel, RealmId, RefusalLimit, ReplayGuard, ServerLimits, ThirdParty, auth::realm::Realm,
 };
 
 /// Settings of the state machine; [`ServerConfig::default`] holds the documented defaults.
@@ -45,6 +45,8 @@ pub struct ServerConfig {
     pub nonce_lifetime: u32,
     pub max_allocation_duration: MaxAllocationDuration,
     pub bandwidth: Bandwidth,
+    /// Default off.
+    pub quality: QualityLevel,
     /// Shared by all workers, and kept across reloads.
     pub pools: Pools,
     /// Lengths of the prefixes that quotas and refusal limits count as one client.
@@ -206,6 +208,7 @@ impl Default for ServerConfig {
             nonce_lifetime: 3600,
             max_allocation_duration: MaxAllocationDuration::default(),
             bandwidth: Bandwidth::default(),
+            quality: QualityLevel::default(),
             pools: Pools::default(),
             prefixes: PrefixLengths::default(),
             refusals: None,

@@ -5,6 +5,7 @@ pub(crate) mod bandwidth;
 pub(crate) mod data_path;
 pub(crate) mod drop_reason;
 pub(crate) mod forwarding;
+pub(crate) mod quality;
 pub(crate) mod tap;
 pub(crate) mod tapping;
 pub(crate) mod timers;
@@ -29,6 +30,8 @@ pub struct DataPlane {
     pub(crate) indications: Indications,
     /// Buffer for the Data indication of an ICMP error, which [`super::Verdict::Reply`] borrows.
     icmp: Vec<u8>,
+    /// See [`super::Server::set_microseconds`].
+    pub(crate) beyond_ms_us: u64,
 }
 
 impl DataPlane {
@@ -41,6 +44,7 @@ impl DataPlane {
             tells_use: false,
             indications: Indications::new(salt),
             icmp: Vec::new(),
+            beyond_ms_us: 0,
         }
     }
 

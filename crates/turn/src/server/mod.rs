@@ -57,6 +57,7 @@ pub use data::{
     data_path::IcmpError,
     drop_reason::DropReason,
     forwarding::relayed_ttl,
+    quality::{Measured, MeasuredFlow, MeasuredLeg, QualityLevel, QualityReport},
     tap::{Tap, TapRefusal, TappedDatagram},
     verdict::{AllocationSlot, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict},
 };

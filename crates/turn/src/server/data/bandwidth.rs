@@ -19,7 +19,7 @@ mod pool;
 
 use std::{collections::HashMap, ops::RangeInclusive};
 
-use super::tap::Tap;
+use super::{quality::Meter, tap::Tap};
 use crate::{
     server::{AllocationSlot, DropReason, Effect, Policy, Server},
     time::Now,
@@ -145,13 +145,16 @@ pub(crate) struct Limited {
     /// See [`crate::server::VolumeLimits::per_user`].
     slowed: Option<u64>,
     pub(crate) tap: Option<Box<dyn Tap>>,
+    pub(crate) meter: Option<Box<Meter>>,
 }
 
 const SHARED: [RateLevel; 3] = [RateLevel::User, RateLevel::Realm, RateLevel::Total];
 
 impl Limited {
-    pub(crate) fn is_unlimited(&self) -> bool {
-        self.own.is_none() && self.members.iter().all(Option::is_none)
+    /// True if the packet path must look at the allocation's datagrams.
+    pub(crate) fn is_needed(&self) -> bool {
+        let is_limited = self.own.is_some() || self.members.iter().any(Option::is_some);
+        is_limited || self.tap.is_some() || self.meter.is_some()
     }
 
     #[inline(never)]
@@ -279,11 +282,15 @@ impl<P: Policy> Server<P> {
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
         let mut before = entry.limits.take();
         let tap = before.as_mut().and_then(|limits| limits.tap.take());
+        let meter = before.as_mut().and_then(|limits| limits.meter.take());
+        // Connections (RFC 6062) are not measured.
+        let meter = if entry.relays_tcp { None } else { Meter::at_level(meter, self.config.quality) };
         let bandwidth = &self.config.bandwidth;
         let Some(state) = self.states.get(index) else { return };
         let slowed = self.policy.volume_limits(state.user(), &state.username).per_user;
         if slowed.is_none() && bandwidth.is_unlimited() {
-            entry.limits = tap.map(|tap| Box::new(Limited { tap: Some(tap), ..Limited::default() }));
+            let limits = Limited { tap, meter, ..Limited::default() };
+            entry.limits = limits.is_needed().then(|| Box::new(limits));
             return;
         }
         let Rates { per_allocation, per_user, per_realm } = bandwidth.of(&state.realm);
@@ -310,8 +317,8 @@ impl<P: Policy> Server<P> {
             member(per_realm, &state.realm),
             member(bandwidth.total, ""),
         ];
-        let limits = Limited { own, members, slowed, tap };
-        if !limits.is_unlimited() || limits.tap.is_some() {
+        let limits = Limited { own, members, slowed, tap, meter };
+        if limits.is_needed() {
             entry.limits = Some(Box::new(limits));
         }
     }

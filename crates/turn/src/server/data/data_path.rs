@@ -109,6 +109,9 @@ impl DataPlane {
             if let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms) {
                 return self.held_up(held_up, false);
             }
+            if let Some(meter) = &mut limits.meter {
+                meter.relayed(Way::ToClient, now.ms * 1000 + self.beyond_ms_us, datagram);
+            }
             if limits.tap.is_some() {
                 let header = &bytes[..header_len];
                 entry.report(Way::ToClient, peer, header, datagram);
@@ -223,6 +226,9 @@ impl DataPlane {
                 let is_stream = entry.is_by_stream();
                 return self.held_up(held_up, is_stream);
             }
+            if let Some(meter) = &mut limits.meter {
+                meter.relayed(Way::ToPeer, now.ms * 1000 + self.beyond_ms_us, payload);
+            }
             if limits.tap.is_some() {
                 entry.report(Way::ToPeer, peer, &datagram[..ChannelData::HEADER_LEN], payload);
             }
@@ -263,6 +269,9 @@ impl DataPlane {
             if let Err(held_up) = limits.admit(Way::ToPeer, view.data.len(), now.ms) {
                 let is_stream = entry.is_by_stream();
                 return self.held_up(held_up, is_stream);
+            }
+            if let Some(meter) = &mut limits.meter {
+                meter.relayed(Way::ToPeer, now.ms * 1000 + self.beyond_ms_us, view.data);
             }
             if limits.tap.is_some() {
                 // DATA is usually the last attribute.

@@ -32,7 +32,7 @@ impl<P: Policy> Server<P> {
         let Some(entry) = self.data.forwarding.get(allocation) else { return };
         if let Some(limits) = &mut entry.limits {
             limits.tap = None;
-            if limits.is_unlimited() {
+            if !limits.is_needed() {
                 entry.limits = None;
             }
             self.data.effects.push_back(Effect::Limited { allocation });
