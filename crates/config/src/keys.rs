@@ -9,14 +9,14 @@ use std::{
 use turnpike_convert::forward::parts::without_zone;
 use turnpike_convert::toml_text::{list, quoted};
 use turnpike_strict::{Value, ValueNode, find};
-use turnpike_turn::server::{Cidr, ClientRule, RelayAddress};
+use turnpike_turn::server::{Cidr, ClientRule, QualityLevel, RelayAddress};
 use turnpike_wire::address::{AddressError, socket_address};
 use turnpike_wire::names::{is_realm, is_username};
 use turnpike_wire::secret::MASK;
 
 use super::{
     CertificateFiles, ConfiguredUser, DatapathChoice, StoredKey, UserSecret,
-    key::{ValueKind, kind, list_of, text},
+    key::{ValueKind, kind, list_of, named, text},
     read::ValueReader,
 };
 use crate::{AllowedPeer, RelayPlace, Secret, relay_keys};
@@ -57,6 +57,13 @@ pub(super) const DATAPATH: ValueKind<DatapathChoice> = ValueKind::one(
         DatapathChoice::Xdp => quoted("xdp"),
         DatapathChoice::XdpGeneric => quoted("xdp-generic"),
     },
+);
+
+pub(super) const QUALITY: ValueKind<QualityLevel> = named!(
+    "\"off\", \"headers\" or \"on\" (RTCP reports too)",
+    "off" => QualityLevel::Off,
+    "headers" => QualityLevel::Headers,
+    "on" => QualityLevel::On,
 );
 
 /// Like [`ADDRESSES`], but the example has TURN's port for TLS and DTLS.

@@ -7,7 +7,7 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_rules::HandOnRule;
-use turnpike_turn::server::{AllocationLimits, Cidr, ClientRules, ConnectionLimits, ServerLimits};
+use turnpike_turn::server::{AllocationLimits, Cidr, ClientRules, ConnectionLimits, QualityLevel, ServerLimits};
 
 use crate::{
     AcmeSettings, AdminSettings, AllowedPeer, AlternateSettings, AuthSettings, CredentialsSettings,
@@ -62,6 +62,7 @@ settings! {
         busy_poll_us: u32 = 0, start "server.busy_poll_us" number!(u32, "microseconds", 0..=1000);
         /// Microseconds by which a worker may delay a datagram to handle more of them per wake-up.
         coalesce_us: u32 = 0, start "server.coalesce_us" number!(u32, "microseconds", 0..=1000);
+        quality: QualityLevel = QualityLevel::Off, reload "server.quality" keys::QUALITY;
         tls: TlsSettings = TlsSettings::default(),
             reload "tls.listen" .listen keys::ADDRESSES => keys::SECURE_ADDRESSES,
             reload "tls.only" .only kind::SWITCH,

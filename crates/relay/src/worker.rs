@@ -231,7 +231,7 @@ impl Worker {
 
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
-        let mut now = self.now();
+        let mut now = self.begin_tick();
         // Wake-ups are delayed for datagrams only, not for streams, handoffs or commands.
         let mut by_datagrams = true;
         if self.coalescer.is_some() || self.offload.is_some() {
@@ -248,7 +248,7 @@ impl Worker {
                 tracing::error!(worker = self.frame.number, %error, "epoll failed; this worker stops");
                 return;
             }
-            now = self.now();
+            now = self.begin_tick();
             by_datagrams = true;
             if let Some(coalescer) = &mut self.coalescer {
                 coalescer.woke();
@@ -515,9 +515,15 @@ impl Worker {
         self.publish_now(now.ms);
     }
 
+    /// Reads the clock for a tick.
+    fn begin_tick(&mut self) -> Now {
+        let us = self.frame.now_us();
+        self.server.set_microseconds(us % 1000);
+        Now { ms: us / 1000, unix: unix() }
+    }
+
     fn now(&self) -> Now {
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Now { ms: self.frame.now_ms(), unix }
+        Now { ms: self.frame.now_ms(), unix: unix() }
     }
 
     fn due(&self) -> Option<u64> {
@@ -564,6 +570,10 @@ impl Worker {
 }
 
 /// `config` ensures that the number of workers does not exceed the range of worker ids.
+fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 fn worker_id(number: usize, config: &Config) -> WorkerId {
     let of = |count: usize| u16::try_from(count).ok();
     of(number)

@@ -251,6 +251,7 @@ pub(crate) fn server_config(
         channel_lifetime: settings.channel_lifetime,
         channels_permit: settings.relay.channels_permit,
         bandwidth: limit_keys::bandwidth(settings),
+        quality: settings.quality,
         prefixes: limit_keys::prefixes(settings),
         refusals: limit_keys::refusals(settings, workers(settings)),
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),

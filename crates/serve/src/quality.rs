@@ -7,6 +7,7 @@
 //!                                                 API, page, `top` ◀── problem, sentence
 //! ```
 
+mod collector;
 mod figures;
 mod networks;
 mod sentence;
@@ -31,6 +32,7 @@ use networks::{NetworkKey, Networks};
 use sentence::Finding;
 use trouble::{FlowState, Measure, Trouble};
 
+pub(crate) use collector::collect;
 pub(crate) use figures::{JITTER_BOUNDS, LOSS_BOUNDS, QualityFigures, ROUND_TRIP_BOUNDS, Samples};
 
 /// Flows of an allocation.
@@ -78,7 +80,6 @@ impl QualityMonitor {
     }
 
     /// Takes the cumulative quality of an allocation. Called on the worker's thread, not per packet.
-    #[expect(dead_code, reason = "workers do not report quality yet")]
     pub(crate) fn report(&self, id: AllocationId, client: SocketAddr, quality: &Quality) {
         self.report_at(unix(), id, client.ip(), quality);
     }

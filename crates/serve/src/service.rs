@@ -25,7 +25,7 @@ use turnpike_relay::{
     certificates::Certificate,
 };
 use turnpike_stores::UsageStore;
-use turnpike_turn::server::{Effect, NonceKey};
+use turnpike_turn::server::{Effect, NonceKey, QualityLevel};
 
 use crate::{
     admin::ServerAdmin,
@@ -49,7 +49,7 @@ use crate::{
     passed_listeners::passed_listeners,
     peer_names::PeerNames,
     plan::{self, RelayPlan},
-    quality::QualityMonitor,
+    quality::{self, QualityMonitor},
     refusals::Refusals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
     usage::{self, QuotaKeeper, UsageLedger, UsageLog, UsageTimes},
@@ -117,6 +117,7 @@ struct TurnServer {
     events: Arc<ServerEvents>,
     state_watch: StateWatch,
     quotas: watch::Sender<Vec<VolumeQuota>>,
+    quality: watch::Sender<QualityLevel>,
     pages: [Arc<Serving>; 2],
     metrics: MetricsPage,
 }
@@ -188,6 +189,11 @@ impl TurnServer {
         log_waiting(&waiting);
         let shown = watch::Sender::new(EffectiveSettings::new(&settings, &merged, &machine));
         let quality = Arc::clone(&logs.quality);
+        let measured = watch::Sender::new(settings.quality);
+        tokio::spawn(quality::collect(Arc::downgrade(&relay), measured.subscribe(), {
+            let monitor = Arc::clone(&quality);
+            move |id, client, quality: &_| monitor.report(id, client, quality)
+        }));
         let acme = Acme::start(Wanted::new(&settings, certificates.tls.clone(), fleet.shared_orders()));
         let seen = (&relay, &shown, &peer_names);
         let metrics =
@@ -232,6 +238,7 @@ impl TurnServer {
             events,
             state_watch: StateWatch::default(),
             quotas,
+            quality: measured,
             pages,
             metrics,
         };
@@ -272,6 +279,7 @@ impl TurnServer {
         self.fleet.set(&self.settings);
         self.events.set(&self.settings);
         self.quotas.send_replace(self.settings.usage.quotas.clone());
+        self.quality.send_replace(self.settings.quality);
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);

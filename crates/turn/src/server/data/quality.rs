@@ -6,9 +6,11 @@
 //! ```
 //!
 //! A meter sits next to the bandwidth limits of its allocation, like a [`super::tap`]: without one, the packet path does no work for it. A
-//! metered allocation is not relayed by the kernel. A meter holds at most [`MOST_STREAMS`] streams per direction, and grows only when a stream
+//! metered allocation is not relayed by the kernel. A meter holds at most four streams per direction, and grows only when a stream
 //! begins. It ends with its worker: after a move or an upgrade, measurement begins again.
 
+mod ends;
+mod measured;
 mod quic;
 mod round_trip;
 mod rtcp;
@@ -17,12 +19,11 @@ mod rtp;
 use std::net::SocketAddr;
 
 use crate::server::{AllocationId, Policy, Server, Way};
+use ends::{opposite, sender};
+pub use measured::{Measured, MeasuredFlow, MeasuredLeg};
 use quic::Spin;
 use round_trip::{RoundTrip, Transactions};
 use rtp::Flow;
-
-/// RTP streams (SSRC) of one direction. Further streams are not measured while these are active.
-pub(crate) const MOST_STREAMS: usize = 4;
 
 /// Depth of measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,32 +34,6 @@ pub enum QualityLevel {
     Headers,
     /// RTCP receiver reports too.
     On,
-}
-
-/// Totals of both legs since measurement began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Measured {
-    pub client: MeasuredLeg,
-    pub peer: MeasuredLeg,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MeasuredLeg {
-    /// Smoothed, in microseconds.
-    pub round_trip_us: Option<u64>,
-    /// RTP from this end, as it arrived.
-    pub uplink: Option<MeasuredFlow>,
-    /// RTP to this end, as it reports, without the loss before the relay.
-    pub downlink: Option<MeasuredFlow>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MeasuredFlow {
-    pub expected: u64,
-    pub lost: u64,
-    pub reordered: u64,
-    pub jitter_us: u64,
-    pub longest_gap_us: u64,
 }
 
 /// Quality of an allocation with traffic since its previous report.
@@ -147,21 +122,6 @@ impl Meter {
             client: leg(sender(Way::ToPeer), to_peer, to_client),
             peer: leg(sender(Way::ToClient), to_client, to_peer),
         }
-    }
-}
-
-/// Index of the end that sends this way.
-const fn sender(way: Way) -> usize {
-    match way {
-        Way::ToPeer => 0,
-        Way::ToClient => 1,
-    }
-}
-
-const fn opposite(way: Way) -> Way {
-    match way {
-        Way::ToPeer => Way::ToClient,
-        Way::ToClient => Way::ToPeer,
     }
 }
 

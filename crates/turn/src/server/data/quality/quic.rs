@@ -1,7 +1,7 @@
 //! Round trips from the spin bit of QUIC (RFC 9000 section 17.4). The bit changes once per round trip, and the change travels from end to end:
 //! the time between a change one way and the change that follows it the other way is the round trip of the end between them.
 
-use super::{opposite, sender};
+use super::ends::{opposite, sender};
 use crate::server::Way;
 
 const SPIN: u8 = 0x20;

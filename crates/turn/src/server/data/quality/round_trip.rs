@@ -2,7 +2,7 @@
 
 use turnpike_wire::stun;
 
-use super::{opposite, sender};
+use super::ends::{opposite, sender};
 use crate::server::Way;
 
 /// Samples above this are taken for a wrong match.

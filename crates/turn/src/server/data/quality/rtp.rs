@@ -1,38 +1,18 @@
 //! RTP streams of one direction.
 
+mod arrival;
 mod clock;
 mod stream;
 
-use super::{MOST_STREAMS, MeasuredFlow, rtcp::Block};
+use super::{measured::MeasuredFlow, rtcp::Block};
+use arrival::Arrival;
 use stream::{Stream, Totals};
 
 /// Time without a datagram after which a stream gives its place to a new one.
 const IDLE_US: u64 = 10_000_000;
 
-/// Fields of an RTP header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Arrival {
-    at_us: u64,
-    payload_type: u8,
-    sequence: u16,
-    timestamp: u32,
-    ssrc: u32,
-}
-
-impl Arrival {
-    fn read(at_us: u64, datagram: &[u8]) -> Option<Self> {
-        let [first, second, s0, s1, t0, t1, t2, t3, i0, i1, i2, i3] = *datagram.first_chunk()?;
-        let sources = 12 + 4 * usize::from(first & 0x0F);
-        let extension = usize::from(first >> 4 & 1) * 4;
-        (datagram.len() >= sources + extension).then_some(Self {
-            at_us,
-            payload_type: second & 0x7F,
-            sequence: u16::from_be_bytes([s0, s1]),
-            timestamp: u32::from_be_bytes([t0, t1, t2, t3]),
-            ssrc: u32::from_be_bytes([i0, i1, i2, i3]),
-        })
-    }
-}
+/// RTP streams (SSRC) of one direction. Further streams are not measured while these are active.
+const MOST_STREAMS: usize = 4;
 
 #[derive(Debug, Default)]
 pub(super) struct Flow {

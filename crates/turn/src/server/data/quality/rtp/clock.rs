@@ -1,6 +1,6 @@
 //! Interarrival jitter (RFC 3550 section 6.4.1), and the clock rate of the timestamps that it needs.
 
-use super::Arrival;
+use super::arrival::Arrival;
 
 /// Rates in use, in units per second.
 const RATES: [u32; 7] = [8000, 12_000, 16_000, 24_000, 32_000, 48_000, 90_000];
