@@ -9,7 +9,10 @@ use std::{
 };
 
 use common::{Ask, BINDING, PEER, Scheme, TestPolicy, World, address, channel_data, client, config};
-use turnpike_turn::server::{OwnEndpoints, RelayId, SharedPort, Source, Verdict};
+use turnpike_turn::{
+    server::{OwnEndpoints, QualityLevel, RelayId, ServerConfig, SharedPort, Source, Verdict},
+    time::Now,
+};
 
 use crate::Bench;
 
@@ -21,6 +24,7 @@ pub(crate) fn cases(bench: &mut Bench) {
     for clients in [1, 1000] {
         relaying(bench, clients);
     }
+    measuring(bench);
     claims(bench);
     requests(bench);
 }
@@ -88,6 +92,36 @@ fn relaying(bench: &mut Bench, clients: u16) {
         stranger = (stranger + 1) % strangers.len();
         let verdict = server.from_client(now, &strangers[stranger], black_box(&message));
         assert!(matches!(verdict, Verdict::Drop(_)));
+    });
+}
+
+/// Relaying RTP whose quality is measured.
+fn measuring(bench: &mut Bench) {
+    let config = ServerConfig { quality: QualityLevel::On, ..config() };
+    let mut world = World::with(config);
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    let (mut now, from, peer) = (world.now, world.client.into(), address(PEER));
+    let mut sequence = 0_u16;
+    let mut next = |now: &mut Now| {
+        now.ms += 20;
+        sequence = sequence.wrapping_add(1);
+        let mut datagram = PAYLOAD;
+        (datagram[0], datagram[1]) = (0x80, 111);
+        datagram[2..4].copy_from_slice(&sequence.to_be_bytes());
+        datagram[4..8].copy_from_slice(&(u32::from(sequence) * 960).to_be_bytes());
+        datagram
+    };
+    let server = &mut world.server;
+    bench.case("route/measured_channel_data", || {
+        let message = channel_data(0x4000, &next(&mut now));
+        let verdict = server.from_client(now, &from, black_box(&message));
+        assert!(matches!(verdict, Verdict::ToPeer { .. }));
+    });
+    bench.case("route/measured_from_peer", || {
+        let datagram = next(&mut now);
+        let verdict = server.data.from_peer(now, relay, peer, black_box(&datagram));
+        assert!(matches!(verdict, Verdict::ToClient { .. }));
     });
 }
 

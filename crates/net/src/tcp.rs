@@ -370,11 +370,20 @@ impl TcpSocket {
 
     /// tcpi_bytes_acked of TCP_INFO (Linux 4.1), beyond the end of the C library's structure.
     fn acknowledged(&self) -> io::Result<u64> {
-        const AT: usize = 120;
+        self.info::<8, 120>().map(u64::from_ne_bytes)
+    }
+
+    /// Smoothed round trip in microseconds: tcpi_rtt of TCP_INFO.
+    pub fn round_trip_us(&self) -> io::Result<u32> {
+        self.info::<4, 68>().map(u32::from_ne_bytes)
+    }
+
+    /// Field of TCP_INFO with `LEN` bytes at the offset `AT`.
+    fn info<const LEN: usize, const AT: usize>(&self) -> io::Result<[u8; LEN]> {
         let mut info = [0_u8; 256];
         let told = sys::get_option_bytes(self.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
-        let told = told.get(AT..).and_then(|rest| rest.first_chunk());
-        told.map(|bytes| u64::from_ne_bytes(*bytes)).ok_or_else(|| io::ErrorKind::Unsupported.into())
+        let field = told.get(AT..).and_then(|rest| rest.first_chunk());
+        field.copied().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     /// Returns and clears SO_ERROR, the reason for a failed or broken connection.

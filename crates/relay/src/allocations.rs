@@ -19,7 +19,7 @@ use turnpike_turn::{
 use crate::{
     Relay,
     policy::WorkerPolicy,
-    worker::{Command, Probe},
+    worker::{Command, Probe, QualityQuery},
 };
 
 pub const SLICE: u32 = 1024;
@@ -318,15 +318,14 @@ impl Relay {
         &self,
         worker: usize,
         from: u32,
-        mut each: impl FnMut(&QualityReport) + Send + 'static,
+        each: impl FnMut(&QualityReport) + Send + 'static,
         answer: impl FnOnce(Option<u32>) + Send + 'static,
     ) {
-        self.question(worker, move |server, _| {
-            let end = server.slots();
-            let last = end.min(from.saturating_add(SLICE));
-            (from..last).for_each(|slot| server.report_quality(slot).iter().for_each(&mut each));
-            answer((last < end).then_some(last));
-        });
+        if let Some(sender) = self.senders().nth(worker) {
+            let slots = from..from.saturating_add(SLICE);
+            let query = QualityQuery { slots, each: Box::new(each), answer: Box::new(answer) };
+            sender.tell(Command::ReportQuality(query));
+        }
     }
 
     /// Makes a worker publish its counters, so that [`Relay::snapshots`] is up to date. `answer` receives the

@@ -16,6 +16,7 @@ mod upgrade;
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    ops::Range,
     os::fd::OwnedFd,
     sync::{Arc, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -27,7 +28,7 @@ use turnpike_turn::{
     random::Seed,
     server::{
         AllocationSlot, Client, ClosedReason, CredentialQuery, Effect, Family, LookupId, LookupResult,
-        RelayId, ReplayGuard, Server, Source, WorkerId,
+        QualityReport, RelayId, ReplayGuard, Server, Source, WorkerId,
     },
     time::Now,
 };
@@ -41,6 +42,7 @@ use crate::{
     dtls::Associations,
     handed_on::{self, HandedOn},
     layout::Listener,
+    link::ClientLinkKind,
     listening::{self, Named},
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     policy::WorkerPolicy,
@@ -69,6 +71,15 @@ type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 
 /// Query from another thread, run between two ticks.
 pub(crate) type WorkerQuery = Box<dyn FnOnce(&mut Server<WorkerPolicy>, Now) + Send>;
+
+/// Query for the quality of the allocations in these slots.
+pub(crate) struct QualityQuery {
+    pub(crate) slots: Range<u32>,
+    pub(crate) each: Box<dyn FnMut(&QualityReport) + Send>,
+    /// Receives the first slot that is left.
+    pub(crate) answer: Box<dyn FnOnce(Option<u32>) + Send>,
+}
+
 pub(crate) enum Command {
     SetDraining(bool),
     Reconfigure(Box<Reconfigure>),
@@ -76,6 +87,7 @@ pub(crate) enum Command {
     FinishLookup(LookupId, LookupResult),
     EndAt(Arc<[IpAddr]>),
     Answer(WorkerQuery),
+    ReportQuality(QualityQuery),
     Publish(Probe),
     /// Sends duplicates of the sockets of these listeners.
     ExportSockets(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
@@ -455,6 +467,21 @@ impl Worker {
             }
         }
     }
+
+    /// TCP knows the round trip to its client better than passing transactions do.
+    fn report_quality(&mut self, QualityQuery { slots, mut each, answer }: QualityQuery) {
+        let end = self.server.slots();
+        for slot in slots.start..slots.end.min(end) {
+            let Some(mut report) = self.server.report_quality(slot) else { continue };
+            if let ClientLinkKind::Stream(place) = ClientLinkKind::of(report.link) {
+                let round_trip_us = self.out.streams.round_trip_us(place).map(u64::from);
+                report.measured.client.round_trip_us = round_trip_us;
+            }
+            each(&report);
+        }
+        answer((slots.end < end).then_some(slots.end));
+    }
+
     fn look_up(&mut self, query: CredentialQuery) {
         let answer = PendingLookup::new(query.lookup, self.frame.sender.clone());
         self.server.policy_mut().look_up(query, answer);
@@ -472,7 +499,7 @@ impl Worker {
         while let Some(command) = self.frame.command() {
             // End the tick here: packets must wait for at most one query, and after an upgrade step the clock
             // must be read again.
-            let ends_tick = matches!(command, Command::Answer(_) | Command::Upgrade(_));
+            let ends_tick = matches!(command, Command::Answer(_) | Command::ReportQuality(_) | Command::Upgrade(_));
             self.handle_command(now, command);
             if ends_tick {
                 break;
@@ -495,6 +522,7 @@ impl Worker {
                 question(&mut self.server, now);
                 self.carry_out_effects(now, NO_TRAILING);
             }
+            Command::ReportQuality(query) => self.report_quality(query),
             Command::Publish(Probe { asked, answer }) => self.asked.push((asked.elapsed(), answer)),
             Command::ExportSockets(named, answer) => _ = answer.send(self.export_sockets(&named)),
             Command::SuspendFlows(done) => self.suspend_offload(done),

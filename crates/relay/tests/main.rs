@@ -23,6 +23,7 @@ mod mobility_client;
 mod observed;
 mod padding;
 mod pending_credentials;
+mod quality;
 mod reload;
 mod reservations;
 mod several_addresses;

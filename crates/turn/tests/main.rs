@@ -43,6 +43,7 @@ mod server_nonce_binding;
 mod server_padding;
 mod server_peer_rules;
 mod server_permission;
+mod server_quality;
 mod server_quota;
 mod server_randomness;
 mod server_realms;

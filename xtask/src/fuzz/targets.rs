@@ -117,6 +117,15 @@ pub(super) const TARGETS: &[Target] = &[
         holds: "ACCESS-TOKEN, altered tokens and misbehaving issuers: nothing can be forged, memory is bounded",
     },
     Target {
+        name: "quality",
+        package: "turn",
+        program: Program::Unit,
+        test: "server::data::quality::fuzz::quality",
+        max_len: 4000,
+        about: &["crates/turn/src/server/data/quality"],
+        holds: "quality of media: any traffic gives consistent totals in bounded memory",
+    },
+    Target {
         name: "tickets",
         package: "turn",
         program: Program::Integration,

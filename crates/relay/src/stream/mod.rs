@@ -244,6 +244,12 @@ impl Streams {
         self.slot_at(place).is_some()
     }
 
+    /// Round trip to the client; `None` if the connection has ended.
+    pub(crate) fn round_trip_us(&self, place: LinkSlot) -> Option<u32> {
+        let slot = self.slot_at(place)?;
+        self.connections.get(slot)?.socket.round_trip_us().ok()
+    }
+
     /// Exempts the connection from the idle limits while it has an allocation.
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };

@@ -18,7 +18,7 @@ mod rtp;
 
 use std::net::SocketAddr;
 
-use crate::server::{AllocationId, Policy, Server, Way};
+use crate::server::{AllocationId, Link, Policy, Server, Way};
 use ends::{opposite, sender};
 pub use measured::{Measured, MeasuredFlow, MeasuredLeg};
 use quic::Spin;
@@ -41,6 +41,7 @@ pub enum QualityLevel {
 pub struct QualityReport {
     pub id: AllocationId,
     pub client: SocketAddr,
+    pub link: Link,
     pub measured: Measured,
 }
 
@@ -135,15 +136,18 @@ impl<P: Policy> Server<P> {
     /// Reports the quality of the allocation in a slot; `None` if it is not measured, or has relayed nothing since its previous report.
     pub fn report_quality(&mut self, slot: u32) -> Option<QualityReport> {
         let (_, entry, state) = self.allocation(slot)?;
-        let client = entry.client.address;
+        let (client, link) = (entry.client.address, entry.link);
         let meter = entry.limits.as_mut()?.meter.as_mut()?;
         std::mem::take(&mut meter.has_news).then(|| QualityReport {
             id: state.id,
             client,
+            link,
             measured: meter.measured(),
         })
     }
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;

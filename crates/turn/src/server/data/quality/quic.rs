@@ -17,8 +17,8 @@ pub(super) struct Spin {
     is_quic: bool,
     /// Latest bit of each way.
     bits: [Option<bool>; 2],
-    /// Way, time and new bit of the latest change.
-    changed: Option<(Way, u64, bool)>,
+    /// Way and time of the latest change.
+    changed: Option<(Way, u64)>,
     regular: u8,
 }
 
@@ -38,11 +38,8 @@ impl Spin {
         if before == bit {
             return None;
         }
-        let (changed_way, changed_us, changed_bit) = self.changed.replace((way, at_us, bit))?;
-        // The client inverts the bit, the server copies it. Either may be at either end, but each repeats its own rule, so that the ways must
-        // alternate and the bits must come in pairs.
-        let is_regular =
-            changed_way == opposite(way) && (self.bits[changed_way as usize] == Some(changed_bit));
+        let (changed_way, changed_us) = self.changed.replace((way, at_us))?;
+        let is_regular = changed_way == opposite(way);
         self.regular = if is_regular { self.regular.saturating_add(1) } else { 0 };
         (self.regular >= REGULAR).then(|| (sender(way), at_us.saturating_sub(changed_us)))
     }

@@ -61,6 +61,9 @@ impl Flow {
         *known = None;
         let mut stream = Stream::new(&first);
         stream.arrived(arrival);
+        if self.streams.capacity() == 0 {
+            self.streams.reserve_exact(MOST_STREAMS);
+        }
         self.streams.push(stream);
         true
     }

@@ -38,7 +38,8 @@ impl Totals {
 pub(super) struct Stream {
     pub(super) ssrc: u32,
     highest: u16,
-    /// A bit for each of the last numbers up to the highest one, which is the lowest bit.
+    /// A bit for each of the last numbers up to the highest one, which is the lowest bit. Numbers from before the start are not expected,
+    /// and count as arrived.
     arrived: u128,
     /// Number that would confirm a restart.
     restart: Option<u16>,
@@ -56,7 +57,7 @@ impl Stream {
         Self {
             ssrc: first.ssrc,
             highest: first.sequence,
-            arrived: 1,
+            arrived: u128::MAX,
             restart: None,
             totals: Totals { expected: 1, received: 1, ..Totals::default() },
             clock: Clock::new(first),
@@ -101,7 +102,7 @@ impl Stream {
             self.totals.reordered += 1;
         } else if self.restart == Some(arrival.sequence) {
             // The datagram that announced the restart was not counted.
-            (self.highest, self.arrived, self.restart) = (arrival.sequence, 0b11, None);
+            (self.highest, self.arrived, self.restart) = (arrival.sequence, u128::MAX, None);
             self.totals.expected += 2;
             self.totals.received += 1;
             let Self { clock, uncounted, .. } = self;
