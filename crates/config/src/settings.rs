@@ -7,7 +7,9 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_rules::HandOnRule;
-use turnpike_turn::server::{AllocationLimits, Cidr, ClientRules, ConnectionLimits, QualityLevel, ServerLimits};
+use turnpike_turn::server::{
+    AllocationLimits, Cidr, ClientRules, ConnectionLimits, QualityLevel, ServerLimits,
+};
 
 use crate::{
     AcmeSettings, AdminSettings, AllowedPeer, AlternateSettings, AuthSettings, CredentialsSettings,

@@ -10,8 +10,8 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        AllocationId, AllocationView, Cidr, ClosedReason, QualityReport, RelayTransport, Server, Tap, TapRefusal,
-        Transport, UsageReport,
+        AllocationId, AllocationView, Cidr, ClosedReason, QualityReport, RelayTransport, Server, Tap,
+        TapRefusal, Transport, UsageReport,
     },
     time::Now,
 };

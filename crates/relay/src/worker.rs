@@ -499,7 +499,8 @@ impl Worker {
         while let Some(command) = self.frame.command() {
             // End the tick here: packets must wait for at most one query, and after an upgrade step the clock
             // must be read again.
-            let ends_tick = matches!(command, Command::Answer(_) | Command::ReportQuality(_) | Command::Upgrade(_));
+            let ends_tick =
+                matches!(command, Command::Answer(_) | Command::ReportQuality(_) | Command::Upgrade(_));
             self.handle_command(now, command);
             if ends_tick {
                 break;

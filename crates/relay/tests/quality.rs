@@ -19,7 +19,12 @@ fn reports(world: &World) -> Vec<QualityReport> {
 }
 
 /// Sends RTP both ways, of which the client's loses every tenth datagram, and a STUN transaction.
-fn call(world: &World, mut send: impl FnMut(&[u8]), peer: &UdpSocket, relayed: SocketAddr) -> (SocketAddr, Measured) {
+fn call(
+    world: &World,
+    mut send: impl FnMut(&[u8]),
+    peer: &UdpSocket,
+    relayed: SocketAddr,
+) -> (SocketAddr, Measured) {
     let (mut up, mut down) = (RtpSender::new(1, 65_500), RtpSender::new(2, 9));
     for number in 0..200 {
         let at = Duration::from_millis(number);

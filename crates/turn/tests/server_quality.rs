@@ -27,7 +27,8 @@ fn talk(world: &mut World, relay: RelayId) {
         let (sent, received) = (up.datagram(at, 100), down.datagram(at, 100));
         if number % 10 != 5 {
             // Over the channel and by indications.
-            let message = if number % 2 == 0 { channel_data(0x4000, &sent) } else { Ask::send(PERMITTED, &sent) };
+            let message =
+                if number % 2 == 0 { channel_data(0x4000, &sent) } else { Ask::send(PERMITTED, &sent) };
             assert!(world.feed(&message).goes_to_peer());
         }
         if number % 25 != 7 {
@@ -77,7 +78,10 @@ fn measuring_follows_the_setting() {
     world.server.reconfigure(world.now, Arc::new(ServerConfig { quality: QualityLevel::On, ..config() }));
     assert!(world.server.is_limited(relay.allocation), "not relayed by the kernel");
     talk(&mut world, relay);
-    assert_eq!(report(&mut world).and_then(|report| report.measured.client.uplink).map(|flow| flow.lost), Some(50));
+    assert_eq!(
+        report(&mut world).and_then(|report| report.measured.client.uplink).map(|flow| flow.lost),
+        Some(50)
+    );
     world.server.reconfigure(world.now, Arc::new(config()));
     assert!(!world.server.is_limited(relay.allocation));
     assert_eq!(report(&mut world), None);

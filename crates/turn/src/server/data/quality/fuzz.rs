@@ -18,7 +18,8 @@ fn quality() {
                 meter.relayed(way, at_us, input.bytes());
                 datagrams += 1;
                 let measured = meter.measured();
-                [(measured.client, before.client), (measured.peer, before.peer)].map(|(now, was)| check(now, was));
+                [(measured.client, before.client), (measured.peer, before.peer)]
+                    .map(|(now, was)| check(now, was));
                 before = measured;
             }
         });
@@ -34,7 +35,10 @@ fn check(leg: MeasuredLeg, before: MeasuredLeg) {
         assert!(flow.is_some() || before.is_none());
         let (flow, before) = (flow.unwrap_or_default(), before.unwrap_or_default());
         assert!(flow.lost <= flow.expected && flow.reordered <= flow.expected, "{flow:?}");
-        assert!(flow.expected >= before.expected && flow.reordered >= before.reordered, "{before:?}, then {flow:?}");
+        assert!(
+            flow.expected >= before.expected && flow.reordered >= before.reordered,
+            "{before:?}, then {flow:?}"
+        );
     }
 }
 

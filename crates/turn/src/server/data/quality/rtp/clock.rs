@@ -64,7 +64,8 @@ impl Clock {
         let rate = units.saturating_mul(1_000_000) / at.1.saturating_sub(began.1).max(1);
         let nearest = RATES.into_iter().min_by_key(|known| u64::from(*known).abs_diff(rate));
         // Too far from all rates: the timestamps broke, or do not follow the time.
-        let Some(nearest) = nearest.filter(|known| u64::from(*known).abs_diff(rate) <= u64::from(known / 8)) else {
+        let Some(nearest) = nearest.filter(|known| u64::from(*known).abs_diff(rate) <= u64::from(known / 8))
+        else {
             return;
         };
         if self.rate.replace(nearest).is_some_and(|before| before != nearest) {

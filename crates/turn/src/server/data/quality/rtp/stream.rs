@@ -1,6 +1,7 @@
 //! Sequence numbers of one RTP stream (RFC 3550 appendix A.1), and the reports of its receiver.
 
-use super::{super::rtcp::Block, arrival::Arrival, clock::Clock};
+use super::{arrival::Arrival, clock::Clock};
+use crate::server::data::quality::rtcp::Block;
 
 /// A larger step ahead is a restart, if the next datagram follows it.
 const MOST_MISSING: u16 = 3000;
