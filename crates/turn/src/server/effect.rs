@@ -262,7 +262,7 @@ pub enum Effect {
     Away {
         allocation: AllocationSlot,
     },
-    /// A volume quota or a capture began or ceased to apply to the allocation, and with it
+    /// A volume quota, a capture or a measurement began or ceased to apply to the allocation, and with it
     /// [`super::Server::is_limited`] may have changed.
     Limited {
         allocation: AllocationSlot,
