@@ -10,10 +10,26 @@ const NEXT_US: u64 = 8_000_000;
 /// Differences above this are breaks in the timestamps.
 const BREAK_US: u64 = 5_000_000;
 
+/// Rate of timestamps, prepared so that datagrams cost no division.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rate {
+    /// Microseconds per unit, in fractions of 2^24.
+    unit_us: i64,
+}
+
+impl Rate {
+    const fn of(per_second: u32) -> Self {
+        Self { unit_us: (1_000_000 << 24) / per_second as i64 }
+    }
+
+    const fn us(self, units: i32) -> i64 {
+        (units as i64 * self.unit_us) >> 24
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Clock {
-    /// Units per second.
-    rate: Option<u32>,
+    rate: Option<Rate>,
     is_static: bool,
     /// Timestamp and time at which the estimate began.
     began: (u32, u64),
@@ -35,7 +51,8 @@ impl Clock {
 
     /// Microseconds of a number of units.
     pub(super) fn us(&self, units: u32) -> u64 {
-        self.rate.map_or(0, |rate| u64::from(units) * 1_000_000 / u64::from(rate))
+        let units = i32::try_from(units).unwrap_or(0);
+        self.rate.map_or(0, |rate| rate.us(units).unsigned_abs())
     }
 
     pub(super) fn arrived(&mut self, arrival: &Arrival) {
@@ -43,8 +60,8 @@ impl Clock {
         let before = std::mem::replace(&mut self.last, at);
         if let Some(rate) = self.rate {
             let elapsed = at.1.saturating_sub(before.1).cast_signed();
-            let units = i64::from(at.0.wrapping_sub(before.0).cast_signed());
-            let difference = (elapsed - units * 1_000_000 / i64::from(rate)).unsigned_abs();
+            let units = at.0.wrapping_sub(before.0).cast_signed();
+            let difference = (elapsed - rate.us(units)).unsigned_abs();
             if difference > BREAK_US {
                 self.began = at;
                 return;
@@ -68,6 +85,7 @@ impl Clock {
         else {
             return;
         };
+        let nearest = Rate::of(nearest);
         if self.rate.replace(nearest).is_some_and(|before| before != nearest) {
             self.jitter_16 = 0;
         }
@@ -75,12 +93,12 @@ impl Clock {
 }
 
 /// Rate of a static payload type (RFC 3551 section 6).
-const fn static_rate(payload_type: u8) -> Option<u32> {
-    Some(match payload_type {
+const fn static_rate(payload_type: u8) -> Option<Rate> {
+    Some(Rate::of(match payload_type {
         0 | 3..=5 | 7..=9 | 12 | 15 | 18 => 8000,
         6 => 16_000,
         10 | 11 => 44_100,
         14 | 25 | 26 | 28 | 31..=34 => 90_000,
         _ => return None,
-    })
+    }))
 }
