@@ -23,7 +23,7 @@ impl Rate {
     }
 
     const fn us(self, units: i32) -> i64 {
-        (units as i64 * self.unit_us) >> 24
+        (units as i64 * self.unit_us + (1 << 23)) >> 24
     }
 }
 
