@@ -36,6 +36,7 @@ mod load_profile;
 mod log_flags;
 mod machine_addresses;
 mod manual_pages;
+mod media_quality;
 mod metrics_live;
 mod monitoring;
 mod names;
