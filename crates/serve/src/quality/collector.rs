@@ -1,6 +1,7 @@
 //! Makes the workers report quality.
 
 use std::{
+    net::SocketAddr,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -16,12 +17,12 @@ const INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) async fn collect(
     relay: Weak<Relay>,
     mut level: watch::Receiver<QualityLevel>,
-    report: impl Fn(AllocationId, std::net::SocketAddr, &Quality) + Send + Sync + 'static,
+    report: impl Fn(AllocationId, SocketAddr, &Quality) + Send + Sync + 'static,
 ) {
     let report = Arc::new(report);
     while level.wait_for(|level| *level != QualityLevel::Off).await.is_ok() {
         tokio::time::sleep(INTERVAL).await;
-        let workers = relay.upgrade().map_or(0, |relay| relay.workers());
+        let Some(workers) = relay.upgrade().map(|relay| relay.workers()) else { return };
         for worker in 0..workers {
             let mut next = Some(0);
             while let Some(slot) = next {

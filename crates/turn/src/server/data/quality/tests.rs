@@ -1,3 +1,5 @@
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers")]
+
 use super::*;
 
 const STEP_US: u64 = 20_000;
