@@ -109,6 +109,8 @@ async fn through_a_failing_receiver(count: u64) {
     let events = started(options(dir.path(), vec![webhook(receiver.url(), true)]));
     emit(&events, count).await;
     until_delivered(&events, count).await;
+    // Delivered events leave the spool a moment later.
+    until("empty", || events.counts()[0].waiting, |waiting| waiting == 0).await;
     let counts = receiver.counts();
     assert_eq!(counts.len() as u64, count);
     let twice = counts.iter().filter(|times| **times == 2).count() as u64;

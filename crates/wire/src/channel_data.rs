@@ -57,6 +57,7 @@ impl<'a> ChannelData<'a> {
     pub const HEADER_LEN: usize = 4;
 
     /// Parses an RFC 8656 channel number. Bytes after the payload are padding (section 12.5).
+    #[inline]
     pub fn parse(datagram: &'a [u8]) -> Result<Self, ChannelDataError> {
         Self::parse_within(ChannelRange::Rfc8656, datagram)
     }

@@ -22,6 +22,7 @@ pub struct Writer<'b> {
 
 impl<'b> Writer<'b> {
     /// Begins a message, which replaces the buffer's content.
+    #[inline]
     pub fn begin(buffer: &'b mut Vec<u8>, header: Header) -> Self {
         let mut bytes = [0; HEADER_LEN];
         bytes[..2].copy_from_slice(&header.message_type().to_be_bytes());
@@ -32,6 +33,7 @@ impl<'b> Writer<'b> {
         Self { buffer, transaction: header.transaction }
     }
 
+    #[inline]
     pub fn attribute(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         self.put(kind, value.len(), [value])
     }
@@ -40,6 +42,7 @@ impl<'b> Writer<'b> {
         self.attribute(kind, &value.to_be_bytes())
     }
 
+    #[inline]
     pub fn xor_address(&mut self, kind: u16, address: SocketAddr) -> &mut Self {
         self.address(kind, xored(address, &self.transaction))
     }
@@ -101,6 +104,7 @@ impl<'b> Writer<'b> {
         self
     }
 
+    #[inline]
     pub fn finish(mut self, with_fingerprint: bool) -> &'b [u8] {
         if with_fingerprint {
             let value = fingerprint(self.buffer, self.buffer.len());

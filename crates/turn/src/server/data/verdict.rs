@@ -62,6 +62,7 @@ pub struct Header {
 
 impl Header {
     /// Takes the first `len` bytes; panics if `len` exceeds [`MAX_HEADER_LEN`].
+    #[inline]
     #[must_use]
     pub fn new(bytes: [u8; MAX_HEADER_LEN], len: usize) -> Self {
         assert!(len <= MAX_HEADER_LEN);
@@ -69,6 +70,7 @@ impl Header {
         Self { bytes, len: len as u8 }
     }
 
+    #[inline]
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
