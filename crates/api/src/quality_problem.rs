@@ -32,7 +32,7 @@ pub enum Leg {
 pub enum FlowDirection {
     /// To the relay.
     Uplink,
-    /// From the relay.
+    /// Media from the relay.
     Downlink,
 }
 

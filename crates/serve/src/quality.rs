@@ -65,9 +65,9 @@ struct Record {
     client: IpAddr,
     network: NetworkKey,
     quality: Quality,
-    /// In the order of [`FLOWS`].
+    /// Ordered as [`FLOWS`].
     flows: [FlowState; 4],
-    /// In the order of [`LEGS`].
+    /// Ordered as [`LEGS`].
     round_trips: [Option<Trouble>; 2],
     reported_at: u64,
     /// Trouble of the client's leg, as counted in [`Networks`].

@@ -48,7 +48,7 @@ pub struct RtpReceiver {
     received: BTreeSet<i64>,
     /// Difference between arrival and sending of the last datagram, in timestamp units.
     transit: Option<f64>,
-    /// In timestamp units.
+    /// Timestamp units.
     jitter: f64,
     /// Expected and lost at the previous report.
     reported: (u64, u64),

@@ -73,7 +73,7 @@ fn lose(call: &Call) {
 }
 
 #[test]
-fn loss_before_and_behind_the_relay_is_told_apart() {
+fn loss_before_the_relay_is_not_counted_behind_it() {
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", "[server]\nquality = \"on\"\n");
     let serve = Serve::start(&["-c", config.to_str().expect("the test's path is UTF-8")]);

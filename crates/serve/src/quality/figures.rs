@@ -2,9 +2,9 @@
 
 /// Upper bounds of the buckets: a ratio.
 pub(crate) const LOSS_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
-/// In seconds.
+/// Upper bounds in seconds.
 pub(crate) const JITTER_BOUNDS: [f64; 8] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1];
-/// In seconds.
+/// Upper bounds in seconds.
 pub(crate) const ROUND_TRIP_BOUNDS: [f64; 8] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0];
 
 /// Samples in buckets.

@@ -63,7 +63,7 @@ fn loss_is_blamed_on_its_leg_and_direction() {
 }
 
 #[test]
-fn jitter_is_blamed_on_its_leg_and_direction_although_receivers_report_the_sum() {
+fn jitter_is_blamed_on_its_leg_although_receivers_report_the_sum() {
     for (leg, direction) in FLOWS {
         let mut quality = good();
         flow_mut(&mut quality, leg, direction).jitter_ms = 40.0;

@@ -50,11 +50,11 @@ pub struct QualityReport {
 pub(crate) struct Meter {
     reads_rtcp: bool,
     has_news: bool,
-    /// By way, like the following two.
+    /// Indexed by way, like the following two.
     flows: [Flow; 2],
     transactions: Transactions,
     spin: Spin,
-    /// Of the client, then of the peers.
+    /// Client first, then peers.
     round_trips: [RoundTrip; 2],
 }
 
@@ -84,7 +84,7 @@ impl Meter {
         }
     }
 
-    /// Takes the payload of a relayed datagram. The first byte tells protocols apart (RFC 7983, RFC 9443).
+    /// Takes the payload of a relayed datagram. The first byte shows its protocol (RFC 7983, RFC 9443).
     #[inline(never)]
     pub(crate) fn relayed(&mut self, way: Way, at_us: u64, payload: &[u8]) {
         self.has_news = true;

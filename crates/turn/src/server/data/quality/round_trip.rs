@@ -11,7 +11,7 @@ const MOST_US: u64 = 30_000_000;
 /// Smoothed like TCP's (RFC 6298): each sample has a weight of one eighth.
 #[derive(Debug, Default)]
 pub(super) struct RoundTrip {
-    /// In eighths of microseconds; 0 before the first sample.
+    /// Eighths of microseconds; 0 before the first sample.
     eighths_us: u64,
 }
 
@@ -20,7 +20,7 @@ impl RoundTrip {
         if sample_us > MOST_US {
             return;
         }
-        // At least 1, so that it differs from the state before the first sample.
+        // 0 would mean that there was no sample.
         let sample_us = sample_us.max(1);
         self.eighths_us = match self.eighths_us {
             0 => sample_us * 8,

@@ -12,7 +12,7 @@ pub(super) struct Block {
     pub(super) lost: i32,
     /// Highest sequence number received.
     pub(super) highest: u16,
-    /// In timestamp units.
+    /// Timestamp units.
     pub(super) jitter: u32,
 }
 

@@ -16,7 +16,7 @@ const MOST_STREAMS: usize = 4;
 
 #[derive(Debug, Default)]
 pub(super) struct Flow {
-    /// At most [`MOST_STREAMS`].
+    /// Bounded by [`MOST_STREAMS`].
     streams: Vec<Stream>,
     /// Datagrams whose successor would begin a stream (RFC 3550 appendix A.1).
     candidates: [Option<Arrival>; MOST_STREAMS],
@@ -85,7 +85,7 @@ impl Flow {
         self.streams.iter().max_by_key(|stream| stream.totals().received)
     }
 
-    /// As it arrived at the relay; `None` before the first stream.
+    /// Quality on arrival at the relay; `None` before the first stream.
     pub(super) fn measured(&self) -> Option<MeasuredFlow> {
         let (main, totals) = (self.main()?, self.totals());
         Some(MeasuredFlow {
@@ -97,7 +97,7 @@ impl Flow {
         })
     }
 
-    /// As its receiver reports it; `None` before the first report.
+    /// Quality that the receiver reports; `None` before the first report.
     pub(super) fn measured_behind(&self) -> Option<MeasuredFlow> {
         let (main, totals) = (self.main()?, self.totals());
         (totals.expected_behind > 0).then(|| MeasuredFlow {

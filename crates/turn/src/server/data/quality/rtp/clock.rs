@@ -34,7 +34,7 @@ pub(super) struct Clock {
     /// Timestamp and time at which the estimate began.
     began: (u32, u64),
     last: (u32, u64),
-    /// In sixteenths of microseconds.
+    /// Sixteenths of microseconds.
     jitter_16: u64,
 }
 
