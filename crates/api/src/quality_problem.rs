@@ -30,7 +30,7 @@ pub enum Leg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FlowDirection {
-    /// To the relay.
+    /// Media to the relay.
     Uplink,
     /// Media from the relay.
     Downlink,
