@@ -103,23 +103,22 @@ fn measuring(bench: &mut Bench) {
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     let (mut now, from, peer) = (world.now, world.client.into(), address(PEER));
     let mut sequence = 0_u16;
-    let mut next = |now: &mut Now| {
+    let mut next = |now: &mut Now, datagram: &mut [u8]| {
         now.ms += 20;
         sequence = sequence.wrapping_add(1);
-        let mut datagram = PAYLOAD;
-        (datagram[0], datagram[1]) = (0x80, 111);
+        datagram[..2].copy_from_slice(&[0x80, 111]);
         datagram[2..4].copy_from_slice(&sequence.to_be_bytes());
         datagram[4..8].copy_from_slice(&(u32::from(sequence) * 960).to_be_bytes());
-        datagram
     };
     let server = &mut world.server;
+    let (mut message, mut datagram) = (channel_data(0x4000, &PAYLOAD), PAYLOAD);
     bench.case("route/measured_channel_data", || {
-        let message = channel_data(0x4000, &next(&mut now));
+        next(&mut now, &mut message[4..]);
         let verdict = server.from_client(now, &from, black_box(&message));
         assert!(matches!(verdict, Verdict::ToPeer { .. }));
     });
     bench.case("route/measured_from_peer", || {
-        let datagram = next(&mut now);
+        next(&mut now, &mut datagram);
         let verdict = server.data.from_peer(now, relay, peer, black_box(&datagram));
         assert!(matches!(verdict, Verdict::ToClient { .. }));
     });

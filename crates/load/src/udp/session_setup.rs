@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Sequence number of setup datagrams. No client reaches it, so a late reply is never mistaken for traffic.
-pub(crate) const PROBE: u64 = u64::MAX;
+pub(crate) const PROBE: u64 = (1 << 48) - 1;
 const OUTSTANDING: usize = 256;
 /// First retry interval, which doubles each time. Retries are needed because socat, for example, accepts only one flow at a time and loses
 /// the other flows' datagrams.

@@ -153,13 +153,20 @@ const SHARED: [RateLevel; 3] = [RateLevel::User, RateLevel::Realm, RateLevel::To
 impl Limited {
     /// True if the packet path must look at the allocation's datagrams.
     pub(crate) fn is_needed(&self) -> bool {
-        let is_limited = self.own.is_some() || self.members.iter().any(Option::is_some);
-        is_limited || self.tap.is_some() || self.meter.is_some()
+        self.is_limited() || self.tap.is_some() || self.meter.is_some()
+    }
+
+    fn is_limited(&self) -> bool {
+        self.own.is_some() || self.members.iter().any(Option::is_some)
+    }
+
+    #[inline]
+    pub(crate) fn admit(&mut self, way: Way, bytes: usize, now_ms: u64) -> Result<(), HeldUp> {
+        if self.is_limited() { self.ask_limits(way, cost(bytes), now_ms) } else { Ok(()) }
     }
 
     #[inline(never)]
-    pub(crate) fn admit(&mut self, way: Way, bytes: usize, now_ms: u64) -> Result<(), HeldUp> {
-        let cost = cost(bytes);
+    fn ask_limits(&mut self, way: Way, cost: i64, now_ms: u64) -> Result<(), HeldUp> {
         if let Some((limit, buckets)) = &mut self.own {
             let bucket = &mut buckets[way as usize];
             bucket.refill(*limit, now_ms);

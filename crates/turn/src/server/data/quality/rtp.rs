@@ -29,6 +29,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
+    #[inline]
     pub(super) fn arrived(&mut self, at_us: u64, datagram: &[u8]) {
         let Some(arrival) = Arrival::read(at_us, datagram) else { return };
         if let Some(stream) = self.streams.iter_mut().find(|stream| stream.ssrc == arrival.ssrc) {

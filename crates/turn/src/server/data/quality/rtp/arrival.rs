@@ -11,6 +11,7 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
+    #[inline]
     pub(super) fn read(at_us: u64, datagram: &[u8]) -> Option<Self> {
         let [first, second, s0, s1, t0, t1, t2, t3, i0, i1, i2, i3] = *datagram.first_chunk()?;
         let sources = 12 + 4 * usize::from(first & 0x0F);

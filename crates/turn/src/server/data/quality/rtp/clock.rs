@@ -55,6 +55,7 @@ impl Clock {
         self.rate.map_or(0, |rate| rate.us(units).unsigned_abs())
     }
 
+    #[inline]
     pub(super) fn arrived(&mut self, arrival: &Arrival) {
         let at = (arrival.timestamp, arrival.at_us);
         let before = std::mem::replace(&mut self.last, at);

@@ -85,11 +85,17 @@ impl Stream {
         self.jitter_behind_us
     }
 
+    #[inline]
     pub(super) fn arrived(&mut self, arrival: &Arrival) {
         self.last_us = arrival.at_us;
         let (ahead, behind) =
             (arrival.sequence.wrapping_sub(self.highest), self.highest.wrapping_sub(arrival.sequence));
-        if (1..MOST_MISSING).contains(&ahead) {
+        if ahead == 1 {
+            self.arrived = self.arrived << 1 | 1;
+            self.highest = arrival.sequence;
+            self.totals.expected += 1;
+            self.restart = None;
+        } else if (2..MOST_MISSING).contains(&ahead) {
             self.arrived = self.arrived.checked_shl(ahead.into()).unwrap_or(0) | 1;
             self.highest = arrival.sequence;
             self.totals.expected += u64::from(ahead);
