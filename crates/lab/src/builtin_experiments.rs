@@ -25,7 +25,7 @@ pub(crate) const EXPERIMENTS: BuiltinTexts = BuiltinTexts {
     folder: "",
     texts: texts!["":
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
-        "relay-allocate-tls" "relay-memory" "relay-store" "relay-load" "relay-calls" "relay-shared" "relay-coalesce" "relay-builds" "default-rate" "default-calls" "kernel-rate" "kernel-xdp"
+        "relay-allocate-tls" "relay-memory" "relay-store" "relay-load" "relay-calls" "relay-shared" "relay-coalesce" "relay-quality" "relay-builds" "default-rate" "default-calls" "kernel-rate" "kernel-xdp"
         "kernel-calls" "kernel-burst" "kernel-flood" "kernel-mixed" "kernel-bind" "forward-throughput" "forward-rr" "forward-connect"
         "forward-udp" "forward-udp-thin" "forward-memory" "fleet" "fleet-allocate" "fleet-idle" "net-sockets" "net-spread" "net-zerocopy" "net-io-uring" "net-lookup"
     ],
@@ -40,7 +40,7 @@ pub(crate) const PARTS: BuiltinTexts = BuiltinTexts {
 pub(crate) const SUITES: BuiltinTexts = BuiltinTexts {
     kind: "suite",
     folder: "suites",
-    texts: texts!["suites/": "relay" "default" "relay-thin-user-space" "builds" "kernel" "forward" "forward-kernel" "fleet" "net"],
+    texts: texts!["suites/": "relay" "default" "relay-thin-user-space" "quality" "builds" "kernel" "forward" "forward-kernel" "fleet" "net"],
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
