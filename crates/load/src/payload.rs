@@ -49,7 +49,7 @@ impl PayloadStamp {
 /// RTP timestamp of video (90 kHz).
 #[inline]
 fn timestamp(due_ns: u64) -> u64 {
-    due_ns.wrapping_mul(9) / 100_000 & 0xFFFF_FFFF
+    (due_ns.wrapping_mul(9) / 100_000) & 0xFFFF_FFFF
 }
 
 #[cfg(test)]
