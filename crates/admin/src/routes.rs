@@ -160,6 +160,7 @@ fn old_paths() -> Router<App> {
         .route_layer(middleware::from_fn(deprecated::answer))
 }
 
+/// Generates docs/openapi.json, which the program serves.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -230,7 +231,7 @@ fn old_paths() -> Router<App> {
     modifiers(&TokenScheme, &ErrorResponses, &Examples),
     security((), ("token" = [])),
 )]
-pub(crate) struct ApiDocument;
+pub struct ApiDocument;
 
 /// Security scheme for tokens.
 struct TokenScheme;

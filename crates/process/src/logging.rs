@@ -17,9 +17,9 @@ use tracing::{
     field::{Field, Visit},
 };
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry,
+    Layer, Registry,
     field::RecordFields,
-    filter::{FilterExt, filter_fn},
+    filter::{FilterExt, Targets, filter_fn},
     fmt::{
         self, FmtContext, FormatEvent, FormatFields,
         format::{Format, Full, Writer},
@@ -45,7 +45,7 @@ static IN_FORCE: OnceLock<CurrentFilter> = OnceLock::new();
 
 struct CurrentFilter {
     level: Mutex<String>,
-    handle: reload::Handle<EnvFilter, Registry>,
+    handle: reload::Handle<Targets, Registry>,
 }
 
 /// Installs the process-wide subscriber; later calls have no effect.

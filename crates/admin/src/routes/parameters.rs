@@ -10,12 +10,9 @@ use axum::{
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
-use utoipa::{
-    OpenApi as _,
-    openapi::path::{Operation, ParameterIn},
-};
+use serde::{Deserialize, de::IgnoredAny};
 
-use super::{ApiDocument, deprecated, input};
+use super::{deprecated, health::DOCUMENT, input};
 use crate::problem::Problem;
 
 /// Health checks may have arbitrary parameters, which monitoring programs add to bypass caches.
@@ -35,20 +32,34 @@ struct Takes {
     has_body: bool,
 }
 
+/// Members of the OpenAPI document that are read here.
+#[derive(Deserialize)]
+struct Document {
+    paths: HashMap<String, HashMap<String, Operation>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Operation {
+    #[serde(default)]
+    parameters: Vec<Parameter>,
+    request_body: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Parameter {
+    name: String,
+    r#in: String,
+}
+
 impl Parameters {
     pub(super) fn of_document() -> Self {
+        let document: Document = serde_json::from_str(DOCUMENT).expect("tests read the same file");
         let mut all = HashMap::from([((Method::GET, FILES.to_owned()), Takes::default())]);
-        for (path, item) in ApiDocument::openapi().paths.paths {
-            let operations = [
-                (Method::GET, item.get),
-                (Method::POST, item.post),
-                (Method::PUT, item.put),
-                (Method::DELETE, item.delete),
-            ];
+        for (path, operations) in document.paths {
             for (method, operation) in operations {
-                if let Some(operation) = operation {
-                    all.insert((method, path.clone()), Takes::of(operation));
-                }
+                let method = method.to_uppercase().parse().expect("a method of HTTP");
+                all.insert((method, path.clone()), Takes::of(operation));
             }
         }
         Self(Arc::new(all))
@@ -79,8 +90,7 @@ impl Parameters {
 
 impl Takes {
     fn of(operation: Operation) -> Self {
-        let parameters = operation.parameters.unwrap_or_default().into_iter();
-        let in_query = parameters.filter(|one| matches!(one.parameter_in, ParameterIn::Query));
+        let in_query = operation.parameters.into_iter().filter(|one| one.r#in == "query");
         Self { query: in_query.map(|one| one.name).collect(), has_body: operation.request_body.is_some() }
     }
 }
