@@ -61,6 +61,7 @@ impl Loaded {
                 sockets: (settings.max_kernel_flows / 2).saturating_add(MOST_LISTENERS),
                 hook: Hook::Best,
                 leases: settings.kernel_leases,
+                measures: false,
             };
             let result = match before {
                 // The previous process may have given up the privileges to load programs.

@@ -2,7 +2,7 @@
 /* Decides on each packet, at TC ingress as well as in the driver (XDP). Doubtful packets go to user space, as if the program were not
  * there. `mirror.rs` makes the same decisions in Rust, and tests keep the two in step. */
 #pragma once
-#include "flow.h"
+#include "streams.h"
 
 struct {
 	NUMBER(type, MAP_HASH);
@@ -136,6 +136,9 @@ struct way {
 	u16 length, check, payload, first_length;
 	/* Amount by which the TTL decreases, and TOS of the outgoing packet. */
 	u8 hops, tos;
+	/* Streams of `state`, or 0, and the start of the payload, if they are measured. */
+	struct streams *streams;
+	struct rtp rtp;
 };
 
 INLINE void count(u32 what) {
@@ -504,6 +507,37 @@ INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 ba
 	return hop && READ_ONCE(hop->from) == link_address;
 }
 
+/* Reads the start of the payload if the flow's media is measured. A super-packet contains ChannelData, so only its client was found. */
+INLINE void read_media(enum place place, void *context, const struct packet *packet, struct way *way) {
+	int has_header = way->flow.kind == TO_PEER || way->flow.kind == CLIENT;
+	u32 at = UDP_LEN + (has_header ? sizeof(struct channel_data) : 0);
+
+	way->streams = streams_of(way->state);
+	if (!way->streams)
+		return;
+	if ((way->flow.kind == CLIENT && (packet->channel_data.number & HTONS(0xc000)) != HTONS(0x4000)) ||
+	    packet->length < at + sizeof(way->rtp) ||
+	    load_bytes(place, context, packet->udp_at + at, &way->rtp, sizeof(way->rtp)))
+		way->streams = 0;
+}
+
+/* Counts a packet of a measured flow. */
+INLINE void measure(const struct way *way, u32 reason) {
+	u32 received = reason == COUNTS || reason == COUNT_BEHIND;
+
+	if (!way->streams || media_of(&way->rtp) != MEDIA_RTP)
+		return;
+	arrive(way->streams, &way->rtp, way->now, received);
+}
+
+/* Counts a packet that is turned back for the flow on which it leaves. Otherwise it arrives there on loopback. */
+INLINE void measure_next(const struct way *way) {
+	struct streams *next = way->next ? streams_of(way->next) : 0;
+
+	if (next && way->streams && media_of(&way->rtp) == MEDIA_RTP)
+		arrive(next, &way->rtp, way->now, 1);
+}
+
 /* Reason why a packet of a flow goes to user space or is dropped; COUNTS if neither. `link_address` is its link-layer destination, for XDP. */
 INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_address, const struct packet *packet,
 		 struct flow *found, struct way *way) {
@@ -513,6 +547,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	way->state = way->next = 0;
 	way->now = 0;
 	way->bulk = way->leaving = 0;
+	way->streams = 0;
 	if (!take(found, &packet->key, &way->flow))
 		return PASS_STALE;
 	emptied = map_lookup(&drained, &way->flow.socket);
@@ -524,6 +559,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 		return PASS_STALE;
 	way->now = ktime_get_ns();
 	stamp = way->flow.stamp;
+	read_media(place, arrival->context, packet, way);
 	/* A forwarder's sockets send with TOS 0. */
 	way->tos = way->flow.kind == FORWARD ? 0 : packet->tos;
 	if (leases)
@@ -573,6 +609,8 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) || !fits(arrival, way, ip_length))
 		return PASS_TOO_BIG;
 	reason = settling(emptied, way->state, way->now, way->leaving);
+	if (reason == COUNTS && way->streams && is_for_user_space(way->streams, media_of(&way->rtp), way->now))
+		return PASS_MEASURED;
 	if (reason == COUNTS && leases && !has_lease(&found->lease, stamp, way->now, arrival->interface, way->tos))
 		return ask(&found->lease, stamp, arrival->interface, packet, way);
 	return reason;

@@ -81,8 +81,51 @@ struct state {
 	u64 since, arrived;
 	/* Time at which XDP last relayed one of its packets. */
 	u64 across;
-	u64 unused;
+	/* Slot in `streams` plus 1, if the quality of the flow's media is measured. */
+	u64 measured;
 };
+
+/* RTP stream of measured flows. The counters start when user space clears the slot. */
+struct stream {
+	/* 0 if the slot is free. */
+	u32 ssrc;
+	u16 highest;
+	/* If `awaits`, the sequence number that would confirm the stream or its restart. */
+	u16 awaited;
+	/* `awaits`: 1, or 2 if the datagram before the awaited one was counted as received. */
+	u8 awaits, is_confirmed, payload_type, unused;
+	/* Nanoseconds per unit of timestamps, in fractions of 256; 0 if unknown. Only user space writes it. */
+	u32 unit;
+	/* Datagrams up to the highest sequence number, and those of them that did not go to user space. */
+	u32 expected, received;
+	u32 reordered, timestamp;
+	/* Interarrival jitter (RFC 3550 section 6.4.1) in sixteenths of nanoseconds, and the time of the latest datagram. */
+	u64 jitter, at;
+	/* A bit for each of the last sequence numbers up to the highest one, which is the lowest bit. */
+	u64 arrived;
+};
+
+enum { STREAMS = 4 };
+
+/* RTP streams of the flows with the same state. */
+struct streams {
+	/* Time of the latest datagram of a stream, and the longest gap between two. */
+	u64 last, longest_gap;
+	/* Time from which the next RTCP packet goes to user space. */
+	u64 rtcp_due;
+	struct stream of[STREAMS];
+};
+
+/* A larger step ahead is a restart, if the next datagram follows it. */
+#define MOST_MISSING 3000
+/* Datagrams behind the highest one whose arrival is known. */
+#define REMEMBERED 64
+/* Differences between times and timestamps, in nanoseconds, above which the timestamps broke. */
+#define BREAK 5000000000LL
+/* Time without a datagram, in nanoseconds, after which a stream gives its slot to a new one. */
+#define IDLE 20000000000LL
+/* Time in nanoseconds between RTCP packets for user space. */
+#define RTCP_INTERVAL 2000000000ULL
 
 /* Flag of a time in `drained`: user space is losing packets, and no longer finds the socket empty. */
 #define BEHIND (1ULL << 63)
@@ -156,6 +199,8 @@ enum count {
 	PASS_LEASE,
 	PASS_UNSEEN,
 	PASS_REFUSED,
+	/* STUN, or an RTCP packet that is due, of a measured flow. */
+	PASS_MEASURED,
 	/* Differences found at TC egress. */
 	REFUSED_INTERFACE,
 	REFUSED_SOURCE,

@@ -181,6 +181,7 @@ INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, struct
 		if (csum == CSUM_BAD)
 			reason = PASS_CHECKSUM;
 	}
+	measure(&way, reason);
 	if (reason != COUNTS || !room) {
 		count(reason);
 		if (reason == COUNT_BEHIND)
@@ -194,6 +195,7 @@ INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, struct
 		count(COUNT_FAILED);
 		return TC_DROP;
 	}
+	measure_next(&way);
 	book(&way);
 	return send(way.interface, way.flow.route);
 }

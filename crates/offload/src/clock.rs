@@ -24,6 +24,12 @@ impl WorkerClock {
         Self { base_ns: now_ns().saturating_sub(elapsed_ns) }
     }
 
+    /// Converts from nanoseconds of [`now_ns`] to microseconds of the worker's clock.
+    #[must_use]
+    pub fn us(&self, ns: u64) -> u64 {
+        ns.saturating_sub(self.base_ns) / 1000
+    }
+
     /// Converts to nanoseconds of [`now_ns`].
     #[must_use]
     pub fn ns(&self, ms: u64) -> u64 {

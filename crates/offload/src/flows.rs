@@ -15,11 +15,12 @@ use crate::{
     clock::now_ns,
     error::OffloadError,
     layout::{
-        BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, Lease, STATE_WORDS, UP, XDP_GAP_NS, address,
-        mapped,
+        BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, Lease, MEASURED, STATE_WORDS, UP, XDP_GAP_NS,
+        address, mapped,
     },
     object::map_error,
     shared::SharedMaps,
+    streams::{KnownStream, Streams},
 };
 
 pub struct Flows {
@@ -150,6 +151,7 @@ impl Flows {
         };
         let state = FlowState { slot, seen: self.read(slot) };
         self.word(slot, CALM).store(0, Ordering::Relaxed);
+        self.word(slot, MEASURED).store(0, Ordering::Relaxed);
         self.hold_up(&state);
         Ok(state)
     }
@@ -157,6 +159,28 @@ impl Flows {
     /// Passes packets to user space until the socket is drained.
     pub fn hold_up(&self, state: &FlowState) {
         self.word(state.slot, UP).fetch_max(now_ns(), Ordering::Release);
+    }
+
+    /// True if the kernel can measure the quality of media.
+    #[must_use]
+    pub fn can_measure(&self) -> bool {
+        self.shared.measures
+    }
+
+    /// Measures the media of flows with this state from now on. `known` are streams that user space has already measured. `None` if
+    /// [`Flows::can_measure`] is false.
+    pub fn measure(&self, state: &FlowState, known: &[KnownStream], reads_rtcp: bool) -> Option<Streams> {
+        let streams = self.can_measure().then(|| Streams::new(Arc::clone(&self.shared), state.slot))?;
+        // The program must not count while the slot is prepared.
+        self.word(state.slot, MEASURED).store(0, Ordering::Release);
+        streams.prepare(known, reads_rtcp);
+        self.word(state.slot, MEASURED).store(u64::from(state.slot) + 1, Ordering::Release);
+        Some(streams)
+    }
+
+    /// Ends the measurement that [`Flows::measure`] began.
+    pub fn end_measuring(&self, state: &FlowState) {
+        self.word(state.slot, MEASURED).store(0, Ordering::Relaxed);
     }
 
     pub fn counted(&self, state: &mut FlowState) -> Counted {

@@ -14,8 +14,8 @@ use crate::{
 
 /// Names of the maps that are passed, in the order of their descriptors. Each process has its own counters of
 /// reasons.
-pub(crate) const MAPS: [&str; 8] =
-    ["flows", "states", "drained", "routes", "gateways", "hops", "ports", "departures"];
+pub(crate) const MAPS: [&str; 9] =
+    ["flows", "states", "drained", "routes", "gateways", "hops", "ports", "departures", "streams"];
 
 /// Result of [`crate::Kernel::export_fds`]. The descriptors are passed separately: first that of the claim, if
 /// any, then those of the maps and of the links.
@@ -30,6 +30,8 @@ pub struct PassedKernel {
     pub(crate) by_xdp: bool,
     #[serde(default)]
     leases: bool,
+    #[serde(default)]
+    measures: bool,
     #[serde(default)]
     has_claim: bool,
     pub(crate) links: Vec<PassedLink>,
@@ -62,9 +64,19 @@ pub(crate) struct ReceivedKernel {
 
 impl PassedKernel {
     pub(crate) fn new(settings: &KernelSettings, links: Vec<PassedLink>, has_claim: bool) -> Self {
-        let KernelSettings { flows, sockets, hook, leases, .. } = *settings;
+        let KernelSettings { flows, sockets, hook, leases, measures, .. } = *settings;
         let maps = MAPS.map(str::to_owned).to_vec();
-        Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), leases, has_claim, links }
+        Self {
+            layout: LAYOUT,
+            maps,
+            flows,
+            sockets,
+            by_xdp: hook.is_xdp(),
+            leases,
+            measures,
+            has_claim,
+            links,
+        }
     }
 
     /// True if flows of the previous process needed leases.
@@ -82,6 +94,7 @@ impl PassedKernel {
     fn fits(&self, count: usize, settings: &KernelSettings) -> bool {
         let Self { layout, flows, sockets, by_xdp, leases, .. } = *self;
         (layout, flows, by_xdp, leases) == (LAYOUT, settings.flows, settings.hook.is_xdp(), settings.leases)
+            && self.measures == settings.measures
             && sockets >= settings.sockets
             && count == MAPS.len()
             && (self.maps.is_empty() || self.maps == MAPS)
@@ -129,7 +142,15 @@ mod tests {
 
     fn settings() -> KernelSettings {
         let (listeners, relay_ports) = (Vec::new(), 49_152..=65_535);
-        KernelSettings { listeners, relay_ports, flows: 64, sockets: 8, hook: Hook::Tcx, leases: false }
+        KernelSettings {
+            listeners,
+            relay_ports,
+            flows: 64,
+            sockets: 8,
+            hook: Hook::Tcx,
+            leases: false,
+            measures: false,
+        }
     }
 
     fn offered(links: u32) -> PassedKernel {
@@ -174,6 +195,7 @@ mod tests {
         assert_eq!(opened(offered(0).without_flows(), all), Some((None, 0)));
         assert_eq!(opened(PassedKernel { flows: 128, ..offered(0) }, all), Some((None, 0)));
         assert_eq!(opened(PassedKernel { leases: true, ..offered(0) }, all), Some((None, 0)));
+        assert_eq!(opened(PassedKernel { measures: true, ..offered(0) }, all), Some((None, 0)));
         assert_eq!(opened(PassedKernel { sockets: 7, ..offered(0) }, all), Some((None, 0)));
     }
 }

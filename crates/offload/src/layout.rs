@@ -181,6 +181,22 @@ pub const ARRIVED: usize = 5;
 /// Word: time at which XDP last relayed a packet.
 pub const ACROSS: usize = 6;
 
+/// Word: slot of the flow's streams plus 1; 0 if they are not measured.
+pub const MEASURED: usize = 7;
+
+/// Streams per slot, and words of the slot before them.
+pub const STREAMS: usize = 4;
+pub const STREAMS_HEAD: usize = 3;
+/// Words per stream.
+pub const STREAM_WORDS: usize = 7;
+pub const STREAMS_WORDS: usize = STREAMS_HEAD + STREAMS * STREAM_WORDS;
+/// Word of a slot: time of the latest datagram of a stream.
+pub const LAST: usize = 0;
+/// Word of a slot: longest gap between two datagrams.
+pub const LONGEST_GAP: usize = 1;
+/// Word of a slot: time from which an RTCP packet goes to user space.
+pub const RTCP_DUE: usize = 2;
+
 /// Words per next hop: its link address (0 if unknown) and our own on that link, each as in a frame plus two
 /// zero bytes.
 pub const HOP_WORDS: usize = 2;
@@ -280,6 +296,8 @@ pub enum Count {
     Unseen,
     /// The datagram that requested a lease did not leave as the kernel path would have sent it.
     Refused,
+    /// STUN or RTCP of a measured flow, which user space reads.
+    Measured,
     /// It left through another interface, or with a VLAN tag.
     RefusedInterface,
     /// It left with a source other than its socket's (NAT).
@@ -378,6 +396,7 @@ mod tests {
             (SINCE, "since"),
             (ARRIVED, "arrived"),
             (ACROSS, "across"),
+            (MEASURED, "measured"),
         ] {
             assert_eq!(names.get(at), Some(&name), "{names:?}");
         }
@@ -393,6 +412,7 @@ mod tests {
             format!("#define POLL_TIME {POLL_NS}ULL"),
             format!("#define LEASE {LEASE_NS}ULL"),
             "#define BEHIND (1ULL << 63)".to_owned(),
+            format!("enum {{ STREAMS = {STREAMS} }};"),
             "#define ONLY_FROM_THERE (1ULL << 32)".to_owned(),
             "#define BY_REDIRECTION (1ULL << 33)".to_owned(),
             format!("#define MTU(route) ((u32)((route) >> {MTU_SHIFT}))"),

@@ -37,6 +37,7 @@ mod settings;
 mod shared;
 mod slots;
 pub mod sockmap;
+pub mod streams;
 mod verification;
 mod watcher;
 mod worker_sockets;
@@ -52,6 +53,7 @@ pub use layout::{Count, Kind};
 pub use netlink::interface_of_route;
 pub use settings::{Attachment, Hook, KernelSettings};
 pub use sockmap::{Joined, Sockmap};
+pub use streams::Streams;
 pub use verification::load_program;
 pub use worker_sockets::WorkerSockets;
 

@@ -48,6 +48,7 @@ pub(crate) fn load_object(
         .map_max_entries("departures", settings.departures())
         .map_max_entries("flows", settings.flows.saturating_add(settings.flows / 2))
         .map_max_entries("states", settings.states())
+        .map_max_entries("streams", settings.streams())
         .map_max_entries("drained", settings.sockets)
         .map_max_entries("routes", settings.flows)
         .map_max_entries("gateways", settings.flows)

@@ -15,6 +15,8 @@ pub struct KernelSettings {
     /// Relays a flow only while a lease shows that this machine lets its datagrams through unchanged: see
     /// [`crate::layout::Lease`].
     pub leases: bool,
+    /// Reserves memory to measure the quality of media, which can then be turned on at any time.
+    pub measures: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +66,10 @@ pub struct Attachment {
 impl KernelSettings {
     pub(crate) fn states(&self) -> u32 {
         self.flows.saturating_add(self.flows / 2)
+    }
+
+    pub(crate) fn streams(&self) -> u32 {
+        if self.measures { self.states() } else { 1 }
     }
 
     pub(crate) fn departures(&self) -> u32 {

@@ -18,7 +18,7 @@ use crate::{
     clock::now_ns,
     error::OffloadError,
     handover::MAPS,
-    layout::{self, FlowKey, GATEWAY_WORDS, HOP_WORDS, STATE_WORDS},
+    layout::{self, FlowKey, GATEWAY_WORDS, HOP_WORDS, STATE_WORDS, STREAMS_WORDS},
     links::Link,
     mapped_array::MappedArray,
     object::{array, data, descriptor, map_error, take},
@@ -33,11 +33,14 @@ pub(crate) struct SharedMaps {
     /// `None` without leases.
     pub(crate) departures: Option<MapData>,
     pub(crate) states: MappedArray,
+    /// See [`crate::streams::Streams`].
+    pub(crate) streams: MappedArray,
     pub(crate) drained: MappedArray,
     pub(crate) routes: Routes,
     pub(crate) ports: Ports,
     pub(crate) state_slots: Mutex<Slots>,
     pub(crate) socket_slots: Mutex<Slots>,
+    pub(crate) measures: bool,
     pub(crate) most_flows: u32,
     /// Number of current flows, and of flows refused for lack of room.
     pub(crate) held: AtomicU64,
@@ -71,6 +74,7 @@ impl SharedMaps {
         let stamp = now_ns();
         Ok(Self {
             states: array(object, "states", words(settings.states()) * STATE_WORDS)?,
+            streams: array(object, "streams", words(settings.streams()) * STREAMS_WORDS)?,
             drained: array(object, "drained", words(settings.sockets))?,
             routes: Routes::new(
                 array(object, "routes", words(settings.flows))?,
@@ -82,6 +86,7 @@ impl SharedMaps {
             departures: settings.leases.then(|| data(take(object, "departures")?)).transpose()?,
             state_slots: Mutex::new(Slots::new(settings.states(), REST_NS)),
             socket_slots: Mutex::new(Slots::new(settings.sockets, REST_NS)),
+            measures: settings.measures,
             most_flows: settings.flows,
             held: AtomicU64::new(0),
             refused: AtomicU64::new(0),

@@ -26,6 +26,7 @@ pub(crate) fn settings(hook: Hook) -> KernelSettings {
         sockets: 1000,
         hook,
         leases: false,
+        measures: false,
     }
 }
 

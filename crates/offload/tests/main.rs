@@ -9,4 +9,5 @@ mod golden;
 mod leases;
 mod prelude;
 mod program;
+mod streams;
 mod verdicts;

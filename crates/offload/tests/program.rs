@@ -13,7 +13,7 @@ use aya::{
     util::KernelVersion,
 };
 use turnpike_offload::{
-    layout::{ACROSS, ARRIVED, BYTES, CALM, DATAGRAMS, SINCE, STATE_WORDS, UP},
+    layout::{ACROSS, ARRIVED, BYTES, CALM, DATAGRAMS, MEASURED, SINCE, STATE_WORDS, STREAMS_WORDS, UP},
     load_program,
 };
 
@@ -48,6 +48,7 @@ pub(crate) struct Program {
     flows: HashMap<MapData, FlowKey, Flow>,
     departures: HashMap<MapData, FlowKey, FlowKey>,
     states: Array<MapData, [u64; STATE_WORDS]>,
+    streams: Array<MapData, [u64; STREAMS_WORDS]>,
     drained: Array<MapData, u64>,
     routes: Array<MapData, u64>,
     hops: Array<MapData, [u64; HOP_WORDS]>,
@@ -98,6 +99,7 @@ impl Program {
             .override_global("kernel_tells_mtu", &u32::from(kernel_tells_mtu), true)
             .map_max_entries("flows", PLACES)
             .map_max_entries("states", PLACES)
+            .map_max_entries("streams", PLACES)
             .map_max_entries("drained", PLACES)
             .map_max_entries("routes", PLACES)
             .map_max_entries("gateways", PLACES)
@@ -129,6 +131,7 @@ impl Program {
             departures: take("departures").try_into().expect("a hash map"),
             flows: take("flows").try_into().expect("a hash map"),
             states: take("states").try_into().expect("an array"),
+            streams: take("streams").try_into().expect("an array"),
             drained: take("drained").try_into().expect("an array"),
             routes: take("routes").try_into().expect("an array"),
             hops: take("hops").try_into().expect("an array"),
@@ -278,6 +281,21 @@ impl Program {
             self.drained.set(slot, now_ns(), 0).expect("in range");
             self.states.set(slot, [0; STATE_WORDS], 0).expect("in range");
         }
+    }
+
+    /// Measures the flows with the first state, which stay in user space until `calm`. Must follow [`Program::settle`].
+    pub(crate) fn measure(&mut self, calm: u64) {
+        let mut words = [0; STATE_WORDS];
+        (words[MEASURED], words[CALM]) = (1, calm);
+        self.states.set(0, words, 0).expect("in range");
+    }
+
+    pub(crate) fn streams(&self) -> [u64; STREAMS_WORDS] {
+        self.streams.get(&0, 0).expect("in range")
+    }
+
+    pub(crate) fn set_streams(&mut self, words: [u64; STREAMS_WORDS]) {
+        self.streams.set(0, words, 0).expect("in range");
     }
 
     pub(crate) fn reset_counts(&mut self) {

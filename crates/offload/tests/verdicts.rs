@@ -110,6 +110,7 @@ impl Bench {
             sockets: 8,
             hook: Hook::Best,
             leases: true,
+            measures: false,
         };
         let kernel = match Kernel::start(&settings) {
             Ok(kernel) => kernel,

@@ -10,8 +10,8 @@ use std::{
 use turnpike_net::{RxStats, TxStats, UdpOptions, UdpSocket};
 use turnpike_offload::{Hook, Kernel, OffloadError, PassedKernel};
 use turnpike_turn::server::{
-    CredentialQuery, Effect, ListenerId, LookupId, LookupResult, NonceKeys, OwnEndpoints, QuotaRefusal,
-    Redirects, Stats, Transport, UserRef, Users, VolumeLimits,
+    CredentialQuery, Effect, ListenerId, LookupId, LookupResult, NonceKeys, OwnEndpoints, QualityLevel,
+    QuotaRefusal, Redirects, Stats, Transport, UserRef, Users, VolumeLimits,
 };
 use turnpike_worker::{Sender, Workers};
 
@@ -525,6 +525,7 @@ fn offload(
         sockets: count(sockets),
         hook,
         leases: config.kernel_leases,
+        measures: config.server.quality != QualityLevel::Off,
     };
     match before {
         None => Kernel::load(&settings),

@@ -390,7 +390,7 @@ impl Worker {
         self.out.dtls.flushed();
         self.rx.reset();
         if let Some(offload) = &mut self.offload {
-            offload.flushed(&self.sockets, &self.out.listeners);
+            offload.flushed(&mut self.server, (&self.sockets, &self.out.listeners));
         }
     }
 

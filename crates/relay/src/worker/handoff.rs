@@ -359,7 +359,7 @@ impl Worker {
             }
         }
         if let Some(offload) = &mut self.offload {
-            offload.attached(allocation, &self.out.listeners);
+            offload.attached(allocation, &mut self.server, &self.out.listeners);
         }
         // This worker may have handled a reload before the sender did.
         if !self.server.has_realm_of(allocation) {

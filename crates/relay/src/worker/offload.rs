@@ -2,6 +2,8 @@
 //! their counters. Reports drained sockets to the program, so that datagrams relayed by the program never
 //! overtake datagrams in user space.
 
+mod quality;
+
 use std::{
     collections::VecDeque,
     net::{IpAddr, SocketAddr},
@@ -68,7 +70,7 @@ pub(super) struct Offload {
     /// Channels in use whose flows are not installed yet.
     begun: VecDeque<(AllocationSlot, ChannelNumber)>,
     range: ChannelRange,
-    /// Channels kept out of the kernel because their allocation has a bandwidth limit.
+    /// Channels kept out of the kernel: see [`Offload::is_limited`].
     limited: u64,
     is_active: bool,
     walk: Option<usize>,
@@ -91,7 +93,7 @@ struct RelaySocket {
 struct OffloadedAllocation {
     allocation: AllocationSlot,
     client: Option<Client>,
-    /// True if the allocation has a bandwidth limit, which only user space enforces, so it has no flows.
+    /// True if only user space may relay its datagrams, so it has no flows: see [`Offload::is_limited`].
     limited: bool,
     /// The client's flow and the state shared by its flows to peers.
     own: Option<(Installed, FlowState)>,
@@ -99,6 +101,7 @@ struct OffloadedAllocation {
     channels: Vec<Channel>,
     /// Traffic read after the state machine had dropped the allocation.
     late: Across,
+    is_measured: bool,
 }
 
 struct Channel {
@@ -156,7 +159,7 @@ impl Offload {
                 continue;
             };
             if self.is_active {
-                self.renew(allocation, listeners, |_| true);
+                self.renew(allocation, server, listeners, |_| true);
             } else {
                 self.with(allocation, server, |offloaded, flows| offloaded.clear(flows));
             }
@@ -205,14 +208,14 @@ impl Offload {
     ) {
         match effect {
             Effect::Opened { allocation, client, link, .. } => {
-                self.open(*allocation, client, *link, server.is_limited(*allocation));
+                self.open(*allocation, client, *link, self.is_limited(*allocation, server));
             }
             Effect::Permitted { allocation, peer, expires_ms, .. } => {
                 let peer = *peer;
                 let Some(offloaded) = self.offloaded(*allocation) else { return };
                 offloaded.permissions.retain(|(ip, _)| *ip != peer);
                 offloaded.permissions.push((peer, *expires_ms));
-                self.renew(*allocation, listeners, |channel| channel.named == peer);
+                self.renew(*allocation, server, listeners, |channel| channel.named == peer);
             }
             Effect::Bound { allocation, number, peer, at, expires_ms, .. } => {
                 let (number, expires_ms) = (*number, *expires_ms);
@@ -225,7 +228,7 @@ impl Offload {
                         self.limited += u64::from(limited);
                     }
                 }
-                self.renew(*allocation, listeners, |channel| channel.number == number);
+                self.renew(*allocation, server, listeners, |channel| channel.number == number);
             }
             Effect::Used { allocation, number } => {
                 let Some(offloaded) = self.offloaded(*allocation) else { return };
@@ -252,16 +255,16 @@ impl Offload {
             }
             Effect::Moved { allocation, client, link, .. } => {
                 if self.offloaded(*allocation).is_none() {
-                    self.open(*allocation, client, *link, server.is_limited(*allocation));
+                    self.open(*allocation, client, *link, self.is_limited(*allocation, server));
                 }
                 let client = by_datagrams(client, *link);
                 self.with(*allocation, server, |offloaded, flows| offloaded.follow(flows, client));
-                self.renew(*allocation, listeners, |_| true);
+                self.renew(*allocation, server, listeners, |_| true);
             }
             // The client is unreachable until its move completes.
             Effect::Returned { allocation } => {
                 let Some((client, link)) = server.reached(*allocation) else { return };
-                self.open(*allocation, &client, link, server.is_limited(*allocation));
+                self.open(*allocation, &client, link, self.is_limited(*allocation, server));
             }
             Effect::Limited { allocation } => self.follow_limit(*allocation, server, listeners),
             Effect::Closed { allocation, to_peer, to_client, .. } => {
@@ -273,8 +276,13 @@ impl Offload {
         }
     }
 
-    pub(super) fn attached(&mut self, allocation: AllocationSlot, listeners: &[Option<(SocketId, bool)>]) {
-        self.renew(allocation, listeners, |_| true);
+    pub(super) fn attached<P: Policy>(
+        &mut self,
+        allocation: AllocationSlot,
+        server: &mut Server<P>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) {
+        self.renew(allocation, server, listeners, |_| true);
     }
 
     /// Removes all flows of an allocation that has ended or moved to another worker. Adds their new counts to
@@ -312,7 +320,18 @@ impl Offload {
         Some(PassedFlows { own: own.seen(), to_client: to_client.collect() })
     }
 
-    pub(super) fn adopt(
+    pub(super) fn adopt<P: Policy>(
+        &mut self,
+        allocation: AllocationSlot,
+        passed: &PassedFlows,
+        server: &mut Server<P>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) {
+        self.adopt_flows(allocation, passed, listeners);
+        self.measure(allocation, server);
+    }
+
+    fn adopt_flows(
         &mut self,
         allocation: AllocationSlot,
         passed: &PassedFlows,
@@ -391,14 +410,14 @@ impl Offload {
         server: &mut Server<P>,
         listeners: &[Option<(SocketId, bool)>],
     ) {
-        let limited = server.is_limited(allocation);
+        let limited = self.is_limited(allocation, server);
         let mut was_limited = false;
         self.with(allocation, server, |offloaded, flows| {
             was_limited = std::mem::replace(&mut offloaded.limited, limited);
             if limited { offloaded.clear(flows) } else { Across::default() }
         });
         if was_limited && !limited {
-            self.renew(allocation, listeners, |_| true);
+            self.renew(allocation, server, listeners, |_| true);
         }
     }
 
@@ -429,7 +448,11 @@ impl Offload {
     }
 
     /// Installs pending flows after everything received has been sent.
-    pub(super) fn flushed(&mut self, sockets: &Sockets, listeners: &[Option<(SocketId, bool)>]) {
+    pub(super) fn flushed<P: Policy>(
+        &mut self,
+        server: &mut Server<P>,
+        (sockets, listeners): (&Sockets, &[Option<(SocketId, bool)>]),
+    ) {
         self.sockets.flushed(sockets, &self.flows);
         let mut left = BEGIN;
         while left > 0
@@ -437,7 +460,7 @@ impl Offload {
         {
             // Allocations that have ended do not count towards the batch.
             left -= usize::from(self.offloaded(allocation).is_some());
-            self.renew(allocation, listeners, |channel| channel.number == begun);
+            self.renew(allocation, server, listeners, |channel| channel.number == begun);
         }
     }
 
@@ -462,6 +485,9 @@ impl Offload {
                 self.across.add(&counted);
                 let [to_peer, to_client] = counted.pairs();
                 server.count_across(allocation, to_peer, to_client);
+                if let Some(mut meter) = server.kernel_meter(allocation) {
+                    meter.add_counted();
+                }
                 any = true;
             }
         }
@@ -490,6 +516,7 @@ impl Offload {
             permissions: Vec::new(),
             channels: Vec::new(),
             late: Across::default(),
+            is_measured: false,
         }));
     }
 
@@ -510,6 +537,7 @@ impl Offload {
             return;
         }
         let counted = change(offloaded, &mut self.flows);
+        offloaded.measure(&self.flows, self.clock, server);
         self.across.add(&counted);
         let [to_peer, to_client] = counted.pairs();
         // If the allocation has ended, its totals are in an effect that is still queued.
@@ -519,15 +547,25 @@ impl Offload {
     }
 
     /// Installs the flows of the selected channels in use, or extends their expiry.
-    fn renew(
+    fn renew<P: Policy>(
+        &mut self,
+        allocation: AllocationSlot,
+        server: &mut Server<P>,
+        listeners: &[Option<(SocketId, bool)>],
+        which: impl Fn(&Channel) -> bool,
+    ) {
+        if self.is_active {
+            self.install(allocation, listeners, which);
+            self.measure(allocation, server);
+        }
+    }
+
+    fn install(
         &mut self,
         allocation: AllocationSlot,
         listeners: &[Option<(SocketId, bool)>],
         which: impl Fn(&Channel) -> bool,
     ) {
-        if !self.is_active {
-            return;
-        }
         let index = allocation.index as usize;
         let Some(Some(offloaded)) = self.allocations.get_mut(index) else { return };
         let is_it = offloaded.allocation == allocation && !offloaded.limited;

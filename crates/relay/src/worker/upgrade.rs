@@ -402,7 +402,7 @@ impl Worker {
             self.set_relay(RelayId { allocation, family }, place.socket, place.bound);
         }
         if let (Some(offload), Some(flows)) = (&mut self.offload, &flows) {
-            offload.adopt(allocation, flows, &self.out.listeners);
+            offload.adopt(allocation, flows, &mut self.server, &self.out.listeners);
         }
         let has = |passed: &PassedRelaySocket| {
             let relay = RelayId { allocation, family: passed.family };

@@ -57,7 +57,10 @@ pub use data::{
     data_path::IcmpError,
     drop_reason::DropReason,
     forwarding::relayed_ttl,
-    quality::{Measured, MeasuredFlow, MeasuredLeg, QualityLevel, QualityReport},
+    quality::{
+        KERNEL_STREAMS, KernelMeter, KernelStream, KernelStreams, KnownStream, Measured, MeasuredFlow,
+        MeasuredLeg, QualityLevel, QualityReport,
+    },
     tap::{Tap, TapRefusal, TappedDatagram},
     verdict::{AllocationSlot, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict},
 };

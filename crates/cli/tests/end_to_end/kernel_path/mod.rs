@@ -17,6 +17,7 @@ mod foreign;
 mod forwards;
 mod operator;
 mod order;
+mod quality;
 mod reflector;
 mod relays;
 mod spoofed;

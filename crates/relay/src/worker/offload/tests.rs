@@ -101,6 +101,7 @@ impl Bench {
             sockets: 1000,
             hook: Hook::Best,
             leases: false,
+            measures: false,
         };
         let kernel = match Kernel::start(&settings) {
             Ok(kernel) => Arc::new(kernel),
@@ -356,7 +357,12 @@ fn channels_with_flows_from_another_process_count_as_used() {
         let restored = worker.server.restore(now, moved, ClientLinkKind::Datagrams.link());
         let allocation = restored.unwrap_or_else(|_| panic!("not restored"));
         worker.attach_sockets(now, allocation, sockets);
-        worker.offload.as_mut().unwrap().adopt(allocation, &passed, &worker.out.listeners);
+        worker.offload.as_mut().unwrap().adopt(
+            allocation,
+            &passed,
+            &mut worker.server,
+            &worker.out.listeners,
+        );
         assert_eq!(keys(&bench), before);
         // After deactivation and reactivation without a datagram, only used channels have flows again.
         for (is_active, left) in [(false, HashSet::new()), (true, before)] {

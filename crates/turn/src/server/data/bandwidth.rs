@@ -251,7 +251,8 @@ impl Limited {
 impl<P: Policy> Server<P> {
     #[must_use]
     pub fn is_limited(&mut self, allocation: AllocationSlot) -> bool {
-        self.data.forwarding.get(allocation).is_some_and(|entry| entry.limits.is_some())
+        let limits = self.data.forwarding.get(allocation).and_then(|entry| entry.limits.as_ref());
+        limits.is_some_and(|limits| limits.is_limited() || limits.tap.is_some())
     }
 
     /// Takes up to `want` bytes for connections of this allocation (RFC 6062), at least one; unused bytes

@@ -5,11 +5,12 @@
 //!  client ── uplink, round trip ──▶ relay ── round trip, downlink ──▶ peers         way ToPeer; ToClient is the mirror image
 //! ```
 //!
-//! A meter sits next to the bandwidth limits of its allocation, like a [`super::tap`]: without one, the packet path does no work for it. A
-//! metered allocation is not relayed by the kernel. A meter holds at most four streams per direction, and grows only when a stream
+//! A meter sits next to the bandwidth limits of its allocation, like a [`super::tap`]: without one, the packet path does no work for it. If
+//! the kernel relays some of its flows, it counts their streams ([`kernel`]), and passes on STUN. A meter holds at most four streams per direction, and grows only when a stream
 //! begins. It ends with its worker: after a move or an upgrade, measurement begins again.
 
 mod ends;
+mod kernel;
 mod measured;
 mod quic;
 mod round_trip;
@@ -20,6 +21,7 @@ use std::net::SocketAddr;
 
 use crate::server::{AllocationId, Link, Policy, Server, Way};
 use ends::{opposite, sender};
+pub use kernel::{KERNEL_STREAMS, KernelMeter, KernelStream, KernelStreams, KnownStream};
 pub use measured::{Measured, MeasuredFlow, MeasuredLeg};
 use quic::Spin;
 use round_trip::{RoundTrip, Transactions};
@@ -103,6 +105,7 @@ impl Meter {
             128..=191 => match payload.get(1) {
                 Some(192..=223) if self.reads_rtcp => {
                     let (flows, other) = (&mut self.flows, opposite(way));
+                    flows[other as usize].add_counted();
                     rtcp::blocks(payload, |block| flows[other as usize].reported(at_us, block));
                 }
                 Some(192..=223) | None => {}
@@ -138,6 +141,7 @@ impl<P: Policy> Server<P> {
         let (_, entry, state) = self.allocation(slot)?;
         let (client, link) = (entry.client.address, entry.link);
         let meter = entry.limits.as_mut()?.meter.as_mut()?;
+        KernelMeter(meter).add_counted();
         std::mem::take(&mut meter.has_news).then(|| QualityReport {
             id: state.id,
             client,
@@ -149,5 +153,7 @@ impl<P: Policy> Server<P> {
 
 #[cfg(test)]
 mod fuzz;
+#[cfg(test)]
+mod kernel_tests;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! Interarrival jitter (RFC 3550 section 6.4.1), and the clock rate of the timestamps that it needs.
 
 use super::arrival::Arrival;
+use crate::server::data::quality::kernel::KernelStream;
 
 /// Rates in use, in units per second.
 const RATES: [u32; 7] = [8000, 12_000, 16_000, 24_000, 32_000, 48_000, 90_000];
@@ -73,6 +74,23 @@ impl Clock {
         if !self.is_static && at.1.saturating_sub(self.began.1) >= due_us {
             self.estimate(at);
         }
+    }
+
+    /// Follows a stream in the kernel, which measures the jitter itself once it knows the rate.
+    pub(super) fn counted(&mut self, kernel: &KernelStream) {
+        let at = (kernel.timestamp, kernel.at_us);
+        if kernel.unit != 0 {
+            self.jitter_16 = kernel.jitter_us * 16;
+        }
+        if !self.is_static && at.1.saturating_sub(self.began.1) >= FIRST_US {
+            self.estimate(at);
+        }
+        self.last = at;
+    }
+
+    /// See [`KernelStream::unit`].
+    pub(super) fn unit(&self) -> u32 {
+        self.rate.map_or(0, |rate| u32::try_from((rate.unit_us * 1000) >> 16).unwrap_or(0))
     }
 
     #[cold]

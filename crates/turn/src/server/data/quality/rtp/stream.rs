@@ -1,7 +1,10 @@
 //! Sequence numbers of one RTP stream (RFC 3550 appendix A.1), and the reports of its receiver.
 
 use super::{arrival::Arrival, clock::Clock};
-use crate::server::data::quality::rtcp::Block;
+use crate::server::data::quality::{
+    kernel::{KernelStream, KnownStream, Progress},
+    rtcp::Block,
+};
 
 /// A larger step ahead is a restart, if the next datagram follows it.
 const MOST_MISSING: u16 = 3000;
@@ -67,6 +70,50 @@ impl Stream {
             uncounted: None,
             jitter_behind_us: 0,
         }
+    }
+
+    /// Stream that began in the kernel; its counters follow with [`Stream::counted`].
+    pub(super) fn of_kernel(kernel: &KernelStream) -> Self {
+        let KernelStream { ssrc, payload_type, highest: sequence, timestamp, at_us, .. } = *kernel;
+        let last = Arrival { at_us, payload_type, sequence, timestamp, ssrc };
+        Self { totals: Totals::default(), ..Self::new(&last) }
+    }
+
+    /// Counts the datagrams from one that came to user space before the kernel followed the stream.
+    pub(super) fn follows(&mut self, before: &Arrival, kernel: &KernelStream) {
+        let first = u32::from(kernel.highest).wrapping_sub(kernel.expected.saturating_sub(1));
+        let ahead = first.wrapping_sub(before.sequence.into()) & 0xFFFF;
+        if (1..u32::from(MOST_MISSING)).contains(&ahead) {
+            self.totals.expected += u64::from(ahead);
+            self.totals.received += 1;
+        }
+    }
+
+    /// Adds what the kernel has counted.
+    pub(super) fn counted(&mut self, kernel: &KernelStream, progress: &Progress) {
+        self.totals.expected += progress.expected;
+        self.totals.received += progress.received;
+        self.totals.reordered += progress.reordered;
+        // Other flows in the kernel may hold an old copy of the stream.
+        if progress.expected > 0 {
+            (self.highest, self.arrived, self.restart) = (kernel.highest, u128::MAX, None);
+            self.last_us = kernel.at_us;
+            self.clock.counted(kernel);
+        }
+    }
+
+    pub(super) fn known(&self) -> KnownStream {
+        KnownStream {
+            ssrc: self.ssrc,
+            payload_type: 0,
+            highest: self.highest,
+            is_confirmed: true,
+            unit: self.clock.unit(),
+        }
+    }
+
+    pub(super) fn unit(&self) -> u32 {
+        self.clock.unit()
     }
 
     pub(super) fn last_us(&self) -> u64 {

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
+/* Counts the RTP streams of measured flows on arrival, as user space does for the datagrams that it relays. A datagram that goes to user space
+ * advances the sequence numbers here, and is received there. */
+#pragma once
+#include "flow.h"
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(map_flags, MMAPABLE);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct streams);
+} streams SEC(".maps");
+
+/* Start of a payload. */
+struct rtp {
+	u8 first, second;
+	u16 sequence;
+	u32 timestamp, ssrc;
+};
+
+/* Classes of payloads by their first two bytes (RFC 7983, RFC 5761). */
+enum media { MEDIA_OTHER, MEDIA_RTP, MEDIA_RTCP, MEDIA_STUN };
+
+INLINE enum media media_of(const struct rtp *rtp) {
+	if (rtp->first < 2)
+		return MEDIA_STUN;
+	if (rtp->first >> 6 != 2)
+		return MEDIA_OTHER;
+	return rtp->second >= 192 && rtp->second <= 223 ? MEDIA_RTCP : MEDIA_RTP;
+}
+
+INLINE struct streams *streams_of(const struct state *state) {
+	u64 measured = READ_ONCE(state->measured);
+	u32 slot = measured - 1;
+
+	return measured ? map_lookup(&streams, &slot) : 0;
+}
+
+/* True if user space reads this payload. */
+INLINE int is_for_user_space(struct streams *streams, enum media media, u64 now) {
+	if (media == MEDIA_STUN)
+		return 1;
+	if (media != MEDIA_RTCP || READ_ONCE(streams->rtcp_due) > now)
+		return 0;
+	WRITE_ONCE(streams->rtcp_due, now + RTCP_INTERVAL);
+	return 1;
+}
+
+/* Slot of a stream: its own, or one for a new stream; STREAMS if all are in use. */
+INLINE u32 slot_of(const struct streams *streams, u32 ssrc, u64 now) {
+	u32 slot = STREAMS;
+
+#pragma unroll
+	for (u32 i = 0; i < STREAMS; i++)
+		if (slot == STREAMS && streams->of[i].ssrc == ssrc)
+			slot = i;
+	if (slot != STREAMS)
+		return slot;
+#pragma unroll
+	for (u32 i = 0; i < STREAMS; i++)
+		if (slot == STREAMS && !streams->of[i].ssrc)
+			slot = i;
+	if (slot != STREAMS)
+		return slot;
+#pragma unroll
+	for (u32 i = 0; i < STREAMS; i++)
+		if (slot == STREAMS && (!streams->of[i].is_confirmed || (s64)(now - streams->of[i].at) > (s64)IDLE))
+			slot = i;
+	return slot;
+}
+
+INLINE void await(struct stream *stream, u16 next, u32 received) {
+	stream->awaited = next;
+	stream->awaits = 1 + received;
+}
+
+/* Interarrival jitter, and the start of the next interval. */
+INLINE void tick(struct stream *stream, u32 timestamp, u64 now) {
+	s64 units = (int)(timestamp - stream->timestamp);
+	s64 difference = (s64)(now - stream->at) - ((units * (s64)stream->unit) >> 8);
+
+	if (difference < 0)
+		difference = -difference;
+	if (stream->unit && difference < (s64)BREAK)
+		stream->jitter += difference - ((stream->jitter + 8) >> 4);
+	stream->timestamp = timestamp;
+	stream->at = now;
+}
+
+/* Counts a datagram (RFC 3550 appendix A.1). `received` is 0 if it goes to user space, otherwise 1. */
+INLINE void arrive(struct streams *streams, const struct rtp *rtp, u64 now, u32 received) {
+	u16 sequence = NTOHS(rtp->sequence), ahead, behind;
+	u32 timestamp = NTOHL(rtp->timestamp), ssrc = NTOHL(rtp->ssrc), slot;
+	struct stream *stream;
+
+	slot = ssrc ? slot_of(streams, ssrc, now) : STREAMS;
+	if (slot >= STREAMS)
+		return;
+	stream = &streams->of[slot];
+	if (stream->ssrc != ssrc) {
+		__builtin_memset(stream, 0, sizeof(*stream));
+		stream->payload_type = rtp->second & 0x7f;
+		stream->timestamp = timestamp;
+		stream->at = now;
+		await(stream, sequence + 1, received);
+		WRITE_ONCE(stream->ssrc, ssrc);
+		return;
+	}
+	if (streams->last && now - streams->last > streams->longest_gap)
+		streams->longest_gap = now - streams->last;
+	streams->last = now;
+	ahead = sequence - stream->highest;
+	behind = -ahead;
+	if (stream->awaits && sequence == stream->awaited) {
+		/* The datagram that announced the stream or its restart is counted too. */
+		stream->received += stream->awaits - 1 + received;
+		stream->expected += 2;
+		stream->arrived = ~0ULL;
+		stream->highest = sequence;
+		stream->awaits = 0;
+		stream->is_confirmed = 1;
+		stream->timestamp = timestamp;
+		stream->at = now;
+		return;
+	}
+	if (!stream->is_confirmed) {
+		await(stream, sequence + 1, received);
+		return;
+	}
+	if (ahead - 1U < MOST_MISSING - 1) {
+		stream->expected += ahead;
+		stream->arrived = ahead < REMEMBERED ? stream->arrived << ahead | 1 : 1;
+		stream->highest = sequence;
+		stream->awaits = 0;
+	} else if (behind < REMEMBERED) {
+		u64 bit = 1ULL << behind;
+
+		/* A duplicate. */
+		if (stream->arrived & bit)
+			return;
+		stream->arrived |= bit;
+		stream->reordered++;
+	} else {
+		await(stream, sequence + 1, received);
+		return;
+	}
+	stream->received += received;
+	tick(stream, timestamp, now);
+}
