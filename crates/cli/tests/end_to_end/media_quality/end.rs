@@ -37,6 +37,17 @@ pub(super) enum Impairment {
     Delay(u32),
 }
 
+impl Impairment {
+    pub(super) fn short(self) -> String {
+        match self {
+            Self::None => "none".to_owned(),
+            Self::Loss(part) => format!("{:.1} % lost", part * 100.0),
+            Self::Jitter(ms) => format!("+-{ms} ms"),
+            Self::Delay(ms) => format!("{ms} ms late"),
+        }
+    }
+}
+
 /// Network between an end and its socket, in one direction.
 struct Network {
     impairment: Impairment,

@@ -173,7 +173,7 @@ fn judge(server: &Server<'_>, call: &Call, client: &Counted, peer: &Counted) -> 
     if !matches!(difference.partial_cmp(&most), Some(std::cmp::Ordering::Less | std::cmp::Ordering::Equal)) {
         wrong.push(format!("measured {measured:.2} instead of {truth:.2} {unit}: {quality}"));
     }
-    let row = format!("{expected}|{impairment:?}|{truth:.2} {unit}|{measured:.2}|{named}");
+    let row = format!("{expected}|{}|{truth:.2} {unit}|{measured:.2}|{named}", impairment.short());
     (row, wrong)
 }
 
