@@ -22,8 +22,8 @@ mod reproducible;
 mod requirements;
 mod soak;
 mod static_build;
+mod tables;
 mod upgrade_from;
-mod usage;
 
 use std::{
     env,
@@ -76,6 +76,8 @@ enum Chore {
     Numbers(numbers::Options),
     /// Count phrases that make prose hard to read, against the budget in tests/prose.tsv
     Prose(prose::Options),
+    /// Compare the measured quality of calls with random impairments with what both ends counted, and print a table
+    Quality(tables::QualityOptions),
     /// Check that each RFC requirement has a passing test or a documented reason
     Requirements(requirements::Options),
     /// Build the release binary twice, in different directories, and compare
@@ -104,10 +106,11 @@ fn main() -> ExitCode {
         Chore::Numbers(options) => numbers::run(&options),
         Chore::Prose(options) => prose::run(&options),
         Chore::Reproducible(options) => reproducible::run(&options),
+        Chore::Quality(options) => tables::quality(&options),
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Static(options) => static_build::run(&options),
         Chore::UpgradeFrom(options) => upgrade_from::run(&options),
-        Chore::Usage => usage::run(),
+        Chore::Usage => tables::usage(),
     };
     match done {
         Ok(code) => code,

@@ -1,5 +1,8 @@
 //! `server.quality`: loss of each leg in a call through a real server, in the API.
 
+mod end;
+mod truth;
+
 use crate::prelude::*;
 use turnpike_testkit::{
     rtp::{RtpReceiver, RtpSender},
