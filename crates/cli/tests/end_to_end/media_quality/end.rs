@@ -24,7 +24,7 @@ pub(super) enum Form {
     Indications(SocketAddr),
 }
 
-/// What a network does to datagrams in one direction, like netem.
+/// Damage to datagrams in one direction, like netem's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Impairment {
     #[default]
@@ -103,12 +103,12 @@ pub(super) struct End {
     pub(super) duplicates: f64,
 }
 
-/// What an end counted.
+/// Counters of an end.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
     pub(super) sent: u64,
     pub(super) received: u64,
-    /// Of the first stream on arrival.
+    /// Jitter of the first stream on arrival.
     pub(super) jitter_ms: f64,
     /// Smoothed as the relay does; `None` without a completed check.
     pub(super) round_trip_ms: Option<f64>,
@@ -199,7 +199,7 @@ impl Running<'_> {
         self.forward();
     }
 
-    /// Moves what is due in both networks.
+    /// Moves datagrams that are due in both networks.
     fn forward(&mut self) {
         while let Some(payload) = self.uplink.arrived(self.began.elapsed()) {
             self.end.put(&payload);

@@ -62,7 +62,7 @@ pub(super) struct KernelFlow {
     places: [Place; KERNEL_STREAMS],
 }
 
-/// What is known of the stream in a place.
+/// Stream in a place.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     ssrc: u32,
@@ -152,7 +152,7 @@ impl KernelMeter<'_> {
         self.0.flows[way as usize].add_kernel(KernelFlow::new(id, streams));
     }
 
-    /// Adds what the kernel has counted.
+    /// Adds the kernel's counts.
     pub fn add_counted(&mut self) {
         for flow in &mut self.0.flows {
             self.0.has_news |= flow.add_counted();

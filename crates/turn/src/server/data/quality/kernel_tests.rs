@@ -145,7 +145,7 @@ fn loss_is_exact_while_the_kernel_relays_some_datagrams() {
     for round in 0..40 {
         bench.offload();
         for _ in 0..below(200) {
-            // As many as a lease lasts, and bulk traffic in between.
+            // A share of 0 is a lease; a large one is bulk traffic.
             let share = below(100);
             bench.send(7, 30, || below(100) < share);
             sent += 30;
@@ -177,7 +177,7 @@ fn gaps_in_what_user_space_sees_are_no_gaps() {
     });
     let flow = bench.uplink();
     assert_eq!((flow.expected, flow.lost, flow.longest_gap_us), (1100, 0, 77_000));
-    // From the kernel, which knows the rate from the first estimate.
+    // The kernel knows the rate from the first estimate.
     assert_eq!(flow.jitter_us, 5000);
     let kernel = bench.kernel.as_ref().unwrap().0.lock().unwrap()[0];
     assert_eq!(kernel.unit, 256 * 1_000_000 / 48);

@@ -95,7 +95,7 @@ impl Flow {
         false
     }
 
-    /// Adds what the kernel has counted since the last time; true if that was anything.
+    /// Adds the kernel's counts since the last time; true if there were any.
     pub(super) fn add_counted(&mut self) -> bool {
         let mut flows = std::mem::take(&mut self.kernel);
         let mut any = false;

@@ -89,7 +89,7 @@ impl Stream {
         }
     }
 
-    /// Adds what the kernel has counted.
+    /// Adds the kernel's counts.
     pub(super) fn counted(&mut self, kernel: &KernelStream, progress: &Progress) {
         self.totals.expected += progress.expected;
         self.totals.received += progress.received;
