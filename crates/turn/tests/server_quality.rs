@@ -79,14 +79,15 @@ fn measuring_follows_the_setting() {
     talk(&mut world, relay);
     assert_eq!(report(&mut world), None);
     world.server.reconfigure(world.now, Arc::new(ServerConfig { quality: QualityLevel::On, ..config() }));
-    assert!(world.server.is_limited(relay.allocation), "not relayed by the kernel");
+    assert!(world.server.kernel_meter(relay.allocation).is_some_and(|meter| meter.reads_rtcp()));
+    assert!(!world.server.is_limited(relay.allocation), "the kernel may relay it");
     talk(&mut world, relay);
     assert_eq!(
         report(&mut world).and_then(|report| report.measured.client.uplink).map(|flow| flow.lost),
         Some(50)
     );
     world.server.reconfigure(world.now, Arc::new(config()));
-    assert!(!world.server.is_limited(relay.allocation));
+    assert!(world.server.kernel_meter(relay.allocation).is_none());
     assert_eq!(report(&mut world), None);
 }
 
