@@ -48,5 +48,5 @@ pub use connections::{CREDENTIALS_DESCRIPTORS, DESCRIPTORS};
 pub use listen::{AdminInterface, LentSocket, ListenError, Serving, candidates, check};
 pub use problem::Problem;
 pub use program::{AllocationQualities, Owner, ServerView};
-pub use routes::ApiDocument;
+pub use routes::{ApiDocument, with_own_metrics};
 pub use tls::TlsError;

@@ -53,6 +53,7 @@ use crate::{
 use credentials::CredentialService;
 use errors::ErrorResponses;
 use examples::Examples;
+pub use health::with_own_metrics;
 use input::{PathPart, body, bytes, form, path_part, query};
 use parameters::Parameters;
 

@@ -130,7 +130,7 @@ fn webhook(reader: &mut ValueReader<'_>, node: &ValueNode) -> Option<WebhookSett
 }
 
 /// Accepts `http://` too, which needs `allow_private`.
-fn is_url(url: &str) -> Result<(), &'static str> {
+pub(crate) fn is_url(url: &str) -> Result<(), &'static str> {
     let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
     let rest = rest.ok_or("it does not begin with https://")?;
     let host = rest.split(['/', '?', '#']).next().unwrap_or_default();

@@ -43,6 +43,7 @@ mod source;
 mod sources;
 mod store_keys;
 mod tables;
+mod telemetry_keys;
 mod usage_keys;
 mod world_readable;
 
@@ -74,6 +75,7 @@ pub use sources::{
 };
 pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
 pub use tables::KeyPosition;
+pub use telemetry_keys::TelemetrySettings;
 pub use turnpike_strict::{Mistake, Mistakes, Origin};
 pub use turnpike_wire::secret::Secret;
 pub use usage_keys::{QuotaAction, QuotaBy, QuotaPeriod, UsageSettings, VolumeQuota};

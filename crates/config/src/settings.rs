@@ -15,7 +15,7 @@ use crate::{
     AcmeSettings, AdminSettings, AllowedPeer, AlternateSettings, AuthSettings, CredentialsSettings,
     DiscoverySettings, DtlsSettings, EventSettings, FleetSettings, GeoipSettings, LogSettings, OauthSettings,
     Origin, RateSettings, RealmSettings, RelaySettings, SandboxSettings, ShutdownSettings, StoreSettings,
-    Stored, TlsSettings, UsageSettings, acme_keys, admin_keys,
+    Stored, TelemetrySettings, TlsSettings, UsageSettings, acme_keys, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, event_keys, fleet_keys, hand_on_keys,
     key::{self, KeyChange, kind, number, number_or_none, seconds, settings},
@@ -23,7 +23,7 @@ use crate::{
     limit_keys::{MAX_ALLOCATION_DURATION, RATE},
     oauth_keys,
     realm_keys::REALM_KEYS,
-    relay_keys, sandbox_keys, store_keys, tables, usage_keys,
+    relay_keys, sandbox_keys, store_keys, tables, telemetry_keys, usage_keys,
 };
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -239,6 +239,10 @@ settings! {
         log: LogSettings = LogSettings::default(),
             reload "log.level" .level kind::LOG_LEVEL,
             start "log.format" .format kind::LOG_FORMAT;
+        telemetry: TelemetrySettings = TelemetrySettings::default(),
+            start "telemetry.endpoint" .endpoint telemetry_keys::ENDPOINT,
+            start "telemetry.headers" .headers telemetry_keys::HEADERS,
+            start "telemetry.interval" .interval number!(u32, "seconds", 1..=3600);
         sandbox: SandboxSettings = SandboxSettings::default(),
             start "sandbox.mode" .mode sandbox_keys::MODE,
             start "sandbox.read" .read sandbox_keys::DIRECTORIES,

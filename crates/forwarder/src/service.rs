@@ -48,10 +48,10 @@ pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
             passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
         let sources = sources.clone().with_fallback(passed::settings(&passed));
         let loaded = sources.load()?;
-        let (level, format) = (loaded.settings.log.level.clone(), loaded.settings.log.format);
+        let logging = (loaded.settings.log.clone(), loaded.settings.telemetry.clone());
         sandbox::enter(&loaded.settings.sandbox, || forwarder_needs(&sources, &loaded));
         let found = StartState { sources, loaded, passed: Arc::new(passed), before };
-        turnpike_process::run((&level, format), async |control| {
+        turnpike_process::run((&logging.0, &logging.1), async |control| {
             PortForwarder::start(found, control, previous)
         })
     })
@@ -271,6 +271,11 @@ impl Service for PortForwarder {
 
     fn metrics(&self) -> &MetricsPage {
         &self.metrics
+    }
+
+    fn exported_metrics(&self) -> MetricsPage {
+        let page = Arc::clone(&self.metrics);
+        Arc::new(move || turnpike_admin::with_own_metrics(page(), false))
     }
 
     fn upgrade_deadline(&self) -> Duration {

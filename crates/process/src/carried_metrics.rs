@@ -93,18 +93,19 @@ impl CarriedMetrics {
 }
 
 #[derive(Debug, Default)]
-struct Page(Vec<MetricFamily>);
+pub(crate) struct Page(pub(crate) Vec<MetricFamily>);
 
 #[derive(Clone, Debug, Default)]
-struct MetricFamily {
-    name: String,
-    kind: String,
+pub(crate) struct MetricFamily {
+    pub(crate) name: String,
+    pub(crate) kind: String,
     head: Vec<String>,
-    samples: Vec<(String, String)>,
+    /// Series with their values.
+    pub(crate) samples: Vec<(String, String)>,
 }
 
 impl Page {
-    fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         let mut families: Vec<MetricFamily> = Vec::new();
         for line in text.lines() {
             let Some(about) = line.strip_prefix("# ") else {
@@ -140,6 +141,11 @@ impl fmt::Display for Page {
 }
 
 impl MetricFamily {
+    pub(crate) fn help(&self) -> &str {
+        let help = self.head.iter().find_map(|line| line.strip_prefix("# HELP "));
+        help.and_then(|help| help.split_once(' ')).map_or("", |(_, help)| help)
+    }
+
     fn add(&mut self, other: &Self) {
         let places: HashMap<String, usize> =
             self.samples.iter().enumerate().map(|(at, (series, _))| (in_order(series), at)).collect();

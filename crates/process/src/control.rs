@@ -19,11 +19,12 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use turnpike_api::{Drain, Draining, NotReloaded, Reloaded};
-use turnpike_config::LogFormat;
+use turnpike_config::{LogSettings, TelemetrySettings};
 
 use crate::{
     error::ProcessError,
     logging,
+    otlp::{self, Exporter},
     request::{Control, ControlStatus, Request, UpgradeProgress, UpgradeRequest},
     sandbox,
     service::Service,
@@ -49,10 +50,11 @@ const GOODBYE: Duration = Duration::from_secs(6);
 /// Runs a service until a signal or an administrator stops it. `start` returns the service and the task that
 /// writes its log.
 pub fn run<S: Service, E: From<ProcessError>>(
-    (level, format): (&str, LogFormat),
+    (log, telemetry): (&LogSettings, &TelemetrySettings),
     start: impl AsyncFnOnce(&Control) -> Result<(S, JoinHandle<()>), E>,
 ) -> Result<(), E> {
-    logging::init(level, format);
+    logging::init(&log.level, log.format);
+    let records = otlp::queue(telemetry);
     let runtime =
         runtime::Builder::new_current_thread().enable_all().build().map_err(ProcessError::Control)?;
     let ended = runtime.block_on(async {
@@ -74,6 +76,8 @@ pub fn run<S: Service, E: From<ProcessError>>(
             return Ok(());
         };
         let (mut service, log) = started?;
+        let exporter = records
+            .and_then(|records| Exporter::start(telemetry, S::NAME, service.exported_metrics(), records));
         let mut manager = ServiceManager::of_this_process();
         manager.notify_ready();
         let failed = until_ended(&mut service, control.status(), &mut manager, &mut requests, socket).await;
@@ -87,6 +91,9 @@ pub fn run<S: Service, E: From<ProcessError>>(
         // Once the workers are gone, the log task ends when its queue is empty.
         let _ = timeout(LAST_LINES, log).await;
         log_stopped();
+        if let Some(exporter) = exporter {
+            let _ = tokio::task::spawn_blocking(|| exporter.finish()).await;
+        }
         if failed { Err(ProcessError::Worker.into()) } else { Ok(()) }
     });
     // A name lookup in progress may take half a minute, and its result is not needed.
@@ -164,6 +171,7 @@ impl Upgrading {
         match ended {
             Ok((successor, how)) => {
                 let patience = service.upgrade_deadline();
+                otlp::hand_over();
                 service.handed_over(patience);
                 self.request.report(UpgradeProgress::Done(how));
                 ControlStage::HandedOver(successor, Until::new(patience))
@@ -544,6 +552,9 @@ mod tests {
         fn metrics(&self) -> &MetricsPage {
             &self.metrics
         }
+        fn exported_metrics(&self) -> MetricsPage {
+            Arc::clone(&self.metrics)
+        }
         fn upgrade_deadline(&self) -> Duration {
             Duration::from_secs(60)
         }
@@ -636,7 +647,8 @@ mod tests {
             });
             future::pending().await
         };
-        run(("error", LogFormat::Text), started).expect("a signal is not an error");
+        let log = LogSettings { level: "error".to_owned(), ..LogSettings::default() };
+        run((&log, &TelemetrySettings::default()), started).expect("a signal is not an error");
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 

@@ -14,7 +14,13 @@ use prometheus_client::{
 };
 use strum::VariantArray;
 
-use crate::{log_queue::LogCounts, logging, request::ControlStatus, usage::ProcessUsage};
+use crate::{
+    log_queue::LogCounts,
+    logging,
+    otlp::{self, Exported},
+    request::ControlStatus,
+    usage::ProcessUsage,
+};
 
 /// Renders `/metrics` in the OpenMetrics format at each scrape.
 pub type MetricsPage = Arc<dyn Fn() -> String + Send + Sync>;
@@ -32,6 +38,7 @@ pub fn page<C: Collector>(
             reloads: status.reloads(),
             upgrades: status.upgrades(),
             log_lost: log.lost.load(Ordering::Relaxed) + logging::unwritten(),
+            exported: otlp::exported(),
             log_suppressed: [&log.refusals, &log.ends].map(|count| count.load(Ordering::Relaxed)),
         }));
         status.carried().add_to(text.unwrap_or_default())
@@ -90,6 +97,8 @@ pub struct ProcessMetrics {
     pub upgrades: [(&'static str, u64); 2],
     /// Log lines lost because the control thread lagged behind or could not write them.
     pub log_lost: u64,
+    /// `None` if nothing is exported to a collector.
+    pub exported: Option<Exported>,
     /// Log lines suppressed by limits: those about refusals, and those about ended sessions.
     pub log_suppressed: [u64; 2],
 }
@@ -126,6 +135,17 @@ impl ProcessMetrics {
             "kind",
             ["refusal", "end"].into_iter().zip(self.log_suppressed),
         )?;
+        if let Some(Exported { requests, lost }) = self.exported {
+            let help = "Requests to the OpenTelemetry collector by signal and result.";
+            let mut metric = counter(encoder, "telemetry_requests", help)?;
+            for (signal, counts) in ["metrics", "logs"].into_iter().zip(requests) {
+                for (result, value) in ["ok", "error"].into_iter().zip(counts) {
+                    count(&mut metric, &[("signal", signal), ("result", result)], value)?;
+                }
+            }
+            let help = "Log records that did not reach the OpenTelemetry collector.";
+            total(encoder, "telemetry_records_lost", help, lost)?;
+        }
         encoder
             .encode_descriptor("build", "Version of this program.", None, MetricType::Info)?
             .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])

@@ -32,7 +32,7 @@ use tracing_subscriber::{
 use turnpike_config::LogFormat;
 use turnpike_wire::escape;
 
-use crate::log_filter::log_filter;
+use crate::{log_filter::log_filter, otlp::RecordLayer};
 
 /// Crates that log every message, or every new state that a message causes. Packets from the Internet must
 /// not fill a disk, regardless of the filter.
@@ -68,7 +68,7 @@ pub fn init(level: &str, format: LogFormat) {
     };
     let quiet = filter_fn(|metadata| !is_silenced(metadata.target()));
     let audit = filter_fn(|metadata| metadata.target() == AUDIT);
-    let layer = layer.with_filter(filter.or(audit).and(quiet));
+    let layer = layer.and_then(RecordLayer).with_filter(filter.or(audit).and(quiet));
     if tracing_subscriber::registry().with(layer).try_init().is_ok() {
         let _ = IN_FORCE.set(CurrentFilter { level: Mutex::new(level.to_owned()), handle });
     }

@@ -34,6 +34,8 @@ pub trait Service: Send + 'static {
     fn log_left(&self, open: u64);
     fn handover_state(&self) -> Arc<dyn HandoverState>;
     fn metrics(&self) -> &MetricsPage;
+    /// Metrics for a collector: all that `/metrics` contains.
+    fn exported_metrics(&self) -> MetricsPage;
     /// Configured time limit for sessions left behind by an upgrade.
     fn upgrade_deadline(&self) -> Duration;
     /// A new process has begun to serve. Sessions that did not move stay in this process until `deadline`.

@@ -68,13 +68,13 @@ pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
         let loaded = certificate_files::load(&sources)?;
         check_store(&loaded.settings)?;
         let geoip = geoip::read(&loaded.settings).map_err(Mistakes::sorted)?;
-        let (level, format) = (loaded.settings.log.level.clone(), loaded.settings.log.format);
+        let logging = (loaded.settings.log.clone(), loaded.settings.telemetry.clone());
         let datapath = loaded.settings.datapath;
         let datapath = before.as_ref().map_or(datapath, |before| before.kept_datapath(datapath).0);
         let needs = || server_needs(&sources, &Settings { datapath, ..loaded.settings.clone() });
         sandbox::enter(&loaded.settings.sandbox, needs);
         let found = StartState { sources, loaded, geoip, passed: Arc::new(passed), before };
-        turnpike_process::run((&level, format), async |control| {
+        turnpike_process::run((&logging.0, &logging.1), async |control| {
             TurnServer::start(found, control, out, previous).await
         })
     })
@@ -664,6 +664,11 @@ impl Service for TurnServer {
 
     fn metrics(&self) -> &MetricsPage {
         &self.metrics
+    }
+
+    fn exported_metrics(&self) -> MetricsPage {
+        let page = Arc::clone(&self.metrics);
+        Arc::new(move || turnpike_admin::with_own_metrics(page(), true))
     }
 
     fn upgrade_deadline(&self) -> Duration {

@@ -10,7 +10,7 @@ use axum::{
 use turnpike_api::{FleetHealth, Job, RelayRange, RuleState, RuleStatus};
 
 use super::App;
-use crate::{access::COUNTS, connections, credential_issuer, plain_text::plain_text, problem::Problem};
+use crate::{access::COUNTS, connections, credential_issuer, plain_text::plain_text};
 
 /// Media type of OpenMetrics, and its name in an Accept header.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -108,25 +108,29 @@ pub(super) fn health() {}
         ),
     ),
 )]
-pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response, Problem> {
-    let failed = |error: std::fmt::Error| {
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", error.to_string())
-    };
+pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {
     let is_server = app.program.job() == Job::Serve;
-    let text = with_own(app.program.metrics(), is_server).map_err(failed)?;
+    let text = with_own_metrics(app.program.metrics(), is_server);
     let takes = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPENMETRICS_TYPE));
-    Ok(if headers.get_all(header::ACCEPT).iter().any(takes) {
+    if headers.get_all(header::ACCEPT).iter().any(takes) {
         ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response()
     } else {
         ([(header::CONTENT_TYPE, PLAIN_TEXT)], plain_text(&text)).into_response()
-    })
+    }
 }
 
 /// A family of counters: name, help, label, and counts by label value.
 type CounterFamily<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, u64)]);
 
-/// Adds the interface's own metrics.
-fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error> {
+/// Adds the interface's own metrics to a page of a server or a forwarder.
+#[must_use]
+pub fn with_own_metrics(mut text: String, is_server: bool) -> String {
+    // Writing to a string cannot fail.
+    let _ = add_own(&mut text, is_server);
+    text
+}
+
+fn add_own(text: &mut String, is_server: bool) -> std::fmt::Result {
     if text.ends_with(END) {
         text.truncate(text.len() - END.len());
     }
@@ -171,8 +175,7 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
         "# HELP turnpike_admin_wrong_tokens Requests to the admin interface with an unknown token.\n\
          # TYPE turnpike_admin_wrong_tokens counter\nturnpike_admin_wrong_tokens_total {}\n{END}",
         COUNTS.wrong_tokens()
-    )?;
-    Ok(text)
+    )
 }
 
 /// Describes this API as an OpenAPI document.

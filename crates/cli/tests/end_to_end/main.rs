@@ -57,6 +57,7 @@ mod serve_default;
 mod service_manager;
 mod setup;
 mod stores;
+mod telemetry;
 mod tenants;
 mod tls_certificates;
 mod top;

@@ -254,7 +254,7 @@ fn no_rules(path: Option<&Path>) -> Mistake {
 }
 
 /// Sections that `serve` and `forward` share.
-pub(crate) const SHARED: [&str; 4] = ["admin", "log", "sandbox", "shutdown"];
+pub(crate) const SHARED: [&str; 5] = ["admin", "log", "sandbox", "shutdown", "telemetry"];
 
 /// Sections and tables of `forward` and oxidinetd that `serve` does not have.
 pub(crate) fn own_sections() -> Vec<&'static str> {

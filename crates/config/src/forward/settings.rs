@@ -8,9 +8,9 @@ use turnpike_rules::{Access, CopyMode, Rule};
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
     AdminSettings, DatapathChoice, KeyChange, LogSettings, Origin, SandboxSettings, ShutdownSettings,
-    admin_keys,
+    TelemetrySettings, admin_keys,
     key::{self, ValueKind, kind, named, number, settings},
-    keys, sandbox_keys,
+    keys, sandbox_keys, telemetry_keys,
 };
 
 settings! {
@@ -49,6 +49,10 @@ settings! {
             start "log.format" .format kind::LOG_FORMAT;
         connections: Option<PathBuf> = None, reload "log.connections" kind::FILE;
         connections_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
+        telemetry: TelemetrySettings = TelemetrySettings::default(),
+            start "telemetry.endpoint" .endpoint telemetry_keys::ENDPOINT,
+            start "telemetry.headers" .headers telemetry_keys::HEADERS,
+            start "telemetry.interval" .interval number!(u32, "seconds", 1..=3600);
         sandbox: SandboxSettings = SandboxSettings::default(),
             start "sandbox.mode" .mode sandbox_keys::MODE,
             start "sandbox.read" .read sandbox_keys::DIRECTORIES,
