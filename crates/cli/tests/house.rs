@@ -27,6 +27,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
     ("turnpike-events", 2),
+    ("turnpike-telemetry", 2),
     ("turnpike-api", 3),
     ("turnpike-config", 3),
     ("turnpike-stores", 3),

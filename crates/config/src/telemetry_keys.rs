@@ -49,7 +49,7 @@ fn header(field: &str) -> Result<(String, Secret), &'static str> {
     if name.is_empty() || !name.chars().all(is_token) {
         return Err("the name of the field is invalid");
     }
-    let value = value.trim();
+    let value = value.trim_matches(' ');
     if value.is_empty() || !value.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
         return Err("the value of the field is empty or contains characters that header fields cannot");
     }

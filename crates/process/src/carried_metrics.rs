@@ -4,9 +4,10 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Mutex, MutexGuard, PoisonError},
 };
+
+use turnpike_telemetry::page::{MetricFamily, Page};
 
 const OF_PROCESS: &str = "turnpike_process_";
 
@@ -72,7 +73,7 @@ impl CarriedMetrics {
         let mut sum = Page::new(&own);
         for family in page.0.iter().filter(|family| self.adds_up(family, *is_apart)) {
             match sum.0.iter_mut().find(|ours| ours.name == family.name) {
-                Some(ours) => ours.add(family),
+                Some(ours) => add(ours, family),
                 None => sum.0.push(family.clone()),
             }
         }
@@ -92,68 +93,14 @@ impl CarriedMetrics {
     }
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Page(pub(crate) Vec<MetricFamily>);
-
-#[derive(Clone, Debug, Default)]
-pub(crate) struct MetricFamily {
-    pub(crate) name: String,
-    pub(crate) kind: String,
-    head: Vec<String>,
-    /// Series with their values.
-    pub(crate) samples: Vec<(String, String)>,
-}
-
-impl Page {
-    pub(crate) fn new(text: &str) -> Self {
-        let mut families: Vec<MetricFamily> = Vec::new();
-        for line in text.lines() {
-            let Some(about) = line.strip_prefix("# ") else {
-                if let (Some(family), Some((series, value))) = (families.last_mut(), line.rsplit_once(' ')) {
-                    family.samples.push((series.to_owned(), value.to_owned()));
-                }
-                continue;
-            };
-            let mut words = about.splitn(3, ' ');
-            let (Some(what), Some(name)) = (words.next(), words.next()) else { continue };
-            if families.last().is_none_or(|family| family.name != name) {
-                families.push(MetricFamily { name: name.to_owned(), ..MetricFamily::default() });
-            }
-            if let Some(family) = families.last_mut() {
-                family.head.push(line.to_owned());
-                if what == "TYPE" {
-                    family.kind = words.next().unwrap_or_default().to_owned();
-                }
-            }
-        }
-        Self(families)
-    }
-}
-
-impl fmt::Display for Page {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for MetricFamily { head, samples, .. } in &self.0 {
-            head.iter().try_for_each(|line| writeln!(f, "{line}"))?;
-            samples.iter().try_for_each(|(series, value)| writeln!(f, "{series} {value}"))?;
-        }
-        f.write_str("# EOF\n")
-    }
-}
-
-impl MetricFamily {
-    pub(crate) fn help(&self) -> &str {
-        let help = self.head.iter().find_map(|line| line.strip_prefix("# HELP "));
-        help.and_then(|help| help.split_once(' ')).map_or("", |(_, help)| help)
-    }
-
-    fn add(&mut self, other: &Self) {
-        let places: HashMap<String, usize> =
-            self.samples.iter().enumerate().map(|(at, (series, _))| (in_order(series), at)).collect();
-        for (series, value) in &other.samples {
-            match places.get(&in_order(series)) {
-                Some(at) => self.samples[*at].1 = sum(&self.samples[*at].1, value),
-                None => self.samples.push((series.clone(), value.clone())),
-            }
+/// Adds the samples of the same family in another page.
+fn add(family: &mut MetricFamily, other: &MetricFamily) {
+    let places: HashMap<String, usize> =
+        family.samples.iter().enumerate().map(|(at, (series, _))| (in_order(series), at)).collect();
+    for (series, value) in &other.samples {
+        match places.get(&in_order(series)) {
+            Some(at) => family.samples[*at].1 = sum(&family.samples[*at].1, value),
+            None => family.samples.push((series.clone(), value.clone())),
         }
     }
 }

@@ -20,11 +20,11 @@ use tokio::{
 };
 use turnpike_api::{Drain, Draining, NotReloaded, Reloaded};
 use turnpike_config::{LogSettings, TelemetrySettings};
+use turnpike_telemetry::Exporter;
 
 use crate::{
     error::ProcessError,
     logging,
-    otlp::{self, Exporter},
     request::{Control, ControlStatus, Request, UpgradeProgress, UpgradeRequest},
     sandbox,
     service::Service,
@@ -54,7 +54,8 @@ pub fn run<S: Service, E: From<ProcessError>>(
     start: impl AsyncFnOnce(&Control) -> Result<(S, JoinHandle<()>), E>,
 ) -> Result<(), E> {
     logging::init(&log.level, log.format);
-    let records = otlp::queue(telemetry);
+    let telemetry = telemetry_options(telemetry);
+    let records = turnpike_telemetry::queue(&telemetry);
     let runtime =
         runtime::Builder::new_current_thread().enable_all().build().map_err(ProcessError::Control)?;
     let ended = runtime.block_on(async {
@@ -77,7 +78,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
         };
         let (mut service, log) = started?;
         let exporter = records
-            .and_then(|records| Exporter::start(telemetry, S::NAME, service.exported_metrics(), records));
+            .and_then(|records| Exporter::start(&telemetry, S::NAME, service.exported_metrics(), records));
         let mut manager = ServiceManager::of_this_process();
         manager.notify_ready();
         let failed = until_ended(&mut service, control.status(), &mut manager, &mut requests, socket).await;
@@ -99,6 +100,11 @@ pub fn run<S: Service, E: From<ProcessError>>(
     // A name lookup in progress may take half a minute, and its result is not needed.
     runtime.shutdown_background();
     ended
+}
+
+fn telemetry_options(settings: &TelemetrySettings) -> turnpike_telemetry::Options {
+    let TelemetrySettings { endpoint, headers, interval } = settings.clone();
+    turnpike_telemetry::Options { endpoint, headers, interval: Duration::from_secs(interval.into()) }
 }
 
 fn log_stopped() {
@@ -171,7 +177,7 @@ impl Upgrading {
         match ended {
             Ok((successor, how)) => {
                 let patience = service.upgrade_deadline();
-                otlp::hand_over();
+                turnpike_telemetry::hand_over();
                 service.handed_over(patience);
                 self.request.report(UpgradeProgress::Done(how));
                 ControlStage::HandedOver(successor, Until::new(patience))

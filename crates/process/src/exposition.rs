@@ -13,17 +13,11 @@ use prometheus_client::{
     registry::Registry,
 };
 use strum::VariantArray;
+use turnpike_telemetry::Exported;
 
-use crate::{
-    log_queue::LogCounts,
-    logging,
-    otlp::{self, Exported},
-    request::ControlStatus,
-    usage::ProcessUsage,
-};
+use crate::{log_queue::LogCounts, logging, request::ControlStatus, usage::ProcessUsage};
 
-/// Renders `/metrics` in the OpenMetrics format at each scrape.
-pub type MetricsPage = Arc<dyn Fn() -> String + Send + Sync>;
+pub use turnpike_telemetry::MetricsPage;
 
 pub fn page<C: Collector>(
     scrape: impl Fn(ProcessMetrics) -> C + Send + Sync + 'static,
@@ -38,7 +32,7 @@ pub fn page<C: Collector>(
             reloads: status.reloads(),
             upgrades: status.upgrades(),
             log_lost: log.lost.load(Ordering::Relaxed) + logging::unwritten(),
-            exported: otlp::exported(),
+            exported: turnpike_telemetry::exported(),
             log_suppressed: [&log.refusals, &log.ends].map(|count| count.load(Ordering::Relaxed)),
         }));
         status.carried().add_to(text.unwrap_or_default())

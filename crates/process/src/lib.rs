@@ -22,7 +22,6 @@ mod log_filter;
 pub mod log_limit;
 pub mod log_queue;
 pub mod logging;
-mod otlp;
 pub mod passed;
 mod pid_file;
 mod request;

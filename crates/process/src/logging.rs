@@ -32,7 +32,8 @@ use tracing_subscriber::{
 use turnpike_config::LogFormat;
 use turnpike_wire::escape;
 
-use crate::{log_filter::log_filter, otlp::RecordLayer};
+use crate::log_filter::log_filter;
+use turnpike_telemetry::RecordLayer;
 
 /// Crates that log every message, or every new state that a message causes. Packets from the Internet must
 /// not fill a disk, regardless of the filter.

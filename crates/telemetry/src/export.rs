@@ -16,16 +16,14 @@ use tokio::{
 };
 use tracing::{Dispatch, dispatcher, subscriber::NoSubscriber};
 use turnpike_client::http::{HttpConnection, host_field};
-use turnpike_config::TelemetrySettings;
+use turnpike_wire::secret::Secret;
 
-use super::{
-    COUNTS, HANDED_OVER, LAST, Signal,
+use crate::{
+    exporter::{COUNTS, HANDED_OVER, LAST, MetricsPage, Options, Signal, unix_ns},
     logs::{self, Record, Records},
     message::{ExportResponse, Resource},
     metrics::{self, Times},
-    unix_ns,
 };
-use crate::exposition::MetricsPage;
 
 /// Maximum number of records per request.
 const BATCH: usize = 512;
@@ -38,7 +36,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_RESPONSE: usize = 64 << 10;
 
-pub(super) struct Export {
+pub(crate) struct Export {
     endpoint: String,
     headers: Vec<(HeaderName, HeaderValue)>,
     interval: Duration,
@@ -64,14 +62,14 @@ enum Outcome {
 }
 
 impl Export {
-    pub(super) fn new(
+    pub(crate) fn new(
         endpoint: &str,
-        settings: &TelemetrySettings,
+        options: &Options,
         resource: Resource,
         page: MetricsPage,
         records: Records,
     ) -> Self {
-        let header = |header: &(String, turnpike_config::Secret)| {
+        let header = |header: &(String, Secret)| {
             let name = header.0.parse().ok()?;
             let mut value = HeaderValue::from_str(header.1.reveal()).ok()?;
             value.set_sensitive(true);
@@ -79,8 +77,8 @@ impl Export {
         };
         Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
-            headers: settings.headers.iter().filter_map(header).collect(),
-            interval: Duration::from_secs(settings.interval.into()),
+            headers: options.headers.iter().filter_map(header).collect(),
+            interval: options.interval,
             resource,
             page,
             records,
@@ -93,7 +91,7 @@ impl Export {
     }
 
     /// Exports until `stopped`, and then once more.
-    pub(super) fn run(mut self, stopped: oneshot::Receiver<()>) {
+    pub(crate) fn run(mut self, stopped: oneshot::Receiver<()>) {
         let _silent = tracing::subscriber::set_default(NoSubscriber::default());
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,

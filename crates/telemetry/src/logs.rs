@@ -12,10 +12,9 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, layer::Context};
 
-use super::{
-    COUNTS,
+use crate::{
+    exporter::{COUNTS, unix_ns},
     message::{AnyValue, KeyValue, LogRecord, LogsRequest, Resource, ResourceLogs, Scope, ScopeLogs, Value},
-    unix_ns,
 };
 
 /// Maximum number of waiting records.
@@ -23,27 +22,28 @@ const BACKLOG: usize = 8192;
 
 static QUEUE: OnceLock<mpsc::Sender<Record>> = OnceLock::new();
 
-pub(crate) type Records = mpsc::Receiver<Record>;
+/// Queued records.
+pub type Records = mpsc::Receiver<Record>;
 
 /// Record with the module that logged it.
-pub(crate) struct Record {
+pub struct Record {
     target: String,
     record: LogRecord,
 }
 
-pub(super) fn is_on() -> bool {
+pub(crate) fn is_on() -> bool {
     QUEUE.get().is_some()
 }
 
 /// Begins to queue records. Only the first caller gets them.
-pub(super) fn turn_on() -> Records {
+pub(crate) fn turn_on() -> Records {
     let (sender, receiver) = mpsc::channel(BACKLOG);
     let _ = QUEUE.set(sender);
     receiver
 }
 
-/// Queues what the log contains.
-pub(crate) struct RecordLayer;
+/// Queues the lines of the log as records.
+pub struct RecordLayer;
 
 impl<S: Subscriber> Layer<S> for RecordLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
@@ -124,7 +124,7 @@ impl Visit for Fields {
 }
 
 /// Records by the module that logged them.
-pub(super) fn request(records: &[Record], resource: &Resource) -> LogsRequest {
+pub(crate) fn request(records: &[Record], resource: &Resource) -> LogsRequest {
     let mut scope_logs: Vec<ScopeLogs> = Vec::new();
     for Record { target, record } in records {
         let is_it = |logs: &ScopeLogs| logs.scope.as_ref().is_some_and(|scope| scope.name == *target);

@@ -1,52 +1,57 @@
-//! Metrics and logs for an OpenTelemetry collector (OTLP over HTTP, in Protocol Buffers).
-//!
-//! ```text
-//!  any thread ── log record ──▶ bounded queue ──▶ exporter: a thread, one request at a time ──▶ {endpoint}/v1/logs
-//!  page of /metrics ── every interval ──────────────────▶ │ ─────────────────────────────────▶ {endpoint}/v1/metrics
-//! ```
-//!
-//! A slow or absent collector delays nothing: records that the queue cannot hold are counted as lost, and metrics are cumulative, so the
-//! next request makes up for a lost one.
-
-mod export;
-mod logs;
-mod message;
-mod metrics;
+//! Starts and ends the exporter of a process.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
 
 use tokio::sync::oneshot;
-use turnpike_config::TelemetrySettings;
+use turnpike_wire::secret::Secret;
 
-use crate::exposition::MetricsPage;
-use export::Export;
-pub(crate) use logs::{RecordLayer, Records};
-use message::{KeyValue, Resource};
+use crate::{
+    export::Export,
+    logs::{self, Records},
+    message::{KeyValue, Resource},
+};
 
 /// Time limit of the last requests of a program that stops.
-const LAST: Duration = Duration::from_secs(3);
+pub(crate) const LAST: Duration = Duration::from_secs(3);
 
 /// Counters of the exporter.
 #[derive(Debug, Default)]
 pub(crate) struct ExportCounts {
     /// Successful and failed requests with metrics, and with logs.
-    requests: [[AtomicU64; 2]; 2],
+    pub(crate) requests: [[AtomicU64; 2]; 2],
     /// Log records that did not reach the collector.
-    lost: AtomicU64,
+    pub(crate) lost: AtomicU64,
 }
 
-static COUNTS: ExportCounts =
+pub(crate) static COUNTS: ExportCounts =
     ExportCounts { requests: [const { [const { AtomicU64::new(0) }; 2] }; 2], lost: AtomicU64::new(0) };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Signal {
+pub(crate) enum Signal {
     Metrics,
     Logs,
 }
+
+/// Collector.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Base URL; `None` exports nothing.
+    pub endpoint: Option<String>,
+    /// Additional header fields of requests.
+    pub headers: Vec<(String, Secret)>,
+    /// Time between exports of metrics.
+    pub interval: Duration,
+}
+
+/// Renders `/metrics`.
+pub type MetricsPage = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Values of [`ExportCounts`]; `None` if nothing is exported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,42 +63,37 @@ pub struct Exported {
 
 /// Counters since the start.
 #[must_use]
-pub(crate) fn exported() -> Option<Exported> {
+pub fn exported() -> Option<Exported> {
     let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let requests = COUNTS.requests.each_ref().map(|signal| signal.each_ref().map(get));
     logs::is_on().then(|| Exported { requests, lost: get(&COUNTS.lost) })
 }
 
 /// Set when a new process, whose metrics include those of this one, has taken over.
-static HANDED_OVER: AtomicBool = AtomicBool::new(false);
+pub(crate) static HANDED_OVER: AtomicBool = AtomicBool::new(false);
 
 /// Exports only log records from now on.
-pub(crate) fn hand_over() {
+pub fn hand_over() {
     HANDED_OVER.store(true, Ordering::Relaxed);
 }
 
 /// Begins to queue log records, if they are exported.
-pub(crate) fn queue(settings: &TelemetrySettings) -> Option<Records> {
-    settings.endpoint.is_some().then(logs::turn_on)
+pub fn queue(options: &Options) -> Option<Records> {
+    options.endpoint.is_some().then(logs::turn_on)
 }
 
 /// Exporter of this process.
-pub(crate) struct Exporter {
+pub struct Exporter {
     stop: oneshot::Sender<()>,
     thread: thread::JoinHandle<()>,
 }
 
 impl Exporter {
     /// Starts to export the queued records and the metrics. `service` is the subcommand, such as `serve`.
-    pub(crate) fn start(
-        settings: &TelemetrySettings,
-        service: &str,
-        page: MetricsPage,
-        records: Records,
-    ) -> Option<Self> {
-        let endpoint = settings.endpoint.clone()?;
+    pub fn start(options: &Options, service: &str, page: MetricsPage, records: Records) -> Option<Self> {
+        let endpoint = options.endpoint.clone()?;
         let (stop, stopped) = oneshot::channel();
-        let export = Export::new(&endpoint, settings, resource(service), page, records);
+        let export = Export::new(&endpoint, options, resource(service), page, records);
         let thread = thread::Builder::new().name("otlp".to_owned()).spawn(move || export.run(stopped));
         match thread {
             Ok(thread) => Some(Self { stop, thread }),
@@ -105,7 +105,7 @@ impl Exporter {
     }
 
     /// Sends the last metrics and log records. Blocks for at most [`LAST`].
-    pub(crate) fn finish(self) {
+    pub fn finish(self) {
         let _ = self.stop.send(());
         let _ = self.thread.join();
     }
@@ -126,7 +126,7 @@ fn resource(service: &str) -> Resource {
     Resource { attributes: attributes.into_iter().map(|(key, value)| KeyValue::text(key, value)).collect() }
 }
 
-fn unix_ns() -> u64 {
+pub(crate) fn unix_ns() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or_default()
 }

@@ -1,19 +1,19 @@
 //! Page of /metrics as OTLP metrics with the same names, values and labels.
 
-use super::message::{
+use crate::message::{
     CUMULATIVE, Gauge, Histogram, HistogramDataPoint, KeyValue, Metric, MetricData, MetricsRequest, Number,
     NumberDataPoint, Resource, ResourceMetrics, Scope, ScopeMetrics, Sum,
 };
-use crate::carried_metrics::{MetricFamily, Page};
+use crate::page::{MetricFamily, Page};
 
 /// Times of all data points in nanoseconds since 1970.
 #[derive(Clone, Copy)]
-pub(super) struct Times {
-    pub(super) start: u64,
-    pub(super) now: u64,
+pub(crate) struct Times {
+    pub(crate) start: u64,
+    pub(crate) now: u64,
 }
 
-pub(super) fn request(page: &str, resource: &Resource, times: Times) -> MetricsRequest {
+pub(crate) fn request(page: &str, resource: &Resource, times: Times) -> MetricsRequest {
     let metrics = Page::new(page).0.iter().filter_map(|family| metric(family, times)).collect();
     let scope_metrics = vec![ScopeMetrics { scope: Some(Scope::new("turnpike")), metrics }];
     MetricsRequest {
