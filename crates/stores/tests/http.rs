@@ -42,6 +42,41 @@ fn keys_and_passwords_are_found_and_the_token_is_sent() {
     });
 }
 
+/// The OpenAPI document describes these requests and responses.
+#[test]
+fn documented_examples_are_sent_and_understood() {
+    let document = include_str!("../../../docs/user-lookup.openapi.json");
+    let document: serde_json::Value = serde_json::from_str(document).expect("JSON");
+    let operation = &document["webhooks"]["user"]["post"];
+    let request = &operation["requestBody"]["content"]["application/json"]["example"];
+    let examples = &operation["responses"]["200"]["content"]["application/json"]["examples"];
+    let [realm, name] = ["realm", "user"].map(|member| request[member].as_str().expect("a string"));
+    on(Kind::Http, |world| {
+        let stub = world.stub.as_ref().expect("a stub");
+        let user = |example: &str| {
+            // The stub answers only the documented request like this.
+            stub.answer(&request.to_string(), &examples[example]["value"].to_string());
+            world.wait(world.database().user(realm, name)).expect("an answer")
+        };
+        let keys = UserKeys::new(name, realm, "correct horse");
+        assert_eq!(user("password"), Some(keys.clone()));
+        let by_key = user("md5").expect("a user");
+        assert!(keys.to_hex().starts_with(by_key.to_hex().as_str()), "{:?}", by_key.to_hex());
+        assert_eq!(user("nobody"), None);
+        for code in
+            operation["responses"].as_object().expect("responses").keys().filter(|code| *code != "200")
+        {
+            stub.answer(&request.to_string(), "{}");
+            let status = if code == "default" { "404" } else { code };
+            stub.otherwise(&format!("{status} Documented"), "{}");
+            assert!(world.wait(world.database().user(realm, "other")).is_err(), "{code}");
+        }
+    });
+    let answer = &document["components"]["schemas"]["Answer"]["properties"];
+    let members: Vec<&String> = answer.as_object().expect("properties").keys().collect();
+    assert_eq!(members, ["key", "password"]);
+}
+
 #[test]
 fn unusable_responses_are_errors_and_not_absent_users() {
     on(Kind::Http, |world| {
