@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -81,6 +81,11 @@ impl Serve {
     /// Starts a server on loopback (both families if available) with [`USER`] and loopback peers allowed; it relays on loopback unless
     /// `more` contains a relay address.
     pub fn start(more: &[&str]) -> Self {
+        Self::start_in_environment(more, &[])
+    }
+
+    /// Like `start`, with environment variables.
+    pub fn start_in_environment(more: &[&str], variables: &[(&str, &Path)]) -> Self {
         let user = format!("{USER}:{PASSWORD}");
         let mut arguments = vec!["--realm", REALM, "--user", &user];
         arguments.extend(["--allow-peer", "127.0.0.0/8", "--allow-peer", "::1"]);
@@ -91,7 +96,7 @@ impl Serve {
             }
         }
         arguments.extend(more);
-        Self::start_bare(&arguments)
+        Self::start_bare_in(&arguments, variables)
     }
 
     /// Like `start`, with UDP, TCP, TLS and DTLS on one port.
@@ -107,13 +112,18 @@ impl Serve {
 
     /// Starts a server with nothing configured but its listeners and the admin interface, on free ports.
     pub fn start_bare(more: &[&str]) -> Self {
+        Self::start_bare_in(more, &[])
+    }
+
+    fn start_bare_in(more: &[&str], variables: &[(&str, &Path)]) -> Self {
         let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
         if has_ipv6() {
             arguments.extend(["--listen", "[::1]:0"]);
         }
         arguments.extend(more);
         let dir = Dir::new();
-        let mut program = Program::start(upgradable(&arguments).current_dir(dir.path()));
+        let mut program =
+            Program::start(upgradable(&arguments).current_dir(dir.path()).envs(variables.iter().copied()));
         let admin = address_after(&program.line_with(" on http://"), " on http://");
         let v4 = address_after(&program.line_with("listening on udp 127.0.0.1:"), "listening on udp ");
         let v6 = has_ipv6()

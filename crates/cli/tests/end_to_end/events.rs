@@ -1,9 +1,16 @@
 //! Events of the running server, at a webhook and in the stream of the admin interface.
 
 use crate::prelude::*;
+use rustls::{
+    ServerConfig, ServerConnection, StreamOwned,
+    pki_types::{PrivateKeyDer, pem::PemObject as _},
+};
 use std::{
     io::{BufRead, BufReader},
-    sync::mpsc::{self, Receiver},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver},
+    },
 };
 
 const SECRET: &str = "0123456789abcdef";
@@ -28,7 +35,7 @@ fn receiver() -> (SocketAddr, Receiver<(String, Vec<u8>)>) {
     (at, requests)
 }
 
-fn request(input: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
+fn request(input: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
     let (mut signature, mut length) = (String::new(), 0);
     loop {
         let mut line = String::new();
@@ -143,6 +150,73 @@ fn begin_and_end_of_an_allocation_reach_webhook_and_stream() {
         .map(|(_, body)| serde_json::from_slice::<Value>(&body).expect("JSON")["type"].clone())
         .collect();
     assert_eq!(last, ["drain.begin", "drain.end"]);
+}
+
+/// Accepts TLS and answers each request; returns the requests' bodies.
+fn secure_receiver(certificate: &Certificate) -> (u16, Receiver<Vec<u8>>) {
+    let key = PrivateKeyDer::from_pem_file(certificate.key()).expect("a key");
+    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions of TLS")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der()], key)
+        .expect("the key belongs to the certificate");
+    let config = Arc::new(config);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    let (sender, bodies) = mpsc::channel();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let connection = ServerConnection::new(Arc::clone(&config)).expect("a valid configuration");
+            let mut input = BufReader::new(StreamOwned::new(connection, stream));
+            while let Some((_, body)) = request(&mut input) {
+                let answered = input.get_mut().write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+                if answered.is_err() || sender.send(body).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    (port, bodies)
+}
+
+#[test]
+fn https_webhooks_verify_the_receiver() {
+    let certificate = Certificate::of_authority(&["localhost"]);
+    let other = Certificate::of_authority(&["localhost"]);
+    let (port, bodies) = secure_receiver(&certificate);
+    let dir = Dir::new();
+    let start = |case: &str, name: &str, trusted: &Certificate| {
+        let state = dir.path().join(case);
+        let file = dir.file(
+            &format!("{case}.toml"),
+            format!(
+                "[store]\nstate = {state:?}\n[events]\nallow_private = true\n[[events.webhook]]\n\
+                 url = \"https://{name}:{port}/hook\"\nsecret = \"{SECRET}\"\n"
+            ),
+        );
+        let authority = trusted.authority();
+        let serve = Serve::start_in_environment(
+            &["--config", file.to_str().expect("UTF-8")],
+            &[("SSL_CERT_FILE", &authority)],
+        );
+        let reflect = Reflect::start(V4, &[]);
+        serve.load(&reflect).with("--clients 1 --rate 50 --duration 1").run().ended(0);
+        serve
+    };
+    for (case, name, trusted) in [("name", "127.0.0.1", &certificate), ("authority", "localhost", &other)] {
+        let mut serve = start(case, name, trusted);
+        let line = serve.program.line_with(&format!("webhook {name}:{port}: "));
+        assert!(line.contains("TLS: invalid peer certificate"), "{line}");
+        eventually("both events wait", || serve.metrics().sum("turnpike_webhook_waiting", "") == 2);
+        assert!(bodies.try_recv().is_err(), "{case}");
+    }
+    let _serve = start("right", "localhost", &certificate);
+    for kind in ["allocation.begin", "allocation.end"] {
+        let body = bodies.recv_timeout(SOON).expect("a request");
+        let event: Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(event["type"], kind);
+    }
 }
 
 #[test]
