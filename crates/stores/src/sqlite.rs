@@ -24,6 +24,8 @@ use crate::{
 
 /// Maximum time to wait for another writer.
 const BUSY: Duration = Duration::from_secs(1);
+/// Maximum memory in bytes of all SQLite connections together. A statement that needs more fails.
+const MOST_MEMORY: i64 = 512 << 20;
 /// `pragma user_version` of our own file.
 const OUR_VERSION: i64 = 1;
 
@@ -227,8 +229,14 @@ impl File {
         let flags = flags | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection =
             Connection::open_with_flags(&self.path, flags).map_err(|error| self.error(&error))?;
-        connection.busy_timeout(BUSY).map_err(|error| self.error(&error))?;
-        add_is_utf8(&connection).map_err(|error| self.error(&error))?;
+        let prepare = || {
+            connection.busy_timeout(BUSY)?;
+            // The sandbox contains no directory for temporary files, which sorting may need.
+            connection.pragma_update(None, "temp_store", "memory")?;
+            connection.pragma_update(None, "hard_heap_limit", MOST_MEMORY)?;
+            add_is_utf8(&connection)
+        };
+        prepare().map_err(|error| self.error(&error))?;
         Ok(connection)
     }
 
@@ -343,6 +351,18 @@ mod tests {
         let locks = fs::read_to_string("/proc/locks").expect("proc(5)");
         let is_its = |line: &str| line.contains("POSIX") && line.contains(&own) && line.contains(&of_file);
         assert!(locks.lines().any(is_its), "{inode}: {locks}");
+    }
+
+    #[test]
+    fn sorting_needs_no_temporary_file() {
+        let dir = Dir::new();
+        let (path, name) = (dir.at("own.sqlite"), "a file".to_owned());
+        let mut file = File { path, kind: SqliteUse::Own, tables: TABLES, name, open: None };
+        let open = file.open(true).expect("created").expect("a connection");
+        let value = |pragma: &str| {
+            open.connection.query_row(pragma, [], |row| row.get::<_, i64>(0)).expect("a pragma")
+        };
+        assert_eq!((value("pragma temp_store"), value("pragma hard_heap_limit")), (2, MOST_MEMORY));
     }
 
     #[tokio::test]
