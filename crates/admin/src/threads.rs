@@ -10,7 +10,7 @@ use procfs::process::{Process, Task};
 use tokio::time::sleep;
 
 /// Minimum interval between measurements.
-const SHORTEST: Duration = Duration::from_millis(200);
+const SHORTEST: Duration = Duration::from_millis(80);
 /// Maximum age of a sample that is still considered current.
 const LONGEST: Duration = Duration::from_secs(10);
 
