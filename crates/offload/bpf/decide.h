@@ -136,9 +136,6 @@ struct way {
 	u16 length, check, payload, first_length;
 	/* Amount by which the TTL decreases, and TOS of the outgoing packet. */
 	u8 hops, tos;
-	/* Streams of `state`, or 0, and the start of the payload, if they are measured. */
-	struct streams *streams;
-	struct rtp rtp;
 };
 
 INLINE void count(u32 what) {
@@ -507,35 +504,35 @@ INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 ba
 	return hop && READ_ONCE(hop->from) == link_address;
 }
 
-/* Reads the start of the payload if the flow's media is measured. A super-packet contains ChannelData, so only its client was found. */
-INLINE void read_media(enum place place, void *context, const struct packet *packet, struct way *way) {
-	int has_header = way->flow.kind == TO_PEER || way->flow.kind == CLIENT;
-	u32 at = UDP_LEN + (has_header ? sizeof(struct channel_data) : 0);
-
-	way->streams = streams_of(way->state);
-	if (!way->streams)
-		return;
-	if ((way->flow.kind == CLIENT && (packet->channel_data.number & HTONS(0xc000)) != HTONS(0x4000)) ||
-	    packet->length < at + sizeof(way->rtp) ||
-	    load_bytes(place, context, packet->udp_at + at, &way->rtp, sizeof(way->rtp)))
-		way->streams = 0;
+/* Slot of the streams of a flow plus 1; 0 if they are not measured. */
+INLINE u32 measured(const struct state *state) {
+	return state ? READ_ONCE(state->measured) : 0;
 }
 
-/* Counts a packet of a measured flow. */
-INLINE void measure(const struct way *way, u32 reason) {
-	u32 received = reason == COUNTS || reason == COUNT_BEHIND;
+/* True if user space reads the payload of a measured flow. */
+INLINE int is_for_user_space(enum place place, void *context, const struct packet *packet, const struct way *way) {
+	u32 at = UDP_LEN + way->came_with, number = measured(way->state);
+	u16 first = 0;
+	enum media media;
 
-	if (!way->streams || media_of(&way->rtp) != MEDIA_RTP)
-		return;
-	arrive(way->streams, &way->rtp, way->now, received);
+	if (!number || packet->length < at + sizeof(first) || load_bytes(place, context, packet->udp_at + at, &first, sizeof(first)))
+		return 0;
+	media = media_of(first);
+	return media == MEDIA_STUN || (media == MEDIA_RTCP && is_rtcp_due(number - 1, way->now));
 }
 
-/* Counts a packet that is turned back for the flow on which it leaves. Otherwise it arrives there on loopback. */
-INLINE void measure_next(const struct way *way) {
-	struct streams *next = way->next ? streams_of(way->next) : 0;
+/* Counts an RTP packet of a measured flow and, if it is turned back, for the flow on which it leaves. Otherwise it arrives there on loopback. */
+INLINE void measure(enum place place, void *context, const struct packet *packet, const struct way *way, u32 reason) {
+	u32 at = UDP_LEN + way->came_with, number = measured(way->state);
+	struct start start;
 
-	if (next && way->streams && media_of(&way->rtp) == MEDIA_RTP)
-		arrive(next, &way->rtp, way->now, 1);
+	if (!number || packet->length < at + START_LEN || (way->flow.kind == CLIENT && !way->came_with) ||
+	    load_bytes(place, context, packet->udp_at + at, &start, START_LEN) || media_of(start.head) != MEDIA_RTP)
+		return;
+	arrive(number - 1, start.head, start.ssrc, way->now, reason == COUNTS || reason == COUNT_BEHIND);
+	number = reason == COUNTS ? measured(way->next) : 0;
+	if (number)
+		arrive(number - 1, start.head, start.ssrc, way->now, 1);
 }
 
 /* Reason why a packet of a flow goes to user space or is dropped; COUNTS if neither. `link_address` is its link-layer destination, for XDP. */
@@ -547,7 +544,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	way->state = way->next = 0;
 	way->now = 0;
 	way->bulk = way->leaving = 0;
-	way->streams = 0;
+	way->came_with = 0;
 	if (!take(found, &packet->key, &way->flow))
 		return PASS_STALE;
 	emptied = map_lookup(&drained, &way->flow.socket);
@@ -559,7 +556,9 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 		return PASS_STALE;
 	way->now = ktime_get_ns();
 	stamp = way->flow.stamp;
-	read_media(place, arrival->context, packet, way);
+	/* A super-packet may contain ChannelData, but only its client was found. */
+	if (way->flow.kind == TO_PEER || (way->flow.kind == CLIENT && (packet->channel_data.number & HTONS(0xc000)) == HTONS(0x4000)))
+		way->came_with = sizeof(struct channel_data);
 	/* A forwarder's sockets send with TOS 0. */
 	way->tos = way->flow.kind == FORWARD ? 0 : packet->tos;
 	if (leases)
@@ -572,7 +571,6 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 		return PASS_NOT_CHANNEL_DATA;
 	if (way->flow.expires <= way->now)
 		return PASS_EXPIRED;
-	way->came_with = way->flow.kind == TO_PEER ? sizeof(struct channel_data) : 0;
 	way->first_length =
 		packet->length - way->came_with + (way->flow.kind == TO_CLIENT ? sizeof(struct channel_data) : 0);
 	if (!is_from_there(place, arrival, way->flow.back, link_address)) {
@@ -609,7 +607,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) || !fits(arrival, way, ip_length))
 		return PASS_TOO_BIG;
 	reason = settling(emptied, way->state, way->now, way->leaving);
-	if (reason == COUNTS && way->streams && is_for_user_space(way->streams, media_of(&way->rtp), way->now))
+	if (reason == COUNTS && is_for_user_space(place, arrival->context, packet, way))
 		return PASS_MEASURED;
 	if (reason == COUNTS && leases && !has_lease(&found->lease, stamp, way->now, arrival->interface, way->tos))
 		return ask(&found->lease, stamp, arrival->interface, packet, way);

@@ -12,38 +12,35 @@ struct {
 	TYPE(value, struct streams);
 } streams SEC(".maps");
 
-/* Start of a payload. */
-struct rtp {
-	u8 first, second;
-	u16 sequence;
-	u32 timestamp, ssrc;
+/* Start of a payload, as in RTP. */
+struct start {
+	/* Two bytes, sequence number, timestamp. */
+	u64 head;
+	u32 ssrc;
 };
 
-/* Classes of payloads by their first two bytes (RFC 7983, RFC 5761). */
+enum { START_LEN = 12 };
+
+/* Classes of payloads by the first two bytes of `head` (RFC 7983, RFC 5761). */
 enum media { MEDIA_OTHER, MEDIA_RTP, MEDIA_RTCP, MEDIA_STUN };
 
-INLINE enum media media_of(const struct rtp *rtp) {
-	if (rtp->first < 2)
+INLINE enum media media_of(u64 head) {
+	u8 first = head, second = head >> 8;
+
+	if (first < 2)
 		return MEDIA_STUN;
-	if (rtp->first >> 6 != 2)
+	if (first >> 6 != 2)
 		return MEDIA_OTHER;
-	return rtp->second >= 192 && rtp->second <= 223 ? MEDIA_RTCP : MEDIA_RTP;
+	return second >= 192 && second <= 223 ? MEDIA_RTCP : MEDIA_RTP;
 }
 
-INLINE struct streams *streams_of(const struct state *state) {
-	u64 measured = READ_ONCE(state->measured);
-	u32 slot = measured - 1;
+/* True if RTCP goes to user space now. Global functions are verified once, and not for each state of their callers. */
+__attribute__((noinline)) int is_rtcp_due(u32 slot, u64 now) {
+	struct streams *own = map_lookup(&streams, &slot);
 
-	return measured ? map_lookup(&streams, &slot) : 0;
-}
-
-/* True if user space reads this payload. */
-INLINE int is_for_user_space(struct streams *streams, enum media media, u64 now) {
-	if (media == MEDIA_STUN)
-		return 1;
-	if (media != MEDIA_RTCP || READ_ONCE(streams->rtcp_due) > now)
+	if (!own || READ_ONCE(own->rtcp_due) > now)
 		return 0;
-	WRITE_ONCE(streams->rtcp_due, now + RTCP_INTERVAL);
+	WRITE_ONCE(own->rtcp_due, now + RTCP_INTERVAL);
 	return 1;
 }
 
@@ -88,28 +85,33 @@ INLINE void tick(struct stream *stream, u32 timestamp, u64 now) {
 	stream->at = now;
 }
 
-/* Counts a datagram (RFC 3550 appendix A.1). `received` is 0 if it goes to user space, otherwise 1. */
-INLINE void arrive(struct streams *streams, const struct rtp *rtp, u64 now, u32 received) {
-	u16 sequence = NTOHS(rtp->sequence), ahead, behind;
-	u32 timestamp = NTOHL(rtp->timestamp), ssrc = NTOHL(rtp->ssrc), slot;
+/* Counts a datagram (RFC 3550 appendix A.1) of the flows with these streams. See `struct start`; `received` is 0 if it goes to user
+ * space, otherwise 1. */
+__attribute__((noinline)) int arrive(u32 number, u64 head, u32 network_ssrc, u64 now, u32 received) {
+	struct streams *own = map_lookup(&streams, &number);
+	u16 sequence = NTOHS((u16)(head >> 16)), ahead, behind;
+	u32 timestamp = NTOHL((u32)(head >> 32)), ssrc = NTOHL(network_ssrc), slot;
 	struct stream *stream;
 
-	slot = ssrc ? slot_of(streams, ssrc, now) : STREAMS;
+	if (!own || !ssrc)
+		return 0;
+	slot = slot_of(own, ssrc, now);
 	if (slot >= STREAMS)
-		return;
-	stream = &streams->of[slot];
+		return 0;
+	received = received != 0;
+	stream = &own->of[slot];
 	if (stream->ssrc != ssrc) {
 		__builtin_memset(stream, 0, sizeof(*stream));
-		stream->payload_type = rtp->second & 0x7f;
+		stream->payload_type = (head >> 8) & 0x7f;
 		stream->timestamp = timestamp;
 		stream->at = now;
 		await(stream, sequence + 1, received);
 		WRITE_ONCE(stream->ssrc, ssrc);
-		return;
+		return 0;
 	}
-	if (streams->last && now - streams->last > streams->longest_gap)
-		streams->longest_gap = now - streams->last;
-	streams->last = now;
+	if (own->last && now - own->last > own->longest_gap)
+		own->longest_gap = now - own->last;
+	own->last = now;
 	ahead = sequence - stream->highest;
 	behind = -ahead;
 	if (stream->awaits && sequence == stream->awaited) {
@@ -122,11 +124,11 @@ INLINE void arrive(struct streams *streams, const struct rtp *rtp, u64 now, u32 
 		stream->is_confirmed = 1;
 		stream->timestamp = timestamp;
 		stream->at = now;
-		return;
+		return 0;
 	}
 	if (!stream->is_confirmed) {
 		await(stream, sequence + 1, received);
-		return;
+		return 0;
 	}
 	if (ahead - 1U < MOST_MISSING - 1) {
 		stream->expected += ahead;
@@ -138,13 +140,14 @@ INLINE void arrive(struct streams *streams, const struct rtp *rtp, u64 now, u32 
 
 		/* A duplicate. */
 		if (stream->arrived & bit)
-			return;
+			return 0;
 		stream->arrived |= bit;
 		stream->reordered++;
 	} else {
 		await(stream, sequence + 1, received);
-		return;
+		return 0;
 	}
 	stream->received += received;
 	tick(stream, timestamp, now);
+	return 0;
 }

@@ -181,7 +181,7 @@ INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, struct
 		if (csum == CSUM_BAD)
 			reason = PASS_CHECKSUM;
 	}
-	measure(&way, reason);
+	measure(AT_TC, skb, packet, &way, reason);
 	if (reason != COUNTS || !room) {
 		count(reason);
 		if (reason == COUNT_BEHIND)
@@ -195,7 +195,6 @@ INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, struct
 		count(COUNT_FAILED);
 		return TC_DROP;
 	}
-	measure_next(&way);
 	book(&way);
 	return send(way.interface, way.flow.route);
 }

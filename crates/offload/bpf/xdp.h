@@ -49,7 +49,7 @@ INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct
 	if (reason == COUNTS && room && packet->check &&
 	    fold(pseudo + sum_of(AT_XDP, xdp, packet->udp_at, packet->length, room)) != 0xffff)
 		reason = PASS_CHECKSUM;
-	measure(&way, reason);
+	measure(AT_XDP, xdp, packet, &way, reason);
 	if (reason != COUNTS || !room) {
 		count(reason);
 		if (reason == COUNT_BEHIND)
@@ -62,7 +62,6 @@ INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct
 		count(COUNT_FAILED);
 		return XDP_DROP;
 	}
-	measure_next(&way);
 	book(&way);
 	if (way.state) {
 		WRITE_ONCE(way.state->across, way.now);
