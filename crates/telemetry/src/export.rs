@@ -19,10 +19,10 @@ use turnpike_client::http::{HttpConnection, host_field};
 use turnpike_wire::secret::Secret;
 
 use crate::{
-    exporter::{COUNTS, HANDED_OVER, LAST, MetricsPage, Options, Signal, unix_ns},
     logs::{self, Record, Records},
     message::{ExportResponse, Resource},
     metrics::{self, Times},
+    state::{COUNTS, HANDED_OVER, LAST, MetricsPage, Options, Signal, unix_ns},
 };
 
 /// Maximum number of records per request.

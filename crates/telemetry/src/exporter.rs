@@ -1,65 +1,18 @@
 //! Starts and ends the exporter of a process.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     thread,
-    time::Duration,
 };
 
 use tokio::sync::oneshot;
-use turnpike_wire::secret::Secret;
 
 use crate::{
     export::Export,
     logs::{self, Records},
     message::{KeyValue, Resource},
+    state::{COUNTS, Exported, HANDED_OVER, MetricsPage, Options, unix_ns},
 };
-
-/// Time limit of the last requests of a program that stops.
-pub(crate) const LAST: Duration = Duration::from_secs(3);
-
-/// Counters of the exporter.
-#[derive(Debug, Default)]
-pub(crate) struct ExportCounts {
-    /// Successful and failed requests with metrics, and with logs.
-    pub(crate) requests: [[AtomicU64; 2]; 2],
-    /// Log records that did not reach the collector.
-    pub(crate) lost: AtomicU64,
-}
-
-pub(crate) static COUNTS: ExportCounts =
-    ExportCounts { requests: [const { [const { AtomicU64::new(0) }; 2] }; 2], lost: AtomicU64::new(0) };
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Signal {
-    Metrics,
-    Logs,
-}
-
-/// Collector.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Base URL; `None` exports nothing.
-    pub endpoint: Option<String>,
-    /// Additional header fields of requests.
-    pub headers: Vec<(String, Secret)>,
-    /// Time between exports of metrics.
-    pub interval: Duration,
-}
-
-/// Renders `/metrics`.
-pub type MetricsPage = Arc<dyn Fn() -> String + Send + Sync>;
-
-/// Values of [`ExportCounts`]; `None` if nothing is exported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exported {
-    /// Indexed like `ExportCounts::requests`.
-    pub requests: [[u64; 2]; 2],
-    pub lost: u64,
-}
 
 /// Counters since the start.
 #[must_use]
@@ -68,9 +21,6 @@ pub fn exported() -> Option<Exported> {
     let requests = COUNTS.requests.each_ref().map(|signal| signal.each_ref().map(get));
     logs::is_on().then(|| Exported { requests, lost: get(&COUNTS.lost) })
 }
-
-/// Set when a new process, whose metrics include those of this one, has taken over.
-pub(crate) static HANDED_OVER: AtomicBool = AtomicBool::new(false);
 
 /// Exports only log records from now on.
 pub fn hand_over() {
@@ -104,7 +54,7 @@ impl Exporter {
         }
     }
 
-    /// Sends the last metrics and log records. Blocks for at most [`LAST`].
+    /// Sends the last metrics and log records. Blocks for a few seconds at most.
     pub fn finish(self) {
         let _ = self.stop.send(());
         let _ = self.thread.join();
@@ -124,9 +74,4 @@ fn resource(service: &str) -> Resource {
         ("host.name", host),
     ];
     Resource { attributes: attributes.into_iter().map(|(key, value)| KeyValue::text(key, value)).collect() }
-}
-
-pub(crate) fn unix_ns() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or_default()
 }

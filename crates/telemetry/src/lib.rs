@@ -15,6 +15,8 @@ mod logs;
 mod message;
 mod metrics;
 pub mod page;
+mod state;
 
-pub use exporter::{Exported, Exporter, MetricsPage, Options, exported, hand_over, queue};
+pub use exporter::{Exporter, exported, hand_over, queue};
 pub use logs::{RecordLayer, Records};
+pub use state::{Exported, MetricsPage, Options};

@@ -13,8 +13,8 @@ use tracing::{
 use tracing_subscriber::{Layer, layer::Context};
 
 use crate::{
-    exporter::{COUNTS, unix_ns},
     message::{AnyValue, KeyValue, LogRecord, LogsRequest, Resource, ResourceLogs, Scope, ScopeLogs, Value},
+    state::{COUNTS, unix_ns},
 };
 
 /// Maximum number of waiting records.

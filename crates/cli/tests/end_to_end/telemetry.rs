@@ -135,10 +135,12 @@ type Answer = (&'static str, &'static str, Vec<u8>);
 
 const TAKEN: (&str, &str) = ("200 OK", "");
 
+/// Paths, heads and bodies of requests.
+type Requests = Mutex<Vec<(String, String, Vec<u8>)>>;
+
 struct Collector {
     address: SocketAddr,
-    /// Paths, heads and bodies of requests.
-    requests: Arc<Mutex<Vec<(String, String, Vec<u8>)>>>,
+    requests: Arc<Requests>,
 }
 
 impl Collector {
@@ -146,7 +148,7 @@ impl Collector {
     fn start(answer: impl Fn(&str, usize) -> Option<Answer> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((V4, 0)).expect("loopback has a free port");
         let address = listener.local_addr().expect("the socket is bound");
-        let requests = Arc::<Mutex<Vec<_>>>::default();
+        let requests = Arc::<Requests>::default();
         let (all, answer) = (Arc::clone(&requests), Arc::new(answer));
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -185,7 +187,7 @@ impl Collector {
 
 fn serve_connection(
     stream: TcpStream,
-    all: &Mutex<Vec<(String, String, Vec<u8>)>>,
+    all: &Requests,
     answer: &(dyn Fn(&str, usize) -> Option<Answer> + Send + Sync),
 ) {
     let mut reader = BufReader::new(stream.try_clone().expect("a descriptor is free"));
